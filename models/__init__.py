@@ -1,0 +1,1 @@
+"""Language models in Flax NNX: architectures, LoRA, KV cache, weights in and out, tokenizers, chat templates."""

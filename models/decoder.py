@@ -1,0 +1,204 @@
+"""The decoder of the LLaMA family and its cousins: LLaMA, Mistral, Phi-3, Qwen2, Qwen3, SmolLM2, TinyLlama.
+
+Rotary positions, RMS norms in front of attention and a gated feed-forward. What differs between the models is
+a field of `ModelConfig`; axis letters are explained there. Parameters can be laid out in two ways: apart, as they
+are trained, or with q/k/v and gate/up fused into one matrix each, as they decode fastest.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import lora
+from models.attention import Attend
+from models.config import ModelConfig, RopeScaling
+from models.sharding import constrain
+
+
+def param(rngs: nnx.Rngs, shape, axes, scale: float | None, dtype) -> nnx.Param:
+    """A parameter with its axis letters: normal with deviation `scale`, or ones when `scale` is None, zeros at 0."""
+    if scale is None:
+        return nnx.Param(jnp.ones(shape, dtype), axes=axes)
+    if scale == 0:
+        return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
+    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """RMS norm over the last axis, computed in float32."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    return (y * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_frequencies(cfg: ModelConfig) -> jax.Array:
+    """float32 [H/2]: radians per position of each pair of channels."""
+    freq = 1.0 / cfg.rope_theta ** (jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
+    return freq if cfg.rope_scaling is None else _scaled(freq, cfg.rope_scaling)
+
+
+def _scaled(freq, s: RopeScaling):
+    if s.kind == "linear":
+        return freq / s.factor
+    # llama3: in turns over the original context, slow channels are stretched, fast ones kept, the rest blended.
+    turns = s.original_max_positions * freq / (2 * jnp.pi)
+    blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
+    return (1 - blend) * freq / s.factor + blend * freq
+
+
+def rope_angles(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [B, T, 1, H/2], of positions [B, T]."""
+    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(cfg)
+    return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates [B, T, heads, H], channel i paired with i + H/2, in float32."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Norm, projections, rotation, attention, output projection."""
+
+    def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
+        d, n, k, h = cfg.d_model, cfg.n_heads, cfg.n_kv_heads, cfg.head_dim
+        self.cfg, self.fused = cfg, fused
+        self.norm = param(rngs, (d,), ("D",), None, dtype)
+        if fused:
+            self.qkv = param(rngs, (d, (n + 2 * k) * h), ("D", "N"), 0.02, dtype)
+            if cfg.qkv_bias:
+                self.qkv_bias = param(rngs, ((n + 2 * k) * h,), ("N",), 0, dtype)
+        else:
+            self.q = param(rngs, (d, n, h), ("D", "N", "H"), 0.02, dtype)
+            self.k = param(rngs, (d, k, h), ("D", "K", "H"), 0.02, dtype)
+            self.v = param(rngs, (d, k, h), ("D", "K", "H"), 0.02, dtype)
+            if cfg.qkv_bias:
+                self.q_bias = param(rngs, (n, h), ("N", "H"), 0, dtype)
+                self.k_bias = param(rngs, (k, h), ("K", "H"), 0, dtype)
+                self.v_bias = param(rngs, (k, h), ("K", "H"), 0, dtype)
+        if cfg.qk_norm:
+            self.q_norm = param(rngs, (h,), ("H",), None, dtype)
+            self.k_norm = param(rngs, (h,), ("H",), None, dtype)
+        # Residual branches start small, so that depth does not blow up the sum.
+        self.o = param(rngs, (n, h, d), ("N", "H", "D"), 0.02 / (2 * cfg.n_layers) ** 0.5, dtype)
+
+    def projections(self, x, adapters):
+        """x [B, T, D] -> q [B, T, N, H], k and v [B, T, K, H], with what LoRA adds."""
+        cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
+        heads = (cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads)
+        if self.fused:
+            y = x @ w(self.qkv)
+            if cfg.qkv_bias:
+                y = y + w(self.qkv_bias)
+            cuts = (cfg.n_heads * cfg.head_dim, (cfg.n_heads + cfg.n_kv_heads) * cfg.head_dim)
+            outs = [part.reshape(*x.shape[:2], -1, cfg.head_dim) for part in jnp.split(y, cuts, axis=-1)]
+        else:
+            outs = [jnp.einsum("btd,dnh->btnh", x, w(p)) for p in (self.q, self.k, self.v)]
+            if cfg.qkv_bias:
+                outs = [y + w(b) for y, b in zip(outs, (self.q_bias, self.k_bias, self.v_bias), strict=True)]
+        return [
+            y + adapters(name, x).reshape(*x.shape[:2], n, cfg.head_dim) if name in adapters else y
+            for name, y, n in zip("qkv", outs, heads, strict=True)
+        ]
+
+    def __call__(self, x, rope, attend: Attend, layer, adapters):
+        cfg = self.cfg
+        q, k, v = self.projections(rms_norm(x, self.norm[...], cfg.norm_eps), adapters)
+        if cfg.qk_norm:
+            q, k = rms_norm(q, self.q_norm[...], cfg.norm_eps), rms_norm(k, self.k_norm[...], cfg.norm_eps)
+        q, k = constrain(rotate(q, *rope), "BTNH"), constrain(rotate(k, *rope), "BTKH")
+        y, layer = attend(q, k, v, layer)
+        out = jnp.einsum("btnh,nhd->btd", constrain(y, "BTNH"), self.o[...].astype(x.dtype))
+        if "o" in adapters:
+            out = out + adapters("o", y.reshape(*y.shape[:2], -1))
+        return x + out, layer
+
+
+class FeedForward(nnx.Module):
+    """Norm, SiLU-gated feed-forward."""
+
+    def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
+        d, f = cfg.d_model, cfg.d_ff
+        self.cfg, self.fused = cfg, fused
+        self.norm = param(rngs, (d,), ("D",), None, dtype)
+        if fused:
+            self.gate_up = param(rngs, (d, 2 * f), ("D", "F"), 0.02, dtype)
+        else:
+            self.gate = param(rngs, (d, f), ("D", "F"), 0.02, dtype)
+            self.up = param(rngs, (d, f), ("D", "F"), 0.02, dtype)
+        self.down = param(rngs, (f, d), ("F", "D"), 0.02 / (2 * cfg.n_layers) ** 0.5, dtype)
+
+    def __call__(self, x, adapters):
+        y = rms_norm(x, self.norm[...], self.cfg.norm_eps)
+        if self.fused:
+            gate, up = jnp.split(y @ self.gate_up[...].astype(x.dtype), 2, axis=-1)
+        else:
+            gate, up = y @ self.gate[...].astype(x.dtype), y @ self.up[...].astype(x.dtype)
+        gate = gate + adapters("gate", y) if "gate" in adapters else gate
+        up = up + adapters("up", y) if "up" in adapters else up
+        z = constrain(jax.nn.silu(gate) * up, "BTF")
+        out = z @ self.down[...].astype(x.dtype)
+        return x + (out + adapters("down", z) if "down" in adapters else out)
+
+
+class Adapters:
+    """The LoRA adapters of one layer, or none: `name in adapters`, `adapters(name, x)`."""
+
+    def __init__(self, layer: dict | None, weights: jax.Array | None):
+        self.layer, self.weights = layer or {}, weights
+
+    def __contains__(self, name):
+        return name in self.layer
+
+    def __call__(self, name, x):
+        return lora.delta(x, self.layer[name], self.weights)
+
+
+class Block(nnx.Module):
+    """One layer."""
+
+    def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool = False):
+        self.attn = Attention(cfg, rngs, dtype, fused)
+        self.mlp = FeedForward(cfg, rngs, dtype, fused)
+
+    def __call__(self, x, rope, attend: Attend, layer, adapters: Adapters):
+        """x [B, T, D], the layer's cache or None -> the same."""
+        x, layer = self.attn(x, rope, attend, layer, adapters)
+        return constrain(self.mlp(x, adapters), "BTD"), layer
+
+
+class Ends(nnx.Module):
+    """What stands before and after the layers: embedding, positions, last norm, head."""
+
+    def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):
+        self.cfg = cfg
+        self.embed = param(rngs, (cfg.vocab_size, cfg.d_model), ("V", "D"), 0.02, dtype)
+        self.norm = param(rngs, (cfg.d_model,), ("D",), None, dtype)
+        if not cfg.tie_embeddings:
+            self.head = param(rngs, (cfg.d_model, cfg.vocab_size), ("D", "V"), 0.02, dtype)
+
+    def start(self, tokens, positions, dtype):
+        """tokens and positions [B, T] -> x [B, T, D] and what the layers need to know of positions."""
+        return self.embed[...].astype(dtype)[tokens], rope_angles(self.cfg, positions)
+
+    def finish(self, x):
+        return rms_norm(x, self.norm[...], self.cfg.norm_eps)
+
+    def logits(self, hidden):
+        """hidden [..., D] -> float32 [..., V]."""
+        tied = self.cfg.tie_embeddings
+        weight = (self.embed if tied else self.head)[...].astype(hidden.dtype)
+        return jnp.einsum("...d,vd->...v" if tied else "...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+
+def fuse(layer: dict, cfg: ModelConfig) -> dict:
+    """One layer's parameters with q, k and v side by side, and gate and up."""
+    attn, mlp = dict(layer["attn"]), dict(layer["mlp"])
+    attn["qkv"] = jnp.concatenate([attn.pop(x).reshape(cfg.d_model, -1) for x in "qkv"], axis=-1)
+    if cfg.qkv_bias:
+        attn["qkv_bias"] = jnp.concatenate([attn.pop(f"{x}_bias").reshape(-1) for x in "qkv"])
+    mlp["gate_up"] = jnp.concatenate([mlp.pop("gate"), mlp.pop("up")], axis=-1)
+    return {"attn": attn, "mlp": mlp}

@@ -1,0 +1,43 @@
+"""Log-probabilities of given tokens without ever holding [B, T, V]."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from models.model import Model
+from models.sharding import constrain
+
+
+def token_logprobs(
+    model: Model, params: dict, hidden: jax.Array, targets: jax.Array, temperature=1.0, chunk: int = 2048
+) -> tuple[jax.Array, jax.Array]:
+    """log p(target) and the entropy at every position, both float32 [B, T].
+
+    hidden       [B, T, D], as `Model.forward` gives it
+    targets      int32 [B, T], the token that follows each position
+    temperature  a number or [B]; the distribution is softmax(logits / temperature)
+    chunk        tokens whose logits are held at once; they are recomputed in the backward pass
+
+    Time is cut rather than the flattened batch, so that a batch split over a mesh stays split.
+    """
+    batch, time, _ = hidden.shape
+    width = max(1, min(time, chunk // max(batch, 1)))
+    n = -(-time // width)
+    pad = n * width - time
+    cut = lambda x: jnp.moveaxis(  # noqa: E731
+        jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2))).reshape(batch, n, width, *x.shape[2:]), 1, 0
+    )
+    temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))[:, None, None]
+
+    @jax.checkpoint
+    def piece(hidden, targets):
+        logits = constrain(model.logits(params, hidden) / temperature, "BTV")
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        entropy = total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
+        return chosen - total, entropy
+
+    _, (logp, entropy) = jax.lax.scan(lambda _, xs: (None, piece(*xs)), None, (cut(hidden), cut(targets)))
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, n * width)[:, :time]  # noqa: E731
+    return join(logp), join(entropy)

@@ -1,0 +1,102 @@
+"""LoRA: n adapters stacked in one array, each row of a batch picking its own.
+
+All n low-rank products are computed and the row's own is kept. With the few adapters of a multi-agent system
+that is one dense product of width n·r, which is cheaper than gathering a pair of matrices for every row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from models.config import ModelConfig
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters and who uses which.
+
+    adapters  {"q": {"a": [L, n, in, r], "b": [L, n, r, out]}, …}; unstacked: a tuple of L such dicts without L
+    scale     float32 [n], alpha / r; zero for an adapter that stands for "none"
+    ids       int32 [B], the adapter of each row
+    """
+
+    adapters: dict | tuple
+    scale: jax.Array
+    ids: jax.Array
+
+    def row_weights(self) -> jax.Array:
+        """float32 [B, n]: the scale of a row's own adapter in its column, zero elsewhere."""
+        return jax.nn.one_hot(self.ids, self.scale.shape[0]) * self.scale
+
+
+def sizes(cfg: ModelConfig, target: str) -> tuple[int, int]:
+    """(in, out) of a projection."""
+    heads, kv = cfg.n_heads * cfg.head_dim, cfg.n_kv_heads * cfg.head_dim
+    table = {
+        "q": (cfg.d_model, heads),
+        "k": (cfg.d_model, kv),
+        "v": (cfg.d_model, kv),
+        "o": (heads, cfg.d_model),
+        "gate": (cfg.d_model, cfg.d_ff),
+        "up": (cfg.d_model, cfg.d_ff),
+        "down": (cfg.d_ff, cfg.d_model),
+    }
+    accepted = [t for t in TARGETS if not (cfg.family == "gpt2" and t == "gate")]
+    if target not in accepted:
+        raise ValueError(f"LoRA target {target!r} is not a projection of {cfg.family}; accepted: {', '.join(accepted)}")
+    return table[target]
+
+
+def init(cfg: ModelConfig, key: jax.Array, n: int, rank: int, targets=("q", "v"), dtype=jnp.float32) -> dict:
+    """n adapters that change nothing yet: A uniform with the usual fan-in bound, B zero."""
+    if rank < 1:
+        raise ValueError(f"LoRA rank is {rank}; accepted: 1 or more")
+    adapters = {}
+    for target, k in zip(targets, jax.random.split(key, max(len(targets), 1)), strict=False):
+        d_in, d_out = sizes(cfg, target)
+        bound = math.sqrt(1 / d_in)
+        a = jax.random.uniform(k, (cfg.n_layers, n, d_in, rank), dtype, -bound, bound)
+        adapters[target] = {"a": a, "b": jnp.zeros((cfg.n_layers, n, rank, d_out), dtype)}
+    return adapters
+
+
+def axes(adapters: dict) -> dict:
+    """Axis letters of stacked adapters; they are small, so only the model side of A is ever split."""
+    return {t: {"a": ("L", "n", "D" if t not in ("o", "down") else "I", "r"), "b": ("L", "n", "r", "O")} for t in adapters}
+
+
+def scales(n: int, rank: int, alpha: float, none_first: bool = False) -> jax.Array:
+    """float32 [n] of alpha / rank; with `none_first`, adapter 0 is switched off."""
+    scale = jnp.full((n,), alpha / rank, jnp.float32)
+    return scale.at[0].set(0.0) if none_first else scale
+
+
+def unstack(adapters: dict, n_layers: int, dtype=jnp.bfloat16) -> tuple:
+    """Stacked adapters as a tuple of per-layer dicts, for decoding."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i].astype(dtype), adapters) for i in range(n_layers))
+
+
+def delta(x: jax.Array, adapter: dict[str, jax.Array], weights: jax.Array) -> jax.Array:
+    """What the adapters add to a projection of x [B, T, in] -> [B, T, out]; `weights` [B, n] from `row_weights`."""
+    low = jnp.einsum("bti,nir->btnr", x, adapter["a"].astype(x.dtype))
+    low = low * weights[:, None, :, None].astype(x.dtype)
+    return jnp.einsum("btnr,nro->bto", low, adapter["b"].astype(x.dtype))
+
+
+def merge(params: dict, adapters: dict, scale: jax.Array, index: int) -> dict:
+    """Stacked parameters with adapter `index` added in, for export or for serving one role without LoRA."""
+    layers = {part: dict(leaves) for part, leaves in params["layers"].items()}
+    for target, ab in adapters.items():
+        part = layers["attn" if target in ("q", "k", "v", "o") else "mlp"]
+        a, b = (ab[x][:, index].astype(jnp.float32) for x in "ab")
+        change = scale[index] * jnp.einsum("lir,lro->lio", a, b)
+        weight = part[target]
+        part[target] = (weight.astype(jnp.float32) + change.reshape(weight.shape)).astype(weight.dtype)
+    return {**params, "layers": layers}

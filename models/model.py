@@ -1,0 +1,168 @@
+"""A model as pure functions over plain parameter trees.
+
+The NNX modules of a family are split once, here; from then on parameters are nested dicts of arrays that cross
+every jit boundary as they are. `layers` is one tree stacked over L and scanned (training, scoring), or a tuple of
+L fused trees (decoding), see `Model.unstack`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import decoder, gpt2, lora
+from models.attention import Attend, default_kernel
+from models.cache import Cache
+from models.config import ModelConfig
+
+REMAT = ("none", "full", "dots")
+
+
+class Model:
+    """The functions of one architecture. It holds no arrays, so it can be closed over by any jitted function."""
+
+    def __init__(self, cfg: ModelConfig):
+        self.cfg = cfg
+        self._family = gpt2 if cfg.family == "gpt2" else decoder
+        self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
+        self._block_def, self._block = nnx.split(nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32)))
+        fused = nnx.eval_shape(lambda: self._family.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
+        self._fused_def = nnx.split(fused)[0]
+
+    def __hash__(self):
+        return hash(self.cfg)
+
+    def __eq__(self, other):
+        return isinstance(other, Model) and self.cfg == other.cfg
+
+    def _make_ends(self, key, dtype):
+        return self._family.Ends(self.cfg, nnx.Rngs(params=key), dtype)
+
+    def _make_block(self, key, dtype):
+        return self._family.Block(self.cfg, nnx.Rngs(params=key), dtype)
+
+    def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
+        """Random parameters, layers stacked."""
+        ends_key, layers_key = jax.random.split(key)
+        ends = nnx.to_pure_dict(nnx.state(self._make_ends(ends_key, dtype)))
+        layers = jax.vmap(lambda k: nnx.to_pure_dict(nnx.state(self._make_block(k, dtype))))(
+            jax.random.split(layers_key, self.cfg.n_layers)
+        )
+        return {**ends, "layers": layers}
+
+    def abstract(self, dtype=jnp.float32) -> dict:
+        """Shapes of the stacked parameters, without making them."""
+        return jax.eval_shape(functools.partial(self.init, dtype=dtype), jax.random.key(0))
+
+    def axes(self) -> dict:
+        """The axis letters of every stacked parameter."""
+
+        def letters(state, front=()):
+            tree = jax.tree.map(
+                lambda v: (*front, *v.get_metadata("axes")), state, is_leaf=lambda v: isinstance(v, nnx.Variable)
+            )
+            return nnx.to_pure_dict(tree)
+
+        return {**letters(self._ends), "layers": letters(self._block, ("L",))}
+
+    def unstack(self, params: dict, dtype=jnp.bfloat16, fuse: bool = True) -> dict:
+        """Parameters for decoding: cast once, one tree per layer, q/k/v and gate/up fused.
+
+        Slicing stacked weights inside a decode loop would copy them at every step; fusing saves kernel launches.
+        Keep `fuse` off when heads are split over a mesh: a fused matrix would cut q from k.
+        """
+        cast = jax.tree.map(lambda x: x.astype(dtype), params)
+        layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]
+        return {**cast, "layers": tuple(self._family.fuse(x, self.cfg) if fuse else x for x in layers)}
+
+    def forward(
+        self,
+        params: dict,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        cache: Cache | None = None,
+        new_cache: int | None = None,
+        adapters: lora.Lora | None = None,
+        dtype=jnp.bfloat16,
+        remat: str = "none",
+        kernel: str | None = None,
+    ) -> tuple[jax.Array, Cache | None]:
+        """tokens int32 [B, T], right-padded -> hidden [B, T, D] after the last norm, and the cache.
+
+        positions  int32 [B, T], default: counted on from the cache
+        lengths    int32 [B], real tokens per row, default: all T
+        segments   int32 [B, T]: see `Attend`; for packed rows and shared prefixes, without a cache
+        cache      what the rows have read; returned with the new tokens behind it
+        new_cache  instead of `cache`: start one with this many slots
+        adapters   LoRA, laid out as `params["layers"]` is
+        remat      "none", "full" (keep only the input of each layer) or "dots" (keep matrix products)
+        """
+        batch, time = tokens.shape
+        lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
+        starts = None if cache is None else cache.lengths
+        if positions is None:
+            positions = jnp.arange(time)[None] + (jnp.zeros((batch, 1), jnp.int32) if starts is None else starts[:, None])
+        attend = Attend(
+            starts, lengths, segments, self.cfg.sliding_window, new_cache is not None, kernel or default_kernel()
+        )
+        ends = self._merge_ends(params)
+        x, angles = ends.start(tokens, positions, dtype)
+        weights = None if adapters is None else adapters.row_weights()
+
+        def layer(block_def, x, block_params, layer_cache, layer_adapters):
+            block = nnx.merge(block_def, block_params)
+            return block(x, angles, attend, layer_cache, decoder.Adapters(layer_adapters, weights))
+
+        layers, own = params["layers"], None if adapters is None else adapters.adapters
+        if isinstance(layers, tuple):
+            x, kvs = self._unrolled(layer, x, layers, cache, own)
+        elif cache is not None:
+            raise ValueError("a cache needs unstacked parameters: pass params through Model.unstack first")
+        else:
+            body = _rematerialised(lambda x, xs: layer(self._block_def, x, xs[0], None, xs[1]), remat)
+            x, stacked = jax.lax.scan(body, x, (layers, own))
+            kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
+        if new_cache is not None:
+            room = ((0, 0), (0, new_cache - time), (0, 0), (0, 0))
+            kvs = tuple((jnp.pad(k, room), jnp.pad(v, room)) for k, v in kvs)
+            cache = Cache(kvs, lengths)
+        elif cache is not None:
+            cache = Cache(kvs, starts + lengths)
+        return ends.finish(x), cache
+
+    def _unrolled(self, layer, x, layers, cache, own):
+        block_def = self._fused_def if "qkv" in layers[0]["attn"] else self._block_def
+        kvs = []
+        for i, block_params in enumerate(layers):
+            mine = own[i] if isinstance(own, tuple) else None if own is None else jax.tree.map(lambda a, i=i: a[i], own)
+            x, kv = layer(block_def, x, block_params, None if cache is None else cache.layers[i], mine)
+            kvs.append(kv)
+        return x, tuple(kvs)
+
+    def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
+        """hidden [..., D] -> float32 [..., V]."""
+        return self._merge_ends(params).logits(hidden)
+
+    def _merge_ends(self, params):
+        return nnx.merge(self._ends_def, {k: v for k, v in params.items() if k != "layers"})
+
+
+def _rematerialised(body, remat: str):
+    if remat not in REMAT:
+        raise ValueError(f"remat is {remat!r}; accepted: {', '.join(REMAT)}")
+    if remat == "none":
+        return body
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return jax.checkpoint(body, prevent_cse=False, policy=policy)
+
+
+@functools.cache
+def build(cfg: ModelConfig) -> Model:
+    """The model of a configuration."""
+    return Model(cfg)

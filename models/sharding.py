@@ -1,0 +1,45 @@
+"""Where arrays live on a mesh: one table from axis letters to mesh axes.
+
+Every parameter carries its axis letters as NNX metadata (`axes=("D", "N", "H")`) and every large activation is
+passed through `constrain(x, "BTD")`. Both are resolved here, so a mesh is chosen in a config and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+PARAM_RULES = {"V": ("tensor",), "D": ("fsdp",), "N": ("tensor",), "K": ("tensor",), "F": ("tensor",)}
+ACTIVATION_RULES = {"B": ("data", "fsdp"), "V": ("tensor",), "N": ("tensor",), "K": ("tensor",), "F": ("tensor",)}
+
+
+def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tuple[str, ...]]) -> PartitionSpec:
+    """The spec of one array; an axis whose size the mesh does not divide stays whole (two KV heads on four chips)."""
+    entries = []
+    for letter, size in zip(axes, shape, strict=True):
+        names = tuple(name for name in rules.get(letter, ()) if mesh_sizes.get(name, 1) > 1)
+        ways = math.prod(mesh_sizes[name] for name in names)
+        entries.append((names if len(names) > 1 else names[0]) if names and size % ways == 0 else None)
+    return PartitionSpec(*entries)
+
+
+def param_shardings(mesh: Mesh, axes_tree, abstract_tree):
+    """A `NamedSharding` for every parameter, from its axis letters and shape."""
+    sizes = dict(mesh.shape)
+
+    def one(axes, leaf):
+        return NamedSharding(mesh, partition_spec(axes, leaf.shape, sizes, PARAM_RULES))
+
+    return jax.tree.map(one, axes_tree, abstract_tree, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def constrain(x: jax.Array, axes: str) -> jax.Array:
+    """Pins an activation to the mesh in scope (`jax.set_mesh`); without a mesh it does nothing."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(axes, x.shape, dict(mesh.shape), ACTIVATION_RULES))
