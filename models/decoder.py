@@ -88,29 +88,29 @@ class Attention(nnx.Module):
     def projections(self, x, adapters):
         """x [B, T, D] -> q [B, T, N, H], k and v [B, T, K, H], with what LoRA adds."""
         cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
-        heads = (cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads)
         if self.fused:
             y = x @ w(self.qkv)
-            if cfg.qkv_bias:
-                y = y + w(self.qkv_bias)
-            cuts = (cfg.n_heads * cfg.head_dim, (cfg.n_heads + cfg.n_kv_heads) * cfg.head_dim)
-            outs = [part.reshape(*x.shape[:2], -1, cfg.head_dim) for part in jnp.split(y, cuts, axis=-1)]
+            y = (y + w(self.qkv_bias) if cfg.qkv_bias else y).reshape(*x.shape[:2], -1, cfg.head_dim)
+            outs = jnp.split(y, (cfg.n_heads, cfg.n_heads + cfg.n_kv_heads), axis=2)
         else:
             outs = [jnp.einsum("btd,dnh->btnh", x, w(p)) for p in (self.q, self.k, self.v)]
             if cfg.qkv_bias:
                 outs = [y + w(b) for y, b in zip(outs, (self.q_bias, self.k_bias, self.v_bias), strict=True)]
-        return [
-            y + adapters(name, x).reshape(*x.shape[:2], n, cfg.head_dim) if name in adapters else y
-            for name, y, n in zip("qkv", outs, heads, strict=True)
-        ]
-
-    def __call__(self, x, rope, attend: Attend, layer, adapters):
-        cfg = self.cfg
-        q, k, v = self.projections(rms_norm(x, self.norm[...], cfg.norm_eps), adapters)
+        q, k, v = (
+            y + adapters(name, x).reshape(y.shape) if name in adapters else y
+            for name, y in zip("qkv", outs, strict=True)
+        )
         if cfg.qk_norm:
             q, k = rms_norm(q, self.q_norm[...], cfg.norm_eps), rms_norm(k, self.k_norm[...], cfg.norm_eps)
-        q, k = constrain(rotate(q, *rope), "BTNH"), constrain(rotate(k, *rope), "BTKH")
-        y, layer = attend(q, k, v, layer)
+        return q, k, v
+
+    def __call__(self, x, rope, attend: Attend, layer, adapters):
+        q, k, v = self.projections(rms_norm(x, self.norm[...], self.cfg.norm_eps), adapters)
+        if attend.in_one_kernel(x.shape[1]):
+            y, layer = attend.step(q, k, v, rope, layer)
+        else:
+            q, k = constrain(rotate(q, *rope), "BTNH"), constrain(rotate(k, *rope), "BTKH")
+            y, layer = attend(q, k, v, layer)
         out = jnp.einsum("btnh,nhd->btd", constrain(y, "BTNH"), self.o[...].astype(x.dtype))
         if "o" in adapters:
             out = out + adapters("o", y.reshape(*y.shape[:2], -1))
@@ -187,11 +187,14 @@ class Ends(nnx.Module):
     def finish(self, x):
         return rms_norm(x, self.norm[...], self.cfg.norm_eps)
 
-    def logits(self, hidden):
-        """hidden [..., D] -> float32 [..., V]."""
+    def logits(self, hidden, ids=None):
+        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
         tied = self.cfg.tie_embeddings
-        weight = (self.embed if tied else self.head)[...].astype(hidden.dtype)
-        return jnp.einsum("...d,vd->...v" if tied else "...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32)
+        weight = (self.embed if tied else self.head)[...]
+        if ids is not None:
+            weight = weight[ids] if tied else weight[:, ids]
+        spec = "...d,vd->...v" if tied else "...d,dv->...v"
+        return jnp.einsum(spec, hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:

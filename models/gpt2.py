@@ -51,9 +51,13 @@ class Attention(nnx.Module):
             pairs = ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
             qkv = [jnp.einsum("btd,dnh->btnh", y, w(p)) + w(b) for p, b in pairs]
         q, k, v = (
-            z + adapters(name, y).reshape(z.shape) if name in adapters else z for name, z in zip("qkv", qkv, strict=True)
+            z + adapters(name, y).reshape(z.shape) if name in adapters else z
+            for name, z in zip("qkv", qkv, strict=True)
         )
-        z, layer = attend(constrain(q, "BTNH"), constrain(k, "BTNH"), v, layer)
+        if attend.in_one_kernel(x.shape[1]):
+            z, layer = attend.step(q, k, v, None, layer)
+        else:
+            z, layer = attend(constrain(q, "BTNH"), constrain(k, "BTNH"), v, layer)
         out = jnp.einsum("btnh,nhd->btd", z, w(self.o)) + w(self.o_bias)
         if "o" in adapters:
             out = out + adapters("o", z.reshape(*z.shape[:2], -1))
@@ -113,11 +117,10 @@ class Ends(nnx.Module):
     def finish(self, x):
         return layer_norm(x, self.norm[...], self.norm_bias[...], self.cfg.norm_eps)
 
-    def logits(self, hidden):
-        """hidden [..., D] -> float32 [..., V]."""
-        return jnp.einsum(
-            "...d,vd->...v", hidden, self.embed[...].astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
+    def logits(self, hidden, ids=None):
+        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
+        weight = self.embed[...] if ids is None else self.embed[...][ids]
+        return jnp.einsum("...d,vd->...v", hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:

@@ -69,7 +69,8 @@ def init(cfg: ModelConfig, key: jax.Array, n: int, rank: int, targets=("q", "v")
 
 def axes(adapters: dict) -> dict:
     """Axis letters of stacked adapters; they are small, so only the model side of A is ever split."""
-    return {t: {"a": ("L", "n", "D" if t not in ("o", "down") else "I", "r"), "b": ("L", "n", "r", "O")} for t in adapters}
+    read = {t: "I" if t in ("o", "down") else "D" for t in adapters}
+    return {t: {"a": ("L", "n", read[t], "r"), "b": ("L", "n", "r", "O")} for t in adapters}
 
 
 def scales(n: int, rank: int, alpha: float, none_first: bool = False) -> jax.Array:

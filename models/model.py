@@ -28,7 +28,8 @@ class Model:
         self.cfg = cfg
         self._family = gpt2 if cfg.family == "gpt2" else decoder
         self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
-        self._block_def, self._block = nnx.split(nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32)))
+        block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
+        self._block_def, self._block = nnx.split(block)
         fused = nnx.eval_shape(lambda: self._family.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
 
@@ -104,13 +105,14 @@ class Model:
         remat      "none", "full" (keep only the input of each layer) or "dots" (keep matrix products)
         """
         batch, time = tokens.shape
+        _check(time, segments, cache, new_cache, remat)
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths
         if positions is None:
-            positions = jnp.arange(time)[None] + (jnp.zeros((batch, 1), jnp.int32) if starts is None else starts[:, None])
-        attend = Attend(
-            starts, lengths, segments, self.cfg.sliding_window, new_cache is not None, kernel or default_kernel()
-        )
+            before = jnp.zeros((batch,), jnp.int32) if starts is None else starts
+            positions = before[:, None] + jnp.arange(time)
+        window, keep = self.cfg.sliding_window, new_cache is not None
+        attend = Attend(starts, lengths, segments, window, keep, kernel or default_kernel(), positions)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()
@@ -145,17 +147,26 @@ class Model:
             kvs.append(kv)
         return x, tuple(kvs)
 
-    def logits(self, params: dict, hidden: jax.Array) -> jax.Array:
-        """hidden [..., D] -> float32 [..., V]."""
-        return self._merge_ends(params).logits(hidden)
+    def logits(self, params: dict, hidden: jax.Array, ids: jax.Array | None = None) -> jax.Array:
+        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
+        return self._merge_ends(params).logits(hidden, ids)
 
     def _merge_ends(self, params):
         return nnx.merge(self._ends_def, {k: v for k, v in params.items() if k != "layers"})
 
 
-def _rematerialised(body, remat: str):
+def _check(time, segments, cache, new_cache, remat):
     if remat not in REMAT:
         raise ValueError(f"remat is {remat!r}; accepted: {', '.join(REMAT)}")
+    if cache is not None and new_cache is not None:
+        raise ValueError("cache and new_cache are both given; accepted: one of them")
+    if cache is not None and segments is not None:
+        raise ValueError("segments are given with a cache; accepted: segments over fresh tokens only")
+    if new_cache is not None and new_cache < time:
+        raise ValueError(f"new_cache is {new_cache} slots; expected at least the {time} tokens to be read")
+
+
+def _rematerialised(body, remat: str):
     if remat == "none":
         return body
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None

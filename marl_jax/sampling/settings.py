@@ -1,0 +1,83 @@
+"""How a request is answered, as the caller writes it and as arrays for a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.sampling import decode
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How to answer one request. Everything but the first four fields is off by default, as RL needs it."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        checks = {
+            "temperature": (self.temperature >= 0, "0 or more"),
+            "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_p": (0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
+            "repetition_penalty": (self.repetition_penalty > 0, "more than 0; 1 is off"),
+            "stop_strings": (all(self.stop_strings), "no empty string: it would stop every answer at once"),
+        }
+        for field, (fine, accepted) in checks.items():
+            if not fine:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; accepted: {accepted}")
+
+    @property
+    def filters(self) -> bool:
+        return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
+
+
+def row_keys(seeds: jax.Array) -> jax.Array:
+    """One PRNG key per row from its seed: the seed alone decides, not the slot."""
+    return jax.vmap(jax.random.key)(seeds)
+
+
+def settings_for(
+    requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]], vocab: int
+) -> decode.Settings:
+    """Settings of a batch; rows beyond the requests have a budget of zero and never start.
+
+    prompts  what each row has read, for the repetition penalty
+    """
+    stops = max((len(r.stop_ids) for r in requests), default=0)
+    stop_ids = np.full((batch, max(4, -(-stops // 4) * 4)), -1, np.int32)
+    for row, request in zip(stop_ids, requests, strict=False):
+        row[: len(request.stop_ids)] = request.stop_ids
+
+    def column(field, dtype, rest):
+        return jnp.asarray([getattr(r, field) for r in requests] + [rest] * (batch - len(requests)), dtype)
+
+    filters = None
+    if any(r.filters for r in requests):
+        seen = np.zeros((batch, vocab), bool)
+        for row, prompt in zip(seen, prompts, strict=False):
+            row[np.asarray(prompt, np.int64)] = True
+        filters = decode.Filters(
+            column("top_k", jnp.int32, 0),
+            column("top_p", jnp.float32, 1.0),
+            column("repetition_penalty", jnp.float32, 1.0),
+            jnp.asarray(seen),
+        )
+    return decode.Settings(
+        row_keys(column("seed", jnp.uint32, 0)),
+        column("temperature", jnp.float32, 1.0),
+        jnp.asarray(stop_ids),
+        column("max_new_tokens", jnp.int32, 0),
+        filters,
+    )

@@ -1,0 +1,115 @@
+"""One decoding step of attention as a single GPU kernel: rotate, join the cache, attend.
+
+Written in Pallas (Triton). A program serves one row and one key/value head, with all query heads that share it, and
+reads only the slots the row has filled. It takes the output of the fused q/k/v projection as it is: queries and the
+new key are rotated in registers, the new key and value go straight into the softmax and into their slot, so the step
+needs no split, no rotation and no scatter around it. See `docs/performance.md` for what that gives.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+TILE = 16  # the smallest tile of the tensor cores; query heads beyond the group are masked
+
+
+def _rotated(ref, rows, mask, cos, sin):
+    """The two halves [rows, H/2] of some heads, rotated, in float32."""
+    half = ref.shape[-1] // 2
+    other = None if mask is None else 0.0
+    a, b = (
+        plgpu.load(ref.at[rows, pl.ds(i * half, half)], mask=mask, other=other).astype(jnp.float32) for i in range(2)
+    )
+    return a * cos - b * sin, b * cos + a * sin
+
+
+def _kernel(
+    starts, going, cos_ref, sin_ref, q_ref, k_new_ref, v_new_ref, _k_in, _v_in, out_ref, k_ref, v_ref,
+    *, block: int, tile: int, scale: float, window: int | None,
+):
+    group, size = q_ref.shape
+    half, start, dtype = size // 2, starts[0], out_ref.dtype
+    cos, sin = cos_ref[...][None], sin_ref[...][None]
+    heads = (jnp.arange(tile) < group)[:, None]
+    q = _rotated(q_ref, pl.ds(0, tile), heads, cos, sin)
+    k_new = _rotated(k_new_ref, pl.ds(0, 1), None, cos, sin)
+    v_new = v_new_ref[pl.ds(0, 1), :]
+
+    @pl.when(going[0] > 0)
+    def _():
+        for i in range(2):
+            k_ref[pl.ds(start, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
+        v_ref[pl.ds(start, 1), :] = v_new.astype(v_ref.dtype)
+
+    # The token sees itself first: its score is the running maximum and its weight one.
+    top = sum(jnp.sum(q[i] * k_new[i].astype(dtype).astype(jnp.float32), axis=1) for i in range(2)) * scale
+    total = jnp.ones_like(top)
+    mixed = jnp.broadcast_to(v_new.astype(jnp.float32), (tile, size))
+    q = [x.astype(dtype) for x in q]
+
+    def body(i, carry):
+        top, total, mixed = carry
+        slot = i * block + jnp.arange(block)
+        seen = slot < start
+        if window is not None:
+            seen &= slot > start - window
+        span, mask = pl.ds(i * block, block), seen[:, None]
+        k = [
+            plgpu.load(k_ref.at[span, pl.ds(j * half, half)], mask=mask, other=0.0).astype(dtype) for j in range(2)
+        ]
+        scores = sum(jnp.dot(q[j], k[j].T, preferred_element_type=jnp.float32) for j in range(2)) * scale
+        scores = jnp.where(seen[None], scores, -jnp.inf)
+        peak = jnp.maximum(top, jnp.max(scores, axis=1))
+        fade = jnp.exp(top - peak)
+        weights = jnp.exp(scores - peak[:, None])
+        v = plgpu.load(v_ref.at[span, :], mask=mask, other=0.0).astype(dtype)
+        total = total * fade + jnp.sum(weights, axis=1)
+        mixed = mixed * fade[:, None] + jnp.dot(weights.astype(dtype), v, preferred_element_type=jnp.float32)
+        return peak, total, mixed
+
+    first = 0 if window is None else jnp.maximum(start + 1 - window, 0) // block
+    _, total, mixed = jax.lax.fori_loop(first, pl.cdiv(start, block), body, (top, total, mixed))
+    plgpu.store(out_ref.at[pl.ds(0, tile), :], (mixed / total[:, None]).astype(dtype), mask=heads)
+
+
+def decode_attention(
+    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, block=64, warps=4, interpret=False,
+):
+    """qkv [B, N + 2K, H] before rotation, caches [B, S, K, H] -> ([B, N, H], caches with the new token).
+
+    cos, sin  float32 [B, H/2] of each row's position
+    starts    int32 [B], filled slots of each row
+    going     int32 [B], 0 for rows that write nothing (their result is not used)
+    heads     N
+    """
+    batch, _, size = qkv.shape
+    slots, kv = k_cache.shape[1:3]
+    group = heads // kv
+    if slots % block:
+        raise ValueError(f"the cache has {slots} slots, not a multiple of the kernel's block, {block}")
+    row = pl.BlockSpec((1,), lambda b, k: (b,))
+    angle = pl.BlockSpec((None, size // 2), lambda b, k: (b, 0))
+    queries = pl.BlockSpec((None, group, size), lambda b, k: (b, k, 0))
+    key = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + k, 0))
+    value = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + kv + k, 0))
+    cache = pl.BlockSpec((None, slots, None, size), lambda b, k: (b, 0, k, 0))
+    tile = max(TILE, pl.next_power_of_2(group))
+    return pl.pallas_call(
+        functools.partial(_kernel, block=block, tile=tile, scale=size**-0.5, window=window),
+        grid=(batch, kv),
+        in_specs=[row, row, angle, angle, queries, key, value, cache, cache],
+        out_specs=[queries, cache, cache],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, heads, size), qkv.dtype),
+            *(jax.ShapeDtypeStruct(c.shape, c.dtype) for c in (k_cache, v_cache)),
+        ],
+        input_output_aliases={7: 1, 8: 2},
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3 if size <= 64 else 2),
+        interpret=interpret,
+        name="decode_attention",
+    )(starts, going, cos, sin, qkv, qkv, qkv, k_cache, v_cache)

@@ -1,0 +1,279 @@
+"""LoRA adapters in and out in the format of Hugging Face PEFT: `adapter_config.json` + `adapter_model.safetensors`.
+
+One adapter of a stack is one folder. PEFT stores lora_A [r, in] and lora_B [out, r] under the names of the modules.
+Where a family fuses projections on disk (Phi-3, GPT-2) the module has one A and one B for all of them:
+- adapters that share their A (as those made by PEFT do) are written with that A and their Bs below each other;
+- others are written exactly as well, with the As below each other and the Bs as blocks of a matrix of rank m·r; the
+  file's metadata says so, which lets them be read back as they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import lora
+from models.config import ModelConfig
+from models.weights import safetensors_folder as st
+from models.weights.atomic import new_folder
+from models.weights.errors import WeightsError
+from models.weights.names import HUGGING_FACE
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+BLOCKS = "fused_blocks"  # metadata: the module names (comma-separated) that hold blocks, see above
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """One adapter: weights {"q": {"a": [L, in, r], "b": [L, r, out]}, …} and the factor alpha / r on its output."""
+
+    weights: dict[str, dict[str, Any]]
+    scale: float
+
+
+def take(adapters: dict, scale: jax.Array, index: int) -> Adapter:
+    """Adapter `index` out of a stack of n (`adapters` and `scale` as in `lora.Lora`)."""
+    n = scale.shape[0]
+    if not 0 <= index < n:
+        raise ValueError(f"adapter index is {index}; accepted: 0 to {n - 1}")
+    return Adapter({t: {x: ab[x][:, index] for x in "ab"} for t, ab in adapters.items()}, float(scale[index]))
+
+
+def put(adapters: dict, scale: jax.Array, index: int, adapter: Adapter) -> tuple[dict, jax.Array]:
+    """The stack with `adapter` in place `index`; a lower rank is filled up with zeros, as is an absent target."""
+    unknown = sorted(set(adapter.weights) - set(adapters))
+    if unknown:
+        raise ValueError(f"adapter targets {', '.join(unknown)}; the stack has {', '.join(adapters)}")
+    stack = {}
+    for target, ab in adapters.items():
+        own = adapter.weights.get(target)
+        if own is None:
+            stack[target] = {x: ab[x].at[:, index].set(0) for x in "ab"}
+            continue
+        rank, room = own["a"].shape[-1], ab["a"].shape[-1]
+        if rank > room:
+            raise ValueError(f"adapter rank for {target} is {rank}; the stack has room for {room}")
+        a = jnp.pad(jnp.asarray(own["a"]), ((0, 0), (0, 0), (0, room - rank)))
+        b = jnp.pad(jnp.asarray(own["b"]), ((0, 0), (0, room - rank), (0, 0)))
+        stack[target] = {x: ab[x].at[:, index].set(v.astype(ab[x].dtype)) for x, v in (("a", a), ("b", b))}
+    return stack, scale.at[index].set(adapter.scale)
+
+
+def modules(cfg: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Hugging Face's module of each projection, {} for the layer, with the LoRA targets it holds in their order."""
+    table = HUGGING_FACE[cfg.family]
+    found: dict[str, tuple[str, ...]] = {}
+    for target in lora.TARGETS:
+        path = f"layers/{'attn' if target in ('q', 'k', 'v', 'o') else 'mlp'}/{target}"
+        if path in table:
+            name = table[path].removesuffix(".weight")
+            found[name] = (*found.get(name, ()), target)
+    return found
+
+
+def export(
+    folder: str | Path, cfg: ModelConfig, adapter: Adapter, *, base_model: str = "", overwrite: bool = False
+) -> Path:
+    """Writes one adapter as a folder that `peft` loads onto the exported model."""
+    tensors: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    blocks = []
+    for module, targets in modules(cfg).items():
+        held = [t for t in targets if t in adapter.weights]
+        if not held:
+            continue
+        a, b, is_blocks = _fuse(cfg, adapter, targets)
+        ranks[_short(module)] = a.shape[1]
+        if is_blocks:
+            blocks.append(_short(module))
+        for layer, name in enumerate(_in_layers(module, cfg)):
+            tensors[f"{PREFIX}{name}.lora_A.weight"] = np.ascontiguousarray(a[layer])
+            tensors[f"{PREFIX}{name}.lora_B.weight"] = np.ascontiguousarray(b[layer])
+    if not tensors:
+        raise ValueError(f"adapter targets {sorted(adapter.weights)}; accepted: some of {', '.join(lora.TARGETS)}")
+    rank = min(ranks.values())
+    others = {module: r for module, r in ranks.items() if r != rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "target_modules": sorted(ranks),
+        "r": rank,
+        "lora_alpha": _number(adapter.scale * rank),
+        "rank_pattern": others,
+        "alpha_pattern": {module: _number(adapter.scale * r) for module, r in others.items()},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": cfg.family == "gpt2",
+        "inference_mode": True,
+    }
+    with new_folder(folder, overwrite) as temporary:
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        specs = {name: (value.dtype, value.shape) for name, value in tensors.items()}
+        metadata = {"format": "pt"} | ({BLOCKS: ",".join(blocks)} if blocks else {})
+        st.write(temporary / WEIGHTS, specs, tensors.values(), metadata)
+    return Path(folder)
+
+
+def load(folder: str | Path, cfg: ModelConfig) -> Adapter:
+    """Reads one adapter, in the dtype it was saved in."""
+    config_path, path = Path(folder) / CONFIG, Path(folder) / WEIGHTS
+    config = _read_config(config_path)
+    if not path.exists():
+        raise WeightsError(f"{path} is absent; expected beside {CONFIG}")
+    header, metadata = st.read_header(path)
+    data = np.memmap(path, mode="r", dtype=np.uint8)
+    blocks = set(filter(None, metadata.get(BLOCKS, "").split(",")))
+    layers = config.get("layers_to_transform")
+    layers = set(range(cfg.n_layers)) if layers is None else {layers} if isinstance(layers, int) else set(layers)
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    factors: dict[str, float] = {}
+    problems, used = [], set()
+    for module, targets in modules(cfg).items():
+        names = {x: [f"{PREFIX}{name}.lora_{x}.weight" for name in _in_layers(module, cfg)] for x in "AB"}
+        present = [name for group in names.values() for name in group if name in header]
+        if not present:
+            continue
+        used.update(present)
+        rank = header[present[0]].shape[0 if ".lora_A." in present[0] else 1]
+        d_in, d_out = lora.sizes(cfg, targets[0])[0], sum(lora.sizes(cfg, t)[1] for t in targets)
+        shapes = {"A": (rank, d_in), "B": (d_out, rank)}
+        stacks = {}
+        for x, group in names.items():
+            found, wrong = _stack(group, header, data, shapes[x], layers)
+            stacks[x] = found
+            problems += wrong
+        if problems:
+            continue
+        weights |= _split(cfg, targets, stacks["A"], stacks["B"], _short(module) in blocks)
+        factors |= dict.fromkeys(targets, _scale(config, config_path, _in_layers(module, cfg), rank))
+    problems += [f"extra: {name} {list(t.shape)}" for name, t in header.items() if name not in used]
+    if problems or not weights:
+        raise WeightsError(f"{path} does not fit the model:\n  " + "\n  ".join(problems or ["it holds no adapter"]))
+    # A target that its fused module was not adapted for comes back as zeros, and is left out again.
+    weights = {t: ab for t, ab in weights.items() if ab["a"].any() or ab["b"].any()} or weights
+    return _one_scale(weights, factors)
+
+
+def _fuse(cfg: ModelConfig, adapter: Adapter, targets: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(A [L, r, in], B [L, out, r], whether B is made of blocks) of a module that holds several targets."""
+    held = {t: {x: np.asarray(adapter.weights[t][x]) for x in "ab"} for t in targets if t in adapter.weights}
+    first = next(iter(held.values()))
+    for target, ab in held.items():
+        d_in, d_out = lora.sizes(cfg, target)
+        rank = ab["a"].shape[-1]
+        found, wanted = (ab["a"].shape, ab["b"].shape), ((cfg.n_layers, d_in, rank), (cfg.n_layers, rank, d_out))
+        if found != wanted:
+            raise WeightsError(f"adapter {target}: a and b are {found}; expected {wanted}")
+    if len(targets) == 1:
+        return first["a"].swapaxes(1, 2), first["b"].swapaxes(1, 2), False
+    widths = {t: lora.sizes(cfg, t)[1] for t in targets}
+    starts = dict(zip(targets, np.cumsum([0, *widths.values()]), strict=False))
+    shared = len(held) == len(targets) and all(np.array_equal(ab["a"], first["a"]) for ab in held.values())
+    if shared:
+        return first["a"].swapaxes(1, 2), np.concatenate([ab["b"] for ab in held.values()], -1).swapaxes(1, 2), False
+    # Every target gets an equal share of the rank, so that the share can be found again from the number of targets.
+    rank = max(ab["a"].shape[-1] for ab in held.values())
+    a = np.zeros((cfg.n_layers, rank * len(targets), first["a"].shape[1]), first["a"].dtype)
+    b = np.zeros((cfg.n_layers, sum(widths.values()), rank * len(targets)), first["b"].dtype)
+    for i, target in enumerate(targets):
+        if target in held:
+            own = held[target]
+            r = own["a"].shape[-1]
+            columns = slice(i * rank, i * rank + r)
+            a[:, columns] = own["a"].swapaxes(1, 2)
+            b[:, starts[target] : starts[target] + widths[target], columns] = own["b"].swapaxes(1, 2)
+    return a, b, True
+
+
+def _split(cfg, targets: tuple[str, ...], a: np.ndarray, b: np.ndarray, is_blocks: bool) -> dict:
+    """The inverse of `_fuse`: A [L, r, in], B [L, out, r] -> {target: {"a": [L, in, r], "b": [L, r, out]}}."""
+    found, start = {}, 0
+    share = a.shape[1] // len(targets)
+    for i, target in enumerate(targets):
+        width = lora.sizes(cfg, target)[1]
+        ranks = slice(i * share, (i + 1) * share) if is_blocks else slice(None)
+        own_b = b[:, start : start + width, ranks]
+        found[target] = {"a": a[:, ranks].swapaxes(1, 2).copy(), "b": own_b.swapaxes(1, 2).copy()}
+        start += width
+    return found
+
+
+def _stack(names, header, data, shape, layers: set[int]) -> tuple[np.ndarray, list[str]]:
+    """The tensors of all layers in one array; a layer that the config leaves out stays zero."""
+    problems = []
+    known = next(header[name] for name in names if name in header) if any(n in header for n in names) else None
+    out = np.zeros((len(names), *shape), st.DTYPES.get(known.dtype, np.float32) if known else np.float32)
+    for layer, name in enumerate(names):
+        tensor = header.get(name)
+        if tensor is None:
+            if layer in layers:
+                problems.append(f"missing: {name} {list(shape)}")
+        elif tensor.dtype not in st.DTYPES:
+            problems.append(f"unreadable: {name} has type {tensor.dtype}; accepted: {', '.join(st.DTYPES)}")
+        elif tensor.shape != shape:
+            problems.append(f"mis-shaped: {name} is {list(tensor.shape)}, expected {list(shape)}")
+        else:
+            out[layer] = data[tensor.start : tensor.stop].view(st.DTYPES[tensor.dtype]).reshape(shape)
+    return out, problems
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WeightsError(f"{path} is absent; expected the folder of a PEFT adapter") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} is not JSON: {error}") from error
+    accepted = {"peft_type": ("LORA",), "bias": (None, "none"), "modules_to_save": (None, [])}
+    accepted |= dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "lora_bias"), (None, False))
+    accepted |= dict.fromkeys(("layer_replication", "alora_invocation_tokens", "kasa_config"), (None,))
+    for field, values in accepted.items():
+        if config.get(field) not in values:
+            shown = ", ".join(map(repr, values))
+            raise WeightsError(f"{path}: {field} is {config.get(field)!r}; accepted: {shown}")
+    return config
+
+
+def _scale(config: dict[str, Any], path: Path, names: list[str], rank: int) -> float:
+    """The factor on the output of a module, given its name in every layer: alpha over the rank, or over its root."""
+    alpha = config.get("lora_alpha", 8)
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        suffix = pattern.removeprefix("^")
+        hits = sum(f".{PREFIX}{name}".endswith(f".{suffix}") for name in names)
+        if hits == len(names):
+            alpha = value
+        elif hits or not re.fullmatch(r"[\w.]+", suffix):
+            raise WeightsError(f"{path}: alpha_pattern has {pattern!r}; accepted: names of modules in all layers alike")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _one_scale(weights: dict, factors: dict[str, float]) -> Adapter:
+    """One factor for all targets; where PEFT has several, the difference goes into B."""
+    scale = next(factors[t] for t in weights)
+    for target, ab in weights.items():
+        if factors[target] != scale:
+            ab["b"] = (ab["b"].astype(np.float32) * (factors[target] / scale)).astype(ab["b"].dtype)
+    return Adapter(weights, scale)
+
+
+def _in_layers(module: str, cfg: ModelConfig) -> list[str]:
+    return [module.format(layer) for layer in range(cfg.n_layers)]
+
+
+def _short(module: str) -> str:
+    """The part of a module's name behind the layer, such as `self_attn.q_proj`: unambiguous even in GPT-2."""
+    return module.split("{}.")[1]
+
+
+def _number(value: float) -> int | float:
+    return int(value) if value == int(value) else value

@@ -1,0 +1,18 @@
+"""The byte tokenizer of models that are trained from scratch."""
+
+from __future__ import annotations
+
+from models.chat_templates import BUILTIN
+from models.tokenizers.bpe import CONTROL, NORMAL, byte_characters, byte_level_bpe
+from models.tokenizers.tokenizer import Tokenizer, build
+
+SPECIAL = ("<|pad|>", "<|bos|>", "<|im_start|>", "<|im_end|>", "<|eos|>", "<|spare0|>", "<|spare1|>", "<|spare2|>")
+
+
+def ByteTokenizer() -> Tokenizer:
+    """Ids 0..255 are the bytes of UTF-8, then come pad, bos, im_start, im_end, eos and three spare; ChatML."""
+    tokens = [*byte_characters(), *SPECIAL]
+    types = [NORMAL] * 256 + [CONTROL] * len(SPECIAL)
+    rust = byte_level_bpe(tokens, types, merges=[], pre="whole")
+    ids = {token: 256 + i for i, token in enumerate(SPECIAL)}
+    return build("bytes", rust, BUILTIN["chatml"], bos_id=ids["<|bos|>"], eos_id=ids["<|eos|>"], pad_id=ids["<|pad|>"])

@@ -1,0 +1,167 @@
+"""The tokenizer that the rest of the project sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from models import chat, chat_templates
+from models.config import ModelConfig
+
+# Tokens that end a turn wherever they are special, in the order in which they are listed in `stop_ids`.
+END_OF_TURN = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eos|>", "</s>"
+)  # fmt: skip
+# Exercises the normaliser and the pre-tokenizer; what it is split into is part of the fingerprint.
+_PROBE = "I'll  pay 1234.5€ in caf\u00e9/cafe\u0301,\n\n\tOK?  \r\n ½ 二十 \U0001f642\u200d\n<|im_end|> x </s>y"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Text to token ids and back, with the special ids and the chat template of the model.
+
+    `rust` does the work. `template` is Jinja text. `add_bos` says whether the model was trained with the bos token
+    in front of every text; `encode` never adds it.
+    """
+
+    name: str
+    rust: tokenizers.Tokenizer = dataclasses.field(repr=False)
+    template: str = dataclasses.field(repr=False)
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    add_bos: bool = False
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; special tokens written in it count as such, nothing is added."""
+        return self.rust.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, in parallel."""
+        return [encoding.ids for encoding in self.rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of some ids. Bytes that are no UTF-8 become U+FFFD; ids that no token has become nothing."""
+        return self.rust.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options) -> str:
+        """The text of a conversation of `{"role", "content"}` messages; `options` go to the template."""
+        return chat.render(
+            self.template,
+            messages,
+            bos_token=self.token(self.bos_id),
+            eos_token=self.token(self.eos_id),
+            add_generation_prompt=add_generation_prompt,
+            **options,
+        )
+
+    def token(self, token_id: int | None) -> str:
+        """The text of one id in the vocabulary, "" for None."""
+        return "" if token_id is None else self.rust.id_to_token(token_id) or ""
+
+    def strip_special(self, text: str) -> str:
+        """The text without anything that `encode` would take for a special token, so that it cannot forge a turn."""
+        while (clean := self._special_pattern.sub("", text)) != text:
+            text = clean
+        return text
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id. A model may have more rows than this, never fewer."""
+        return max(self.rust.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Every token that is matched in the text before anything else, with its id."""
+        return {token.content: i for i, token in sorted(self.rust.get_added_tokens_decoder().items())}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides ids and prompts: the same for the same tokenizer read from another file."""
+        model = json.loads(self.rust.to_str())["model"]
+        merges = [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges", [])]
+        specials = (self.bos_id, self.eos_id, self.pad_id, sorted(self.stop_ids), self.special_tokens)
+        vocab = sorted(self.rust.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+        parts = (vocab, merges, specials, self.template, self.encode(_PROBE))
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def with_template(self, style: str) -> Tokenizer:
+        """This tokenizer with another chat template: the name of a built-in style, or Jinja text."""
+        template = chat_templates.BUILTIN.get(style, style)
+        if "{" not in template:
+            raise ValueError(f"chat is {style!r}; accepted: {', '.join(chat_templates.BUILTIN)}, or a Jinja template")
+        return dataclasses.replace(self, template=template)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`, from which `load` and `transformers` read this back."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": self.token(self.bos_id) or None,
+            "eos_token": self.token(self.eos_id) or None,
+            "pad_token": self.token(self.pad_id) or None,
+            "add_bos_token": self.add_bos,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": self.template,
+        }
+        for name, text in (
+            ("tokenizer.json", self.rust.to_str(pretty=True)),
+            ("tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n"),
+        ):
+            part = folder / f"{name}.part"
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, folder / name)
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern:
+        return re.compile("|".join(re.escape(t) for t in sorted(self.special_tokens, key=len, reverse=True)) or "(?!)")
+
+
+def build(
+    name: str,
+    rust: tokenizers.Tokenizer,
+    template: str | None,
+    *,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    pad_id: int | None = None,
+    stop_ids: Sequence[int | None] = (),
+    add_bos: bool | None = None,
+) -> Tokenizer:
+    """A `Tokenizer` whose template, ids that end a turn and `add_bos` are told from the vocabulary if not given."""
+    # A tokenizer.json may carry the padding and truncation of whoever saved it.
+    rust.no_padding()
+    rust.no_truncation()
+    special = {token.content: i for i, token in rust.get_added_tokens_decoder().items()}
+    ends = [eos_id, *stop_ids, *(special.get(token) for token in END_OF_TURN)]
+    if add_bos is None:
+        add_bos = bos_id is not None and rust.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+    return Tokenizer(
+        name=name,
+        rust=rust,
+        template=template or chat_templates.BUILTIN[chat_templates.guess_style(special)],
+        bos_id=bos_id,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        stop_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        add_bos=add_bos,
+    )
+
+
+def check_fits(tokenizer: Tokenizer, cfg: ModelConfig) -> None:
+    """Refuse a tokenizer with ids that the model has no rows for."""
+    if tokenizer.vocab_size > cfg.vocab_size:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name} has ids up to {tokenizer.vocab_size - 1} ({tokenizer.vocab_size} tokens), "
+            f"but the model's vocab_size is {cfg.vocab_size}; they do not belong together"
+        )
