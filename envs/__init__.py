@@ -1,0 +1,4 @@
+"""Games (pure rules inside jit) and what stands beside them: bots, drawings, texts.
+
+`envs.registry.make(name, **parameters)` builds a game; `envs.game` states the contract.
+"""

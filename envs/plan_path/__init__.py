@@ -1,0 +1,1 @@
+"""Plan-Path: find the shortest way through a grid with walls."""

@@ -1,0 +1,139 @@
+"""Planner and executor: who moves, who is paid for what, who sees what."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.plan_path.rules import PlanPath
+from envs.roles import EXECUTOR, NO_PROPOSAL, PLANNER, TwoRole, solver
+from envs.sokoban.rules import Sokoban
+from envs.sudoku.rules import Sudoku
+from envs.tic_tac_toe.rules import TicTacToe
+
+SMALL = {"n_train": 12, "n_test": 4}
+PUZZLES = {
+    "plan_path": PlanPath(size=5, **SMALL),
+    "sokoban": Sokoban(**SMALL),
+    "sudoku": Sudoku(**SMALL),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(PUZZLES))
+def puzzle(request):
+    return PUZZLES[request.param]
+
+
+def run(game, bot, index):
+    """Play one level to the budget: the last state and what each seat was paid, [team, agent 2, process 2]."""
+
+    def step(carry, key):
+        state, total = carry
+        state, reward = game.step(state, bot.act(state, key))
+        return (state, total + jnp.concatenate([reward.team[None], reward.agent, reward.process])), None
+
+    keys = jax.random.split(jax.random.key(index), game.max_turns)
+    return jax.lax.scan(step, (game.reset_level(index), jnp.zeros(5)), keys)[0]
+
+
+def test_inner_game_is_untouched_by_proposals_and_paid_as_alone(puzzle):
+    """Random proposals and random moves: the puzzle goes as if the executor played alone."""
+    inner = puzzle
+    game = TwoRole(inner)
+    step, alone, legal, done = map(jax.jit, (game.step, inner.step, game.legal, game.done))
+    rng = np.random.default_rng(0)
+    for index in range(4):
+        state, single = game.reset_level(index), inner.reset_level(index)
+        while not bool(done(state)):
+            assert int(game.player(state)) == PLANNER and int(state.proposal) == NO_PROPOSAL
+            proposal, move = rng.choice(np.flatnonzero(np.asarray(legal(state))), 2)
+            would, earned = alone(single, proposal)
+            told, reward = step(state, proposal)
+            assert int(game.player(told)) == EXECUTOR and int(told.proposal) == proposal
+            jax.tree.map(np.testing.assert_array_equal, told.inner, single)
+            total = earned.team + earned.agent[0] + earned.process[0]
+            np.testing.assert_allclose(reward.process[PLANNER], total, atol=1e-6)
+            assert float(reward.team) == 0 == float(reward.process[EXECUTOR]) and not np.any(reward.agent)
+            state, reward = step(told, move)
+            single, earned = alone(single, move)
+            jax.tree.map(np.testing.assert_array_equal, state.inner, single)
+            assert float(reward.team) == float(earned.team) and float(reward.process[PLANNER]) == 0
+            assert float(reward.agent[EXECUTOR]) == float(earned.agent[0]) and float(reward.agent[PLANNER]) == 0
+            assert float(reward.process[EXECUTOR]) == float(earned.process[0])
+        assert bool(game.success(state)) == bool(inner.success(single))
+        after, reward = step(state, 0)
+        jax.tree.map(np.testing.assert_array_equal, after, state)
+        assert not any(np.any(level) for level in reward)
+
+
+def test_planner_reward_depends_on_the_proposal():
+    game = TwoRole(PUZZLES["plan_path"], planner_weight=2.0)
+    state = game.reset_level(0)
+    paid = np.asarray(jax.vmap(game.step, in_axes=(None, 0))(state, jnp.arange(4))[1].process[:, PLANNER])
+    alone = jax.vmap(game.game.step, in_axes=(None, 0))(state.inner, jnp.arange(4))[1]
+    np.testing.assert_allclose(paid, 2 * (alone.team + alone.agent[:, 0] + alone.process[:, 0]), atol=1e-6)
+    assert len(set(paid.round(4).tolist())) > 1
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_bots_in_both_seats_solve_every_level(puzzle, follow):
+    game = TwoRole(puzzle, view="local")
+    bot = solver(game, follow)
+
+    @jax.jit
+    @jax.vmap
+    def everything(index):
+        state, total = run(game, bot, index)
+        return game.success(state), total
+
+    solved, total = map(np.asarray, everything(jnp.arange(game.n_levels)))
+    assert solved.all()
+    if follow:  # every proposal was carried out, so planner and executor earned the same
+        np.testing.assert_allclose(total[:, 3], total[:, 0] + total[:, 2] + total[:, 4], atol=1e-4)
+
+
+def test_executor_sees_its_surroundings_only():
+    for inner in (PUZZLES["plan_path"], PUZZLES["sokoban"]):
+        game = TwoRole(inner, view="local", radius=1)
+        for index in range(6):
+            state = game.reset_level(index)
+            row, column = divmod(int(state.inner.position), game.shape[1])
+            seen = np.asarray(game.visible(state, EXECUTOR)).reshape(game.shape)
+            expected = [max(abs(r - row), abs(c - column)) <= 1 for r, c in np.ndindex(game.shape)]
+            assert seen.reshape(-1).tolist() == expected
+            assert np.asarray(game.visible(state, PLANNER)).all()
+            assert np.asarray(TwoRole(inner).visible(state, EXECUTOR)).all()
+
+
+def test_sudoku_executor_sees_what_touches_the_proposed_cell():
+    game = TwoRole(PUZZLES["sudoku"], view="local")
+    state = game.reset_level(0)
+    assert not np.asarray(game.visible(state, EXECUTOR)).any()
+    proposal = int(np.argmax(np.asarray(game.legal(state))))
+    state, _ = game.step(state, proposal)
+    row, column = divmod(proposal // 4, 4)
+    seen = np.asarray(game.visible(state, EXECUTOR)).reshape(4, 4)
+    for r, c in np.ndindex(4, 4):
+        assert seen[r, c] == (r == row or c == column or (r // 2, c // 2) == (row // 2, column // 2))
+
+
+def test_names_turns_and_levels(puzzle):
+    inner = puzzle
+    game = TwoRole(inner, view="local")
+    assert game.name == inner.name and game.roles == ("planner", "executor")
+    assert (game.n_players, game.n_actions, game.max_turns) == (2, inner.n_actions, 2 * inner.max_turns)
+    assert game.action_names == inner.action_names and game.n_levels == inner.n_levels == 12
+    assert hash(game) == hash(TwoRole(inner, view="local")) and game != TwoRole(inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda inner: TwoRole(inner, view="far"), "view must be one of 'full', 'local', found 'far'"),
+        (lambda inner: TwoRole(inner, radius=0), "radius must be an integer from 1 to 16, found 0"),
+        (lambda inner: TwoRole(TicTacToe()), "two roles need a one-player puzzle"),
+    ],
+)
+def test_bad_parameters_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make(PUZZLES["plan_path"])
