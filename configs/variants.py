@@ -1,0 +1,72 @@
+"""The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b` and `:qwen2.5-7b` change.
+
+A variant takes a pretrained model, so it learns with small steps and stays near where it began.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import meshes, models
+
+
+def tiny(config: ConfigDict) -> ConfigDict:
+    """The default: two CPU cores."""
+    config.env.update(dict(text="brief", style="plain"))
+    config.algo.is_clip = 0.0  # in float32 sampler and learner agree to the last bits
+    return config
+
+
+def smollm2(config: ConfigDict) -> ConfigDict:
+    """SmolLM2-135M on one GPU, all weights."""
+    config.model = models.smollm2()
+    _pretrained(config, lr=2e-5)
+    config.rollout.update(dict(games=512))
+    return config
+
+
+def smollm2_lora(config: ConfigDict) -> ConfigDict:
+    """SmolLM2-135M on one GPU, LoRA adapters."""
+    config = smollm2(config)
+    config.model.lora.rank = 32
+    config.optim.lr = 3e-4
+    return config
+
+
+def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen2.5-0.5B on one GPU, all weights."""
+    config.model = models.qwen2_5_half_billion()
+    _pretrained(config, lr=5e-6)
+    config.rollout.update(dict(games=512))
+    return config
+
+
+def qwen2_5_seven_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen2.5-7B with LoRA, parameters split over all devices."""
+    config.model = models.qwen2_5_seven_billion()
+    _pretrained(config, lr=1e-4)
+    config.rollout.update(dict(games=256))
+    config.algo.accumulate = 4
+    config.mesh = meshes.sharded()
+    return config
+
+
+VARIANTS = {
+    "tiny": tiny,
+    "smollm2": smollm2,
+    "smollm2-lora": smollm2_lora,
+    "qwen2.5-0.5b": qwen2_5_half_billion,
+    "qwen2.5-7b": qwen2_5_seven_billion,
+}
+
+
+def choose(config: ConfigDict, variant: str | None) -> ConfigDict:
+    """The config of the named variant; None is the default."""
+    if variant is not None and variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r} is unknown; accepted: {', '.join(VARIANTS)}")
+    return VARIANTS[variant or "tiny"](config)
+
+
+def _pretrained(config: ConfigDict, lr: float) -> None:
+    config.optim.lr = lr
+    config.optim.schedule = "constant"
+    config.algo.kl_coef = 0.01
+    config.algo.entropy_coef = 0.0

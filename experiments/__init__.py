@@ -1,0 +1,1 @@
+"""One file per experiment; `get_config(variant)` returns its ConfigDict."""

@@ -1,0 +1,78 @@
+"""What a person sees while a run goes on: log lines and a progress bar, from process 0 only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tqdm import tqdm
+
+log = logging.getLogger(__name__)
+
+
+class _ThroughBar(logging.Handler):
+    """Writes log lines above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def _worth_reading(record: logging.LogRecord) -> bool:
+    # Orbax logs pages of tracebacks for what `checkpoint.py` handles and says in one line.
+    return "orbax" not in record.pathname
+
+
+def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
+    """Log lines to the terminal and, with a folder, to `run.log` in it; other processes than 0 tell warnings only."""
+    level = logging.WARNING if process else (logging.DEBUG if verbose else logging.INFO)
+    handlers: list[logging.Handler] = [_ThroughBar()]
+    if workdir is not None and process == 0:
+        workdir.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(workdir / "run.log"))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+        handler.addFilter(_worth_reading)
+    root = logging.getLogger()
+    root.handlers[:] = handlers
+    root.setLevel(logging.WARNING)
+    logging.getLogger("marl_jax").setLevel(level)
+
+
+class Progress:
+    """A bar with the figures that matter; where there is no terminal, a log line now and then instead."""
+
+    def __init__(self, steps: int, start: int = 0, enabled: bool = True, every_seconds: float = 15.0):
+        self._steps, self._every, self._last = steps, every_seconds, -float("inf")
+        self._enabled = enabled
+        terminal = enabled and sys.stderr.isatty()
+        self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+
+    def update(self, step: int, figures: Mapping[str, float]) -> None:
+        """Moves to `step` and shows the figures, in their order."""
+        words = {name: short(value) for name, value in figures.items()}
+        if self._bar is not None:
+            self._bar.set_postfix(words, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._enabled and (time.monotonic() - self._last >= self._every or step == self._steps):
+            self._last = time.monotonic()
+            log.info("step %d/%d  %s", step, self._steps, "  ".join(f"{k} {v}" for k, v in words.items()))
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def short(value: float) -> str:
+    """A number in few characters: 0.123, 12.3, 12.3k, 1.2e-05."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if size >= 1e4:
+        return f"{value / 1e3:.1f}k"
+    if size and size < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"

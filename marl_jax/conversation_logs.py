@@ -1,0 +1,197 @@
+"""Games written out for a person to read, bounded by sampling: a few games now and then, never all of them.
+
+    logs/game_results_<time>.log       moves, boards and outcomes
+    logs/llm_conversation_<time>.log   every prompt and answer in full
+    logs/game_summary_<model>.txt      results over all games written so far, rewritten each time
+    games.jsonl                        the same games for the report
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import logging
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from marl_jax.metrics import JsonLines, read_json_lines, replace_text
+
+log = logging.getLogger(__name__)
+
+RULE = "-" * 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """One decision: what the player was shown, what it wrote, what was done.
+
+    `reward` is per player, what the step paid; `board` and `svg` show the position after the move; `error` tells why
+    an answer could not be used; `seconds` is the time the answer took, where it was measured.
+    """
+
+    player: int
+    prompt: str
+    answer: str
+    action: str
+    reward: tuple[float, ...] = ()
+    board: str = ""
+    svg: str = ""
+    error: str = ""
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GameRecord:
+    """One game from the first move to the last.
+
+    `players` names who sits in each seat; `outcome` is one of "win" (with `winner`), "draw", "end" (a cooperative
+    game, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat.
+    """
+
+    game: str
+    players: tuple[str, ...]
+    moves: tuple[Move, ...]
+    outcome: str
+    scores: tuple[float, ...]
+    winner: int = -1
+    start_board: str = ""
+    start_svg: str = ""
+    source: str = "train"  # train or eval
+
+    def __post_init__(self):
+        if self.outcome not in ("win", "draw", "end", "incomplete"):
+            raise ValueError(f"outcome is {self.outcome!r}; accepted: win, draw, end, incomplete")
+        if (self.outcome == "win") != (0 <= self.winner < len(self.players)):
+            raise ValueError(f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players")
+
+    @property
+    def result(self) -> str:
+        """The outcome in words."""
+        if self.outcome == "win":
+            return f"player {self.winner} ({self.players[self.winner]}) wins"
+        if self.outcome == "end":
+            return f"ended with score {self.scores[0]:g}"
+        return self.outcome
+
+
+class GameLogs:
+    """The logs of one run; `write` is called every `log.games_every` steps with at most `log.games` games."""
+
+    def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
+        """`start`: the step resumed from; `main`: whether this process writes (process 0)."""
+        self._config, self._main, self._full = config, main, False
+        if not main:
+            return
+        folder = workdir / "logs"
+        self._records = JsonLines(workdir / "games.jsonl", start)
+        self._rounds = [_round(row) for row in read_json_lines(workdir / "games.jsonl")]
+        now = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+        model = re.sub(r"[^\w.-]+", "-", config.model.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._results = folder / f"game_results_{now}.log"
+        self._conversation = folder / f"llm_conversation_{now}.log"
+        self._summary = folder / f"game_summary_{model}.txt"
+        game = " ".join([config.env.name, *(f"{k}={v}" for k, v in config.env.params.items())])
+        self._head = f"{config.name}: {game}, model {config.model.name}, from step {start}\n"
+
+    def due(self, step: int) -> bool:
+        """Whether games belong in the logs at this step."""
+        return self._main and self._config.log.games > 0 and step % self._config.log.games_every == 0
+
+    def write(self, step: int, games: Sequence[GameRecord]) -> None:
+        """Appends the games (the first `log.games` of them) to every log."""
+        if not self._main or self._is_full():
+            return
+        for number, game in enumerate(games[: self._config.log.games]):
+            title = f"\n{RULE}\nstep {step}, {game.source} game {number}: {game.game}, {_seats(game.players)}\n{RULE}\n"
+            self._append(self._results, title + "".join(_results(game)))
+            self._append(self._conversation, title + "".join(_conversation(game)))
+            row = {"step": step, **dataclasses.asdict(game), "result": game.result}
+            self._records.write(row)
+            self._rounds.append(_round(row))
+        try:
+            replace_text(self._summary, summary(self._config.model.name, self._rounds))
+        except OSError as error:
+            log.warning("%s: %s", self._summary, error.strerror)
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self._main:
+            self._records.close()
+
+    def _append(self, path: Path, text: str) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text if file.tell() else self._head + text)
+        except OSError as error:
+            log.warning("%s: %s; games are left out of it", path, error.strerror)
+
+    def _is_full(self) -> bool:
+        limit = self._config.log.max_megabytes
+        if not self._full and self._conversation.exists() and self._conversation.stat().st_size > limit * 1_000_000:
+            self._full = True
+            log.info("%s has reached log.max_megabytes, %d; no more games are written", self._conversation, limit)
+        return self._full
+
+
+def summary(model: str, rounds: Sequence[Mapping]) -> str:
+    """The text of the summary: outcomes, and how each player fared."""
+    lines = [f"Games of {model}: {len(rounds)} written out", ""]
+    outcomes = collections.Counter(row["outcome"] for row in rounds)
+    words = {"win": "won by a player", "draw": "drawn", "end": "played to the end together", "incomplete": "incomplete"}
+    lines += [f"  {outcomes[key]:6d}  {word}" for key, word in words.items() if outcomes[key]]
+    names = sorted({name for row in rounds for name in row["players"]})
+    if names:
+        lines += ["", f"  {'player':24s} {'seats':>6s} {'wins':>6s} {'draws':>6s} {'losses':>6s} {'mean score':>11s}"]
+    for name in names:
+        seats = [(row, seat) for row in rounds for seat, who in enumerate(row["players"]) if who == name]
+        wins = sum(row["winner"] == seat for row, seat in seats)
+        draws = sum(row["outcome"] == "draw" for row, _ in seats)
+        losses = sum(row["outcome"] == "win" and row["winner"] != seat for row, seat in seats)
+        score = statistics.fmean(row["scores"][seat] for row, seat in seats)
+        lines.append(f"  {name:24s} {len(seats):6d} {wins:6d} {draws:6d} {losses:6d} {score:11.3f}")
+    if rounds:
+        lines += ["", f"  {statistics.fmean(row['moves'] for row in rounds):.1f} moves a game"]
+        lines += [f"  {sum(row['errors'] for row in rounds)} answers that could not be used"]
+        lines += [f"  last written at step {rounds[-1]['step']}"]
+    return "\n".join(lines) + "\n"
+
+
+def _round(row: Mapping) -> dict:
+    """What the summary needs of a game."""
+    moves = row["moves"]
+    errors = sum(bool(move["error"]) for move in moves)
+    kept = {key: row[key] for key in ("step", "players", "outcome", "winner", "scores")}
+    return {**kept, "moves": len(moves), "errors": errors}
+
+
+def _seats(players: Sequence[str]) -> str:
+    return ", ".join(f"player {seat} is {name}" for seat, name in enumerate(players))
+
+
+def _results(game: GameRecord):
+    if game.start_board:
+        yield game.start_board + "\n\n"
+    for turn, move in enumerate(game.moves):
+        paid = f", reward {' '.join(f'{r:g}' for r in move.reward)}" if any(move.reward) else ""
+        yield f"turn {turn}: player {move.player} plays {move.action}{paid}{_error(move)}\n"
+        yield f"{move.board}\n\n" if move.board else ""
+    scores = " ".join(f"{score:g}" for score in game.scores)
+    yield f"result: {game.result}; scores {scores}; {len(game.moves)} moves\n"
+
+
+def _conversation(game: GameRecord):
+    for turn, move in enumerate(game.moves):
+        took = "" if move.seconds is None else f" ({move.seconds:.3f} s)"
+        yield f"\n[turn {turn}, player {move.player}] prompt\n{move.prompt}\n"
+        yield f"[turn {turn}, player {move.player}] answer{took}\n{move.answer}\n"
+        yield f"[turn {turn}, player {move.player}] plays {move.action}{_error(move)}\n"
+
+
+def _error(move: Move) -> str:
+    return f"  ! {move.error}" if move.error else ""

@@ -1,0 +1,44 @@
+"""`--mode=export`: a run's policies as folders that transformers and peft load.
+
+    python launch.py --workdir=runs/mine --mode=export
+
+    <workdir>/export/<policy>/           config, weights and tokenizer; a LoRA adapter is merged into them
+    <workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's layout
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from marl_jax import setup as setups
+from marl_jax.evaluate import restore_weights
+from models import lora, peft
+from models import registry as models
+from models.weights.export import export
+
+log = logging.getLogger(__name__)
+
+
+def main(config: ConfigDict, workdir: Path) -> list[Path]:
+    """Writes every policy of the checkpoint that `eval.step` names (the newest by default)."""
+    setup = setups.make(config)
+    with jax.set_mesh(setup.mesh):
+        step, weights = restore_weights(setup, workdir, config.eval.step)
+        written = []
+        for index, name in enumerate(setup.policies):
+            params, folder = weights["model"], workdir / "export" / name
+            if "adapters" in weights:
+                spec = setup.policy.lora
+                scale = lora.scales(spec.n, spec.rank, spec.alpha)
+                alone, base = folder.with_name(f"{name}-adapter"), models.get(config.model.name).hub_id or ""
+                adapter = peft.take(weights["adapters"], scale, index)
+                written.append(peft.export(alone, setup.model.cfg, adapter, base_model=base, overwrite=True))
+                params = lora.merge(params, weights["adapters"], scale, index)
+            written.append(export(folder, setup.model.cfg, params, tokenizer=setup.tokenizer, overwrite=True))
+    for folder in written:
+        log.info("step %d: %s", step, folder)
+    return written

@@ -1,0 +1,207 @@
+"""Figures of a run: `metrics.jsonl`, TensorBoard, Weights & Biases if asked, and the progress bar; process 0 only.
+
+A resumed run drops the rows that come after its checkpoint, so that a file always tells one story.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from marl_jax.console import Progress
+
+log = logging.getLogger(__name__)
+
+BAR = ("return", "entropy", "kl", "kl_step", "games_per_s", "tokens_per_s")
+"""What the progress bar shows, where a step reports it, after the newest result against each opponent."""
+
+
+class JsonLines:
+    """One JSON object per line, appended and flushed; rows carry their step.
+
+    A full disk costs rows, with a warning, and never the run.
+    """
+
+    def __init__(self, path: Path, start: int | None = None):
+        """Opens `path`, without its broken lines and, where `start` is given, its rows after that step (all, if 0)."""
+        self._path = path
+        self._warned = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _keep_until(path, start)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends one row."""
+        line = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._warned:
+                log.warning("%s: %s; rows are lost until there is room", self._path, error.strerror)
+            self._warned = True
+
+    def close(self) -> None:
+        """Closes the file; what could not be flushed is given up."""
+        try:
+            self._file.close()
+        except OSError as error:
+            log.warning("%s: %s; the last rows are lost", self._path, error.strerror)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a file, none if it is absent; a line that was cut short by a crash is left out."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
+class Metrics:
+    """Where the training loop puts its figures.
+
+        metrics = Metrics(config, workdir, start=step)
+        metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are fine
+        metrics.write_eval(step, [{"opponent": "random", "win_rate": 0.9, ...}])
+    """
+
+    def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
+        """`start`: the step resumed from; `main`: whether this process writes (process 0)."""
+        self._every, self._steps = config.log.every, config.steps
+        self._sinks: list = []
+        self._main = main
+        self._results: dict[str, float] = {}
+        self._progress = Progress(config.steps, start, enabled=main and config.log.progress)
+        if not main:
+            return
+        self._rows = JsonLines(workdir / "metrics.jsonl", start)
+        self._evals = JsonLines(workdir / "eval.jsonl", start)
+        if config.log.tensorboard:
+            self._sinks.append(_TensorBoard(workdir / "tensorboard", start))
+        if config.log.wandb:
+            self._sinks.append(_WeightsAndBiases(config, workdir))
+
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        """The figures of one training step; every `log.every`-th is written, all of them move the bar."""
+        if not self._main:
+            return
+        figures = {name: float(value) for name, value in figures.items()}
+        self._progress.update(step, {**self._results, **{name: figures[name] for name in BAR if name in figures}})
+        if step % self._every == 0 or step == self._steps:
+            self._rows.write({"step": step, "time": time.time(), **figures})
+            for sink in self._sinks:
+                sink.write(step, figures)
+
+    def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The result against each opponent: rows of `opponent`, `games` and figures, each with `<figure>_low/_high`."""
+        if not self._main:
+            return
+        for row in rows:
+            self._evals.write({"step": step, "time": time.time(), **row})
+            first = next((name for name in row if f"{name}_low" in row), None)
+            if first is not None:
+                self._results[f"{row['opponent']}/{first}"] = float(row[first])
+            numbers = {f"eval/{row['opponent']}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
+            for sink in self._sinks:
+                sink.write(step, numbers)
+
+    def close(self) -> None:
+        """Closes every file."""
+        self._progress.close()
+        if self._main:
+            self._rows.close()
+            self._evals.close()
+            for sink in self._sinks:
+                sink.close()
+
+
+def write_config(config: ConfigDict, workdir: Path) -> None:
+    """Puts the config beside the results, whole or not at all."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
+    replace_text(workdir / "config.json", text)
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, start: int):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(folder))
+        if start:  # tells TensorBoard to forget what an interrupted run wrote after this step
+            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(self._event(wall_time=time.time(), step=start + 1, session_log=session))
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, config: ConfigDict, workdir: Path):
+        import wandb
+
+        # The run's folder names the run there too, so that a resumed run goes on in the same place.
+        identity = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{config.name}-{workdir.name}")
+        self._run = wandb.init(
+            project="marl_jax", name=config.name, id=identity, dir=str(workdir), config=config.to_dict(), resume="allow"
+        )
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _keep_until(path: Path, start: int | None) -> None:
+    """Rewrites a file of rows without those after `start` and without broken lines; a clean file is left alone.
+
+    A run that starts at 0 starts anew, so nothing is kept.
+    """
+    if not path.exists():
+        return
+    rows = read_json_lines(path)
+    kept = [row for row in rows if start is None or 0 <= row.get("step", -1) <= start] if start != 0 else []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if len(kept) < len(text.splitlines()) or (text and not text.endswith("\n")):
+        replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a whole file or leaves the old one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN, and arrays of one element are numbers."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if getattr(value, "ndim", 0):
+        return [_plain(v) for v in value.tolist()]
+    number = float(value)
+    return number if math.isfinite(number) else None

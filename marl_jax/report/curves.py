@@ -1,0 +1,133 @@
+"""Line charts as inline SVG: smoothed curves, confidence bands, legible ticks; colours come from the page's style."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Sequence
+
+WIDTH, HEIGHT = 360, 190
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 8, 24
+POINTS = 300
+COLOURS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """Points of one line; `low` and `high` draw a band around it, `smooth` an average over its neighbours."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    smooth: bool = False
+
+
+def chart(series: Sequence[Series]) -> str:
+    """The SVG of one or more lines over the same axes; points that are not finite are left out."""
+    numbered = [(i, thinned(s)) for i, s in enumerate(map(_finite, series)) if s.x]  # the legend counts empty ones too
+    series = [s for _, s in numbered]
+    if not series:
+        return '<p class="quiet">no points yet</p>'
+    low = min(min(s.low or s.y) for s in series)
+    high = max(max(s.high or s.y) for s in series)
+    left, right = min(s.x[0] for s in series), max(s.x[-1] for s in series)
+    ticks = nice_ticks(low, high)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+
+    def px(x: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((x - left) / (right - left) if right > left else 0.5)
+
+    def py(y: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - low) / (high - low))
+
+    parts = [f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    for tick in ticks:
+        y = f"{py(tick):.1f}"
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{label(tick)}</text>')
+    for x, anchor in ((left, "start"), (right, "end")) if right > left else ((left, "middle"),):
+        parts.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{label(x)}</text>')
+    for number, s in numbered:
+        parts += _draw(s, f"var(--c{number % COLOURS})", px, py)
+    return "".join([*parts, "</svg>"])
+
+
+def _draw(s: Series, colour: str, px, py):
+    def path(xs, ys) -> str:
+        return "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, ys, strict=True))
+
+    if s.low and s.high:
+        around = path([*s.x, *reversed(s.x)], [*s.high, *reversed(s.low)])
+        yield f'<path class="band" fill="{colour}" d="{around}Z"/>'
+    if len(s.x) == 1:
+        yield f'<circle fill="{colour}" cx="{px(s.x[0]):.1f}" cy="{py(s.y[0]):.1f}" r="3"/>'
+        return
+    if s.smooth and len(s.x) > 20:
+        yield f'<path class="raw" stroke="{colour}" d="{path(s.x, s.y)}"/>'
+        s = dataclasses.replace(s, y=smoothed(s.y, max(2, len(s.y) // 25)))
+    last = f"{s.name}: {label(s.y[-1])} at {label(s.x[-1])}"
+    yield f'<path class="line" stroke="{colour}" d="{path(s.x, s.y)}"><title>{html.escape(last)}</title></path>'
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which colour is whose."""
+    marks = (f'<i style="background:var(--c{i % COLOURS})"></i>' for i in range(len(names)))
+    spans = (f"<span>{mark}{html.escape(name)}</span>" for mark, name in zip(marks, names, strict=True))
+    return f'<p class="legend quiet">{"".join(spans)}</p>'
+
+
+def smoothed(values: Sequence[float], radius: int) -> list[float]:
+    """Each value averaged with up to `radius` neighbours on both sides."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    ends = [(max(0, i - radius), min(len(values), i + radius + 1)) for i in range(len(values))]
+    return [(sums[b] - sums[a]) / (b - a) for a, b in ends]
+
+
+def thinned(s: Series) -> Series:
+    """At most `POINTS` points, each the mean of its neighbours."""
+    stride = math.ceil(len(s.x) / POINTS)
+    if stride == 1:
+        return s
+
+    def mean(values):
+        parts = (values[i : i + stride] for i in range(0, len(values or ()), stride))
+        return [math.fsum(part) / len(part) for part in parts] or None
+
+    return dataclasses.replace(s, x=mean(s.x), y=mean(s.y), low=mean(s.low), high=mean(s.high))
+
+
+def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`."""
+    if high <= low:
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def label(value: float) -> str:
+    """A number as short as it can be."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:g}M"
+    if size >= 1e4:
+        return f"{value / 1e3:.4g}k"
+    if size >= 1e3:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if size >= 1e-4 or value == 0 else f"{value:.1e}"
+
+
+def _finite(s: Series) -> Series:
+    columns = [s.x, s.y, s.low or s.y, s.high or s.y]
+    numbers = (row for row in zip(*columns, strict=True) if all(isinstance(v, int | float) for v in row))
+    rows = [row for row in numbers if all(map(math.isfinite, row))]
+    x, y, low, high = ([row[i] for row in rows] for i in range(4))
+    return dataclasses.replace(s, x=x, y=y, low=low if s.low else None, high=high if s.high else None)

@@ -1,0 +1,49 @@
+"""A seal on a folder: size and checksum of every file below it, so that later damage is found before it is read."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import zlib
+from pathlib import Path
+
+NAME = "seal.json"
+
+
+def write(folder: Path) -> None:
+    """Seals the files in the folders of `folder`; what lies beside them is left to who commits the folder."""
+    files = [file for file in sorted(folder.glob("*/**/*")) if file.is_file() and file.name != "commit_success.txt"]
+    names = [str(file.relative_to(folder)) for file in files]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        seal = dict(zip(names, pool.map(fingerprint, files), strict=True))
+    (folder / NAME).write_text(json.dumps(seal, indent=1))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the files, None if they are as they were sealed."""
+    try:
+        seal = json.loads((folder / NAME).read_text())
+    except FileNotFoundError:
+        return f"{NAME} is missing"
+    except ValueError:
+        return f"{NAME} is not JSON"
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda name: fingerprint(folder / name), seal)
+        for name, now in zip(seal, found, strict=True):
+            if now is None:
+                return f"{name} is missing"
+            if now != seal[name]:
+                return f"{name} has changed: size and checksum are {now}, expected {seal[name]}"
+    return None
+
+
+def fingerprint(path: Path) -> list[int] | None:
+    """Size and CRC-32 of a file, None if it is absent."""
+    checksum, size = 0, 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+    except FileNotFoundError:
+        return None
+    return [size, checksum]

@@ -1,0 +1,96 @@
+"""Confidence intervals for what an evaluation measures, and ratings from who beat whom."""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Interval(NamedTuple):
+    """An estimate between its two ends."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson's interval of a rate: sensible for few games and for rates near 0 and 1.
+
+    `successes` may be fractional (a draw as half a win), which makes the interval a little too wide.
+    """
+    if n <= 0 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes out of {n}: expected 0 <= successes <= n and n > 0")
+    z = _z(confidence)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Interval(p, float(max(0.0, min(centre - half, p))), float(min(1.0, max(centre + half, p))))
+
+
+def normal(values, confidence: float = 0.95) -> Interval:
+    """The interval of a mean from its standard error; for many values."""
+    values = _values(values)
+    half = _z(confidence) * values.std(ddof=1) / np.sqrt(values.size) if values.size > 1 else np.inf
+    mean = float(values.mean())
+    return Interval(mean, float(mean - half), float(mean + half))
+
+
+def bootstrap(values, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
+    """The interval of a mean from resampling; for few or lopsided values."""
+    values = _values(values)
+    rng = np.random.default_rng(seed)
+    # One multinomial row counts how often each value was drawn, so memory does not grow with resamples x values.
+    distinct, counts = np.unique(values, return_counts=True)
+    drawn = rng.multinomial(values.size, counts / values.size, size=resamples)
+    means = drawn @ distinct / values.size
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def elo(scores, games, prior_games: float = 1.0, mean: float = 1000.0) -> np.ndarray:
+    """Elo ratings from matches, by maximum likelihood (Bradley-Terry; a draw is half a win).
+
+    scores: [n, n] points of row against column; games: [n, n] games between them (symmetric).
+    `prior_games` drawn games against an average player keep a player without wins or losses finite.
+    Returns ratings [n] whose mean is `mean`; 400 points apart is ten wins to one.
+    """
+    scores, games = np.asarray(scores, float), np.asarray(games, float)
+    n = len(games)
+    if scores.shape != (n, n) or games.shape != (n, n):
+        raise ValueError(f"scores are {scores.shape} and games {games.shape}; expected the same square shape")
+    if not np.allclose(games, games.T) or not np.allclose(scores + scores.T, games):
+        raise ValueError("scores[i, j] + scores[j, i] must be games[i, j], and games symmetric")
+    games, scores = games.copy(), scores.copy()
+    np.fill_diagonal(games, 0.0)
+    np.fill_diagonal(scores, 0.0)
+    won = scores.sum(1) + prior_games / 2
+    strength = np.ones(n)
+    for _ in range(10_000):  # minorise-maximise: every step raises the likelihood
+        pairs = games / (strength[:, None] + strength[None, :])
+        new = won / (pairs.sum(1) + prior_games / (strength + 1.0))
+        done = np.abs(np.log(new / strength)).max() < 1e-10
+        strength = new
+        if done:
+            break
+    ratings = 400 * np.log10(strength)
+    return ratings - ratings.mean() + mean
+
+
+def _z(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; accepted: between 0 and 1")
+    return statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def _values(values) -> np.ndarray:
+    values = np.asarray(values, float).ravel()
+    if not values.size:
+        raise ValueError("no values: a mean needs one at least")
+    return values

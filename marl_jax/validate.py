@@ -1,0 +1,240 @@
+"""Refuses a config that cannot work, before anything is compiled.
+
+`rules.RULES` says what each field accepts; `COMBINATIONS` are the conditions between fields. `check` collects every
+problem, so that a user mends them all at once; each names the field, its value and what is accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from envs import registry as games
+from marl_jax import opponents
+from marl_jax.errors import ConfigError
+from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES
+from models import registry as models
+from models.config import ModelConfig
+
+
+def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field as (dotted name, value); open groups count as one field."""
+    for key, value in config.items(preserve_field_references=False):
+        name = prefix + key
+        if isinstance(value, ConfigDict) and RULES.get(name) is not OPEN:
+            yield from fields(value, name + ".")
+        else:
+            yield name, value
+
+
+def rule_name(field: str) -> str:
+    """The key of `RULES` for a field: the name of a policy becomes `*`."""
+    parts = field.split(".")
+    return ".".join(["policies", "*", *parts[2:]]) if parts[0] == "policies" and len(parts) > 2 else field
+
+
+def did_you_mean(word: str, known) -> str:
+    """A hint at the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _single_fields(config: ConfigDict) -> Iterator[str]:
+    found = dict(fields(config))
+    for name, value in found.items():
+        rule = RULES.get(rule_name(name))
+        if rule is None:
+            yield f"config.{name} is not a field{did_you_mean(name, RULES)}"
+        elif not rule.holds(value):
+            hint = did_you_mean(value, models.names()) if rule is MODEL and isinstance(value, str) else ""
+            yield f"config.{name} is {value!r}; accepted: {rule.accepted}{hint}"
+    for name in RULES:
+        if "*" not in name and name not in found:
+            yield f"config.{name} is missing; accepted: {RULES[name].accepted}"
+
+
+# ------------------------------------------------------------------------------------------- between fields
+
+
+def _algorithm(c: ConfigDict) -> Iterator[str]:
+    grouped = c.algo.name != "ppo"
+    if grouped and c.algo.group < 2:
+        yield (
+            f"config.algo.group is {c.algo.group} with algo.name {c.algo.name!r}; a group of one has no advantage, "
+            "accepted: 2 and more"
+        )
+    if not grouped and c.algo.group != 1:
+        yield f"config.algo.group is {c.algo.group} with algo.name 'ppo', which takes one sample a prompt; accepted: 1"
+    if grouped and c.algo.critic != "none":
+        yield f"config.algo.critic is {c.algo.critic!r} with algo.name {c.algo.name!r}; accepted: 'none'"
+    if not grouped and c.algo.critic == "none":
+        yield "config.algo.critic is 'none' with algo.name 'ppo'; accepted: 'head', 'separate', 'central'"
+    if c.algo.name == "grpo" and c.rollout.games % c.algo.group:
+        yield _not_divisible("rollout.games", c.rollout.games, c.algo.group, "algo.group")
+    if c.algo.share_prefix and c.algo.name != "at_grpo":
+        yield (
+            f"config.algo.share_prefix is True with algo.name {c.algo.name!r}, whose samples do not share prompts; "
+            "accepted: False, or algo.name 'at_grpo'"
+        )
+    if c.algo.gae == "token" and c.rollout.answer == "choice":
+        yield "config.algo.gae is 'token' with rollout.answer 'choice'; accepted: 'turn', or rollout.answer 'free'"
+
+
+def _batch(c: ConfigDict) -> Iterator[str]:
+    parts = c.algo.minibatches * c.algo.accumulate
+    if samples(c) % parts:
+        what = f"algo.minibatches x algo.accumulate = {parts}"
+        yield _not_divisible(f"rollout.games x turns{' x algo.group' if c.algo.name == 'at_grpo' else ''}",
+                             samples(c), parts, what)  # fmt: skip
+    if c.optim.warmup >= c.steps:
+        yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"
+
+
+def _roles(c: ConfigDict) -> Iterator[str]:
+    for agent, policy in c.agents.items():
+        if policy not in c.policies:
+            known = ", ".join(c.policies) or "none"
+            yield f"config.agents.{agent} is {policy!r}, a policy that is not in config.policies ({known})"
+    used = set(c.agents.values())
+    for name in c.policies:
+        if name not in used:
+            yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
+    shared = [name for name, policy in c.policies.items() if not policy.model]
+    if len(shared) > 1 and not c.model.lora.rank:
+        yield (
+            f"config.policies {', '.join(shared)} share one model and model.lora.rank is 0, so they would be one; "
+            "accepted: a rank from 1 up (an adapter each), or one policy"
+        )
+    owners: dict[str, str] = {}
+    for name, policy in c.policies.items():
+        adapter = policy.adapter or name
+        if c.model.lora.rank and adapter in owners:
+            yield (
+                f"config.policies.{name}.adapter is {adapter!r}, the adapter of policy {owners[adapter]!r} too; "
+                "accepted: one adapter per policy, or one policy for both roles"
+            )
+        owners.setdefault(adapter, name)
+    if c.policies and all(policy.frozen for policy in c.policies.values()):
+        yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
+
+
+def _model(c: ConfigDict) -> Iterator[str]:
+    if c.model.lora.rank and not c.model.lora.targets:
+        yield f"config.model.lora.targets is empty with rank {c.model.lora.rank}; accepted: some of {LORA_TARGETS}"
+    if c.model.lora.rank and MODEL.holds(c.model.name) and models.get(c.model.name).config.family == "gpt2":
+        wrong = set(c.model.lora.targets) & {"gate"}
+        if wrong:
+            yield f"config.model.lora.targets has 'gate', which {c.model.name} does not have; leave it out"
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    for field in c.model.shape:
+        if field not in known:
+            yield f"config.model.shape.{field} is not a field of a model{did_you_mean(field, known)}"
+    places = {"model.weights": c.model.weights}
+    places |= {f"policies.{name}.weights": policy.weights for name, policy in c.policies.items()}
+    for field, place in places.items():
+        if place not in ("", "random") and not Path(place).expanduser().exists():
+            yield f"config.{field} is {place!r}, which does not exist; accepted: '', 'random', a folder or a GGUF file"
+
+
+def _game(c: ConfigDict) -> Iterator[str]:
+    try:
+        game = games.make(c.env.name, **c.env.params.to_dict())
+    except (TypeError, ValueError) as error:
+        yield f"config.env.params: {error}"
+        return
+    seats = {f"seat_{i}" for i in range(game.n_players)} | set(getattr(game, "roles", ()))
+    for agent in c.agents:
+        if agent != "all" and agent not in seats:
+            yield f"config.agents.{agent} is no seat of {c.env.name}; accepted: all, {', '.join(sorted(seats))}"
+    if "all" not in c.agents:
+        free = [f"seat_{i}" for i in range(game.n_players) if f"seat_{i}" not in c.agents]
+        if free and not set(getattr(game, "roles", ())) & set(c.agents):
+            yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+
+
+def _opponents(c: ConfigDict) -> Iterator[str]:
+    o = c.opponents
+    if o.self_share + o.bot_share > 1 + 1e-9:
+        yield f"config.opponents: self_share {o.self_share} + bot_share {o.bot_share} is above 1"
+    if o.bot_share > 0 and not o.bots:
+        yield f"config.opponents.bot_share is {o.bot_share} and opponents.bots is empty; accepted: names, e.g. random"
+    yield from _bots("opponents.bots", o.bots, c.env.name)
+    if o.self_share + o.bot_share < 1 - 1e-9 and not o.pool_size:
+        yield (
+            f"config.opponents.pool_size is 0 and leaves {1 - o.self_share - o.bot_share:.2f} of the games without an "
+            "opponent; accepted: 1 and more, or shares that add up to 1"
+        )
+
+
+def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
+    known = opponents.bot_names(game)
+    for name in names:
+        if name not in known:
+            yield f"config.{field} has {name!r}, which is no bot of {game}; accepted: {', '.join(known)}"
+
+
+def _evaluation(c: ConfigDict) -> Iterator[str]:
+    runs = [name for name in c.eval.opponents if (Path(name.partition("@")[0]).expanduser() / "config.json").is_file()]
+    for problem in _bots("eval.opponents", [name for name in c.eval.opponents if name not in runs], c.env.name):
+        yield f"{problem}, or the folder of a run, with @STEP or not"
+    opponent = c.checkpoint.best_metric.split("/")[0]
+    known = {"self", *(Path(name).name for name in c.eval.opponents)}
+    if opponent and opponent not in known:
+        yield (
+            f"config.checkpoint.best_metric is {c.checkpoint.best_metric!r}, and {opponent!r} is no opponent; "
+            f"accepted: <opponent>/<figure> with an opponent of {', '.join(sorted(known))}"
+        )
+    if opponent and not c.eval.every:
+        yield f"config.checkpoint.best_metric is {c.checkpoint.best_metric!r} with eval.every 0; accepted: 1 and more"
+    if c.log.wandb and importlib.util.find_spec("wandb") is None:
+        yield "config.log.wandb is True, but the package wandb is not installed; accepted: False, or pip install wandb"
+
+
+def _machines(c: ConfigDict) -> Iterator[str]:
+    if sum(ways == -1 for ways in c.mesh.values()) > 1:
+        yield f"config.mesh has more than one -1 ({dict(c.mesh)}); accepted: one axis that takes the devices left"
+    d = c.distributed
+    if not d.enabled and (d.coordinator or d.processes or d.index >= 0):
+        yield "config.distributed has an address or a number, and enabled is False; accepted: enabled True"
+    if d.coordinator and not 0 <= d.index < d.processes:
+        yield f"config.distributed.index is {d.index}; accepted: from 0 to processes - 1, {d.processes - 1}"
+
+
+def _rewards(c: ConfigDict) -> Iterator[str]:
+    if c.reward.team == c.reward.agent == c.reward.process == 0:
+        yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
+
+
+COMBINATIONS = (_algorithm, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards)
+
+
+def samples(config: ConfigDict) -> int:
+    """How many answers one rollout gathers."""
+    candidates = config.algo.group if config.algo.name == "at_grpo" else 1
+    return config.rollout.games * config.rollout.turns * candidates
+
+
+def check(config: ConfigDict) -> None:
+    """Raises `ConfigError` with every problem of the config; combinations are looked at once the fields are right."""
+    problems = list(_single_fields(config))
+    if not problems:
+        problems = [problem for combination in COMBINATIONS for problem in combination(config)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def nearest(size: int, by: int) -> tuple[int, ...]:
+    """The multiples of `by` around `size`, without 0."""
+    below = size // by * by
+    return tuple(n for n in (below, below + by) if n > 0)
+
+
+def _not_divisible(name: str, size: int, by: int, what: str) -> str:
+    near = " or ".join(str(n) for n in nearest(size, by))
+    return f"config.{name} is {size}, not a multiple of {what if '=' in what else f'{what}, {by}'}; nearest: {near}"

@@ -1,0 +1,70 @@
+"""Logs that a person reads: complete games, bounded in size."""
+
+import pytest
+
+from configs import defaults
+from marl_jax.conversation_logs import GameLogs, GameRecord, Move
+from marl_jax.metrics import read_json_lines
+
+
+def make_game(winner=0, answer="5"):
+    moves = (
+        Move(0, "You are X.\nYour move:", answer, "5", (0.0, 0.0), board=". . .\n. X .", seconds=0.25),
+        Move(1, "You are O.\nYour move:", "hello", "1", (1.0, -1.0), board="O . .\n. X .", error="no legal move"),
+    )
+    return GameRecord("tic_tac_toe", ("main", "random"), moves, "win", (1.0, -1.0), winner, start_board=". . .\n. . .")
+
+
+@pytest.fixture
+def config():
+    config = defaults.get_config()
+    config.model.name = "org/some model"
+    config.log.update(dict(games=2, games_every=5))
+    return config
+
+
+def test_the_three_files_say_what_they_should(config, tmp_path):
+    logs = GameLogs(config, tmp_path)
+    assert logs.due(5) and not logs.due(6)
+    logs.write(5, [make_game(0), make_game(1), make_game(0)])
+    logs.close()
+    text = next((tmp_path / "logs").glob("game_results_2*.log")).read_text()
+    assert "turn 0: player 0 plays 5" in text and ". X ." in text
+    assert "result: player 1 (random) wins; scores 1 -1; 2 moves" in text
+    text = next((tmp_path / "logs").glob("llm_conversation_2*.log")).read_text()
+    assert "You are X.\nYour move:" in text and "answer (0.250 s)\n5" in text and "! no legal move" in text
+    text = (tmp_path / "logs" / "game_summary_org-some-model.txt").read_text()
+    assert "2 written out" in text  # the third is beyond log.games
+    main = next(line.split() for line in text.splitlines() if line.split()[:1] == ["main"])
+    assert main == ["main", "2", "1", "0", "1", "1.000"]
+    assert len(read_json_lines(tmp_path / "games.jsonl")) == 2
+
+
+def test_a_resumed_run_goes_on_with_the_summary(config, tmp_path):
+    for start in (0, 5):
+        logs = GameLogs(config, tmp_path, start=start)
+        logs.write(start + 5, [make_game()])
+        logs.close()
+    assert [row["step"] for row in read_json_lines(tmp_path / "games.jsonl")] == [5, 10]
+    assert "2 written out" in (tmp_path / "logs" / "game_summary_org-some-model.txt").read_text()
+
+
+def test_the_size_is_bounded(config, tmp_path):
+    config.log.max_megabytes = 1
+    logs = GameLogs(config, tmp_path)
+    for step in range(5, 500, 5):
+        logs.write(step, [make_game(answer="x" * 200_000)])
+    sizes = [file.stat().st_size for file in (tmp_path / "logs").iterdir()]
+    assert max(sizes) < 1.5e6 and (tmp_path / "games.jsonl").stat().st_size < 1.5e6
+
+
+def test_other_processes_write_nothing(config, tmp_path):
+    logs = GameLogs(config, tmp_path, main=False)
+    assert not logs.due(5)
+    logs.write(5, [make_game()])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_winner_must_sit_at_the_table():
+    with pytest.raises(ValueError, match="winner is 2"):
+        make_game(winner=2)

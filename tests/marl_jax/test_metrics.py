@@ -1,0 +1,121 @@
+"""Figures: one row a step, whole after a crash, one story after a resume, and process 0 only."""
+
+import errno
+import json
+import logging
+import math
+import os
+
+import jax.numpy as jnp
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from configs import defaults
+from marl_jax import console
+from marl_jax.metrics import JsonLines, Metrics, read_json_lines, write_config
+
+
+@pytest.fixture
+def config():
+    config = defaults.get_config()
+    config.steps = 10
+    config.log.progress = False
+    return config
+
+
+def write_run(config, workdir, steps, start=0):
+    metrics = Metrics(config, workdir, start=start)
+    for step in steps:
+        metrics.write(step, {"reward": jnp.float32(step), "kl": float("nan")})
+        metrics.write_eval(step, [{"opponent": "random", "games": 8, "win_rate": 0.5, "win_rate_low": 0.2}])
+    metrics.close()
+
+
+def test_rows_are_json_and_nan_is_null(config, tmp_path):
+    write_run(config, tmp_path, [1, 2])
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["reward"] == 2.0 and rows[1]["kl"] is None
+    assert read_json_lines(tmp_path / "eval.jsonl")[0]["opponent"] == "random"
+
+
+def test_a_resumed_run_drops_what_came_after_its_checkpoint(config, tmp_path):
+    write_run(config, tmp_path, [1, 2, 3, 4])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')  # the process was killed here
+    write_run(config, tmp_path, [3, 4, 5], start=2)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        assert [row["step"] for row in read_json_lines(tmp_path / name)] == [1, 2, 3, 4, 5]
+
+
+def test_the_bar_shows_the_newest_results_first(config, tmp_path, monkeypatch):
+    shown = []
+    metrics = Metrics(config, tmp_path)
+    monkeypatch.setattr(metrics._progress, "update", lambda step, figures: shown.append(list(figures.items())))
+    metrics.write_eval(0, [{"opponent": "random", "games": 8, "win_rate": 0.5, "win_rate_low": 0.2, "length": 3.0}])
+    metrics.write(1, {"loss": 3.0, "entropy": 1.5})
+    assert shown == [[("random/win_rate", 0.5), ("entropy", 1.5)]]
+
+
+def test_every_nth_step_and_the_last_are_written(config, tmp_path):
+    config.log.every = 4
+    write_run(config, tmp_path, range(1, 11))
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [4, 8, 10]
+
+
+def test_tensorboard_has_the_same_figures(config, tmp_path):
+    write_run(config, tmp_path, [1, 2])
+    write_run(config, tmp_path, [2], start=1)
+    found, restarts = {}, []
+    for file in sorted((tmp_path / "tensorboard").iterdir()):
+        for event in EventFileLoader(str(file)).Load():
+            restarts += [event.step] if event.HasField("session_log") else []
+            for value in event.summary.value:
+                found[value.tag, event.step] = value.tensor.float_val[0]
+    assert found["reward", 2] == 2.0 and math.isnan(found["kl", 1])
+    assert found["eval/random/win_rate", 1] == 0.5
+    assert restarts == [2]
+
+
+def test_other_processes_write_nothing(config, tmp_path):
+    metrics = Metrics(config, tmp_path, main=False)
+    metrics.write(1, {"reward": 1.0})
+    metrics.write_eval(1, [{"opponent": "random"}])
+    metrics.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_costs_rows_and_one_warning(tmp_path, caplog):
+    rows = JsonLines(tmp_path / "rows.jsonl")
+
+    class Full:
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows._file.close()
+    rows._file = Full()
+    with caplog.at_level(logging.WARNING, "marl_jax"):
+        rows.write({"step": 1})
+        rows.write({"step": 2})
+    assert caplog.text.count("No space left") == 1
+
+
+def test_the_config_is_written_whole(config, tmp_path):
+    write_config(config, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["algo"]["name"] == "ppo"
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(caplog):
+    progress = console.Progress(steps=100, every_seconds=1000.0)
+    with caplog.at_level(logging.INFO, "marl_jax"):
+        for step in range(1, 101):
+            progress.update(step, {"reward": 0.12345, "tokens_per_s": 123456.0})
+    assert [r.getMessage() for r in caplog.records] == [
+        f"step {step}/100  reward 0.123  tokens_per_s 123.5k" for step in (1, 100)
+    ]
+
+
+@pytest.mark.parametrize("value, text", [(0, "0"), (0.5, "0.5"), (12.0, "12"), (1.2e-5, "1.2e-05"), (2.5e6, "2.5M")])
+def test_short_numbers(value, text):
+    assert console.short(value) == text

@@ -1,0 +1,128 @@
+"""The report: one page, nothing loaded, nothing run, everything a model wrote escaped."""
+
+import dataclasses
+import html.parser
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from configs import defaults
+from marl_jax import report
+from marl_jax.conversation_logs import GameRecord, Move
+from marl_jax.errors import RunError
+from marl_jax.report import curves
+
+ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script><circle r="5"/></svg>'
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    config = defaults.get_config()
+    config.name = "a run of " + ATTACK
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    metrics = [{"step": s, "time": 100.0 + s, "reward": s / 10, "kl": None, "odd/name<b>": 1.0} for s in range(1, 60)]
+    evals = [
+        {"step": s, "opponent": name, "games": 9, "win_rate": 0.4 + s / 200, "win_rate_low": 0.3, "win_rate_high": 0.9}
+        for s in (10, 50)
+        for name in ("random", "minimax" + ATTACK)
+    ]
+    move = Move(0, "prompt " + ATTACK, "answer " + ATTACK, "5", (1.0, -1.0), "X . .", SVG, error=ATTACK)
+    game = GameRecord("tic_tac_toe", ("main", ATTACK), (move,) * 3, "draw", (0.0, 0.0), start_svg=SVG)
+    games = [{"step": s, **dataclasses.asdict(game), "result": "draw"} for s in range(20)]
+    for name, rows in (("metrics", metrics), ("eval", evals), ("games", games)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects tags, attributes that point elsewhere, and checks that tags close in order."""
+
+    VOID = {"meta", "img", "line", "circle", "path", "br"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.links, self.words = [], set(), [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        assert not any(name.startswith("on") for name, _ in attributes)
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in self.VOID or tag == "path":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(page):
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+def test_nothing_is_run_or_loaded(workdir):
+    page = report.main(workdir).read_text()
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert reader.links and all(link.startswith("data:image/svg+xml;base64,") for link in reader.links)
+    assert "http://" not in page and "https://" not in page
+    assert "default-src 'none'" in page
+
+
+def test_it_shows_the_evaluation_the_games_and_the_config(workdir):
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert ATTACK in words  # as text
+    assert "65.0 % [30.0, 90.0]" in words
+    assert "6 of the 20 games" in words
+    assert "59 of 200" in words
+    assert '"clip_low": 0.2' in words
+
+
+def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
+    assert "No step has been logged yet" in report.main(tmp_path).read_text()
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    with pytest.raises(RunError, match="config.json is missing"):
+        report.main(tmp_path)
+
+
+def test_a_chart_stays_inside_its_box_and_leaves_out_what_is_not_a_number():
+    y = [float(i % 7) for i in range(998)] + [None, float("inf")]
+    line = curves.Series("loss", list(range(1000)), y, smooth=True)
+    band = curves.Series("eval", [0, 500, 999], [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5])
+    root = ElementTree.fromstring(curves.chart([line, band]))
+    paths = [path.get("d").strip("MZ").split("L") for path in root.iter("path")]
+    assert len(paths) == 4  # raw, smoothed, band, line
+    for path in paths:
+        for x, y in (map(float, point.split()) for point in path):
+            assert curves.LEFT <= x <= curves.WIDTH and 0 <= y <= curves.HEIGHT
+    assert max(map(len, paths)) <= curves.POINTS
+
+
+def test_one_point_and_no_points():
+    assert "<circle" in curves.chart([curves.Series("a", [3], [1.0])])
+    assert "no points yet" in curves.chart([curves.Series("a", [], [])])
+
+
+@pytest.mark.parametrize(
+    "low, high, ticks",
+    [(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1.0]), (-3, 7, [-5, -2.5, 0, 2.5, 5, 7.5]), (2, 2, [1.8, 1.9, 2.0, 2.1, 2.2])],
+)
+def test_ticks_are_round(low, high, ticks):
+    assert curves.nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_smoothing_keeps_a_line_straight():
+    assert curves.smoothed([1.0, 2.0, 3.0, 4.0, 5.0], 1)[1:-1] == [2.0, 3.0, 4.0]

@@ -1,0 +1,126 @@
+"""A config that cannot work is refused with the field, its value and what is accepted."""
+
+import re
+
+import pytest
+
+from configs import algorithms, defaults
+from experiments import connect_four_selfplay, hanabi_selfplay, tic_tac_toe_selfplay
+from marl_jax import rules, validate
+from marl_jax.errors import ConfigError
+
+
+def config_with(**changes):
+    """The defaults with fields changed; `__` stands for a dot."""
+    config = defaults.get_config()
+    for name, value in changes.items():
+        *groups, field = name.split("__")
+        here = config
+        for group in groups:
+            here = here[group]
+        with here.ignore_type():
+            here[field] = value
+    return config
+
+
+def problems(**changes):
+    with pytest.raises(ConfigError) as refused:
+        validate.check(config_with(**changes))
+    return refused.value.problems
+
+
+@pytest.mark.parametrize("experiment", [tic_tac_toe_selfplay, connect_four_selfplay, hanabi_selfplay])
+@pytest.mark.parametrize("variant", [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b"])
+def test_every_experiment_is_accepted(experiment, variant):
+    validate.check(experiment.get_config(variant))
+
+
+@pytest.mark.parametrize("make", ["grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo"])
+def test_every_algorithm_is_accepted(make):
+    validate.check(config_with(algo=getattr(algorithms, make)()))
+
+
+def test_every_default_has_a_rule_and_every_rule_a_default():
+    found = {validate.rule_name(name) for name, _ in validate.fields(defaults.get_config())}
+    assert found == set(rules.RULES)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(steps=0), "config.steps is 0; accepted: a whole number from 1 up"),
+        (dict(steps=True), "config.steps is True; accepted: a whole number from 1 up"),
+        (dict(optim__lr=-1.0), "config.optim.lr is -1.0; accepted: a number above 0"),
+        (dict(optim__lr=float("nan")), "config.optim.lr is nan; accepted: a number above 0"),
+        (dict(algo__name="pop"), "config.algo.name is 'pop'; accepted: one of ppo, grpo, at_grpo"),
+        (dict(algo__dual_clip=0.5), "config.algo.dual_clip is 0.5; accepted: 0 (off) or a number above 1"),
+        (dict(model__lora__targets=("q", "x")), "config.model.lora.targets is ('q', 'x'); accepted: a tuple of"),
+        (dict(model__name="quen3-8b"), "did you mean qwen3-8b?"),
+        (dict(mesh__data=0), "config.mesh.data is 0; accepted: a whole number from 1 up, or -1"),
+        (dict(env__name="chess"), "config.env.name is 'chess'; accepted: one of tic_tac_toe"),
+        (dict(optim__lrr=1.0), "config.optim.lrr is not a field; did you mean optim.lr?"),
+        # combinations
+        (dict(algo__name="grpo", algo__critic="none"), "config.algo.group is 1 with algo.name 'grpo'"),
+        (dict(algo__name="at_grpo", algo__group=4), "config.algo.critic is 'head' with algo.name 'at_grpo'"),
+        (dict(algo__critic="none"), "config.algo.critic is 'none' with algo.name 'ppo'"),
+        (dict(algo__group=4), "config.algo.group is 4 with algo.name 'ppo'"),
+        (dict(algo__share_prefix=True), "config.algo.share_prefix is True with algo.name 'ppo'"),
+        (dict(rollout__games=10, rollout__turns=3, algo__minibatches=4), "is 30, not a multiple of"),
+        (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
+        (dict(agents__all="mian"), "config.agents.all is 'mian', a policy that is not in config.policies (main)"),
+        (dict(policies__spare=defaults.policy()), "config.policies.spare is used by no agent"),
+        (dict(agents__seat_7="main"), "config.agents.seat_7 is no seat of tic_tac_toe; accepted: all, seat_0, seat_1"),
+        (dict(agents={"seat_0": "main"}), "config.agents has no policy for seat_1"),
+        (dict(opponents__bots=("search",)), "'search', which is no bot of tic_tac_toe; accepted: random, minimax"),
+        (dict(policies__main__frozen=True), "config.policies: all are frozen"),
+        (dict(model__lora__rank=8, model__lora__targets=()), "config.model.lora.targets is empty with rank 8"),
+        (dict(model__weights="no/such/folder"), "config.model.weights is 'no/such/folder', which does not exist"),
+        (dict(model__shape={"d_modle": 64}), "config.model.shape.d_modle is not a field of a model; did you mean d_mo"),
+        (dict(env__params={"size": 4}), "config.env.params: tic_tac_toe: unknown parameter 'size'"),
+        (dict(opponents__self_share=0.5), "config.opponents.pool_size is 0 and leaves 0.50 of the games"),
+        (dict(opponents__bot_share=0.5), "is above 1"),
+        (dict(eval__opponents=("minmax",)), "config.eval.opponents has 'minmax', which is no bot of tic_tac_toe"),
+        (dict(checkpoint__best_metric="search/win_rate"), "'search' is no opponent"),
+        (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
+        (dict(distributed__coordinator="host:1"), "enabled is False"),
+        (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
+    ],
+)  # fmt: skip
+def test_refused(changes, message):
+    found = problems(**changes)
+    assert any(message in problem for problem in found), found
+
+
+def test_two_policies_on_one_adapter_are_refused():
+    found = problems(
+        model__lora__rank=4,
+        agents={"seat_0": "main", "seat_1": "other"},
+        policies__other=defaults.policy(),
+        policies__other__adapter="main",
+    )
+    assert found == [
+        "config.policies.other.adapter is 'main', the adapter of policy 'main' too; "
+        "accepted: one adapter per policy, or one policy for both roles"
+    ]
+
+
+def test_two_policies_need_something_of_their_own():
+    both = dict(agents={"seat_0": "main", "seat_1": "other"}, policies__other=defaults.policy())
+    assert "config.policies main, other share one model" in problems(**both)[0]
+    validate.check(config_with(model__lora__rank=4, **both))
+
+
+def test_all_problems_are_told_at_once():
+    assert len(problems(steps=-1, seed="x", algo__lam=2.0)) == 3
+
+
+def test_a_missing_field_is_told():
+    config = defaults.get_config()
+    del config.optim["lr"]
+    with pytest.raises(ConfigError, match=re.escape("config.optim.lr is missing")):
+        validate.check(config)
+
+
+def test_nearest_sizes():
+    assert validate.nearest(10, 8) == (8, 16)
+    assert validate.nearest(3, 8) == (8,)

@@ -1,0 +1,172 @@
+"""The command line: overrides land, what is wrong is refused in one line, modes start."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import launch
+from marl_jax.errors import RunError
+from marl_jax.signals import GracefulStop
+
+ROOT = Path(launch.__file__).parent
+TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs go to a folder of the test, and the root logger is put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("marl_jax.console.set_up", lambda *_, **__: None)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What the modes were started with, instead of starting them."""
+    calls = []
+    monkeypatch.setattr(launch, "start", lambda mode, given: calls.append((mode, given)))
+    return calls
+
+
+def refused(capsys, *arguments):
+    assert launch.main(["launch.py", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
+
+
+def test_overrides_land_with_their_types(started):
+    changes = ["steps=7", "optim.warmup=0", "optim.lr=1e-5", "log.wandb=false", "eval.opponents=('random',)"]
+    changes += ["agents.seat_1=main"]
+    flags = [f"--config.{change}" for change in changes] + ["--noconfig.algo.whiten", "--config.env.symmetry"]
+    assert launch.main(["launch.py", TIC_TAC_TOE, *flags]) == 0
+    (mode, given), config = started[0], started[0][1]["config"]
+    assert mode == "train" and given["workdir"] == Path.cwd() / "runs" / "tic_tac_toe_selfplay"
+    assert (config.steps, config.optim.lr, config.algo.whiten, config.env.symmetry) == (7, 1e-5, False, True)
+    assert config.eval.opponents == ("random",) and config.agents.seat_1 == "main"
+
+
+def test_variants_and_the_two_word_form(started):
+    assert launch.main(["launch.py", "--config", f"{ROOT}/experiments/hanabi_selfplay.py:smollm2-lora"]) == 0
+    given = started[0][1]
+    assert given["workdir"].name == "hanabi_selfplay-smollm2-lora"
+    assert given["config"].model.lora.rank > 0 and given["config"].env.params.preset == "full"
+
+
+def test_parameters_of_the_game_may_be_new(started):
+    hanabi = f"--config={ROOT}/experiments/hanabi_selfplay.py"
+    assert launch.main(["launch.py", hanabi, "--config.env.params.players=3"]) == 0
+    assert started[0][1]["config"].env.params.players == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "--config=experiments/NAME.py is needed"),
+        (["--config=experiments/nope.py"], "no such file; experiments here: "),
+        ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown; accepted: tiny, smollm2"),
+        ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr: no such field; did you mean optim.lr?"),
+        ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: accepted is a whole number (now "),
+        ([TIC_TAC_TOE, "--config.optim.lr=fast"], "--config.optim.lr=fast: accepted is a number (now "),
+        ([TIC_TAC_TOE, "--config.log.wandb=maybe"], "--config.log.wandb=maybe: accepted is true or false"),
+        ([TIC_TAC_TOE, "--config.algo=ppo"], "--config.algo is a group of fields: algo."),
+        ([TIC_TAC_TOE, "--mode=trian"], "--mode=trian: accepted are train, "),
+        ([TIC_TAC_TOE, "--wrokdir=x"], "--wrokdir is not a flag; flags are --"),
+        ([TIC_TAC_TOE, "x"], "'x' is not a flag"),
+        (["--config.steps=3"], "--config=experiments/NAME.py is needed"),
+        (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist"),
+        ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.algo.group is 1 with algo.name 'grpo'"),
+        ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
+    ],
+)  # fmt: skip
+def test_refused(capsys, started, arguments, message):
+    assert message in refused(capsys, *arguments)
+    assert not started
+
+
+def test_help_lists_the_modes(capsys):
+    assert launch.main(["launch.py", "--help"]) == 0
+    assert f"one of {', '.join(launch.MODES)}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_experiment_with_a_mistake_is_told_with_its_name(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def get_config():\n    return {}\n")
+    assert "get_config returned dict" in refused(capsys, f"--config={file}")
+    file.write_text("def get_config():\n    return undefined.name\n")
+    with pytest.raises(NameError):  # a bug in Python code is shown as such
+        launch.main(["launch.py", f"--config={file}"])
+
+
+def test_a_run_is_found_by_its_folder(started, tmp_path):
+    config = launch.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None)
+    config.steps = 77
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    arguments = [f"--workdir={tmp_path}", "--mode=eval", "--config.eval.opponents=('minimax',)",
+                 "--config.checkpoint.best_metric="]  # fmt: skip
+    assert launch.main(["launch.py", *arguments]) == 0
+    found = started[0][1]["config"]
+    assert found.steps == 77 and found.eval.opponents == ("minimax",) and found.name == "tic_tac_toe_selfplay"
+
+
+def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=lambda *a: calls.append(a)))
+    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}", "--profile"]) == 0
+    config, workdir = calls[0]
+    assert workdir == tmp_path and config.log.profile and config.name == "tic_tac_toe_selfplay"
+
+
+def test_what_a_user_can_mend_has_no_traceback(monkeypatch, capsys, tmp_path):
+    def fail(*_):
+        raise RunError("the disk is full")
+
+    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=fail))
+    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
+    assert capsys.readouterr().err == "launch.py: the disk is full\n"
+
+
+@pytest.mark.parametrize("mode", launch.MODES)
+def test_every_mode_has_its_function(mode):
+    assert importlib.util.find_spec(launch.MODES[mode][0].split(":")[0]), launch.MODES[mode][0]
+
+
+def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    launch.main(["launch.py", TIC_TAC_TOE, "--compilation_cache=off"])
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    launch.main(["launch.py", TIC_TAC_TOE])
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(ROOT / ".cache" / "jax")
+
+
+def test_the_command_itself_refuses_with_status_2_and_one_line(tmp_path):
+    command = [sys.executable, str(ROOT / "launch.py"), TIC_TAC_TOE, "--config.stepps=3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "launch.py: --config.stepps: no such field; did you mean steps?\n"
+
+
+def test_the_first_signal_asks_and_the_second_ends():
+    code = (
+        "import os, signal\nfrom marl_jax.signals import GracefulStop\n"
+        "with GracefulStop() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.asked, stop.name, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    print('still here')\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.stdout == "True SIGTERM\n" and done.returncode == -signal.SIGTERM
+
+
+def test_signals_are_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    with GracefulStop() as stop:
+        assert signal.getsignal(signal.SIGTERM) != before and not stop.asked
+    assert signal.getsignal(signal.SIGTERM) == before
