@@ -1,0 +1,1 @@
+"""Connect four: rules, bots, symmetries, drawings and text."""

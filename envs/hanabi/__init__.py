@@ -1,0 +1,1 @@
+"""Hanabi: rules, bots, symmetries, drawings and text."""

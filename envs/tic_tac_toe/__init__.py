@@ -1,0 +1,1 @@
+"""Tic-tac-toe: rules, bots, symmetries, drawings and text."""
