@@ -48,7 +48,8 @@ def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Arr
     batch, time = k.shape[:2]
     slots = layer[0].shape[1]
     offsets = jnp.arange(time)[None]
-    where = jnp.where(offsets < lengths[:, None], starts[:, None] + offsets, slots)
+    # Padding goes out of bounds, each token to a place of its own, so that the indices are as unique as we say.
+    where = starts[:, None] + offsets + jnp.where(offsets < lengths[:, None], 0, slots)
     rows = jnp.arange(batch)[:, None]
     return tuple(
         old.at[rows, where].set(new.astype(old.dtype), mode="drop", unique_indices=True)

@@ -26,6 +26,13 @@ def param(rngs: nnx.Rngs, shape, axes, scale: float | None, dtype) -> nnx.Param:
     return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
 
 
+def embed(table: jax.Array, tokens: jax.Array, dtype) -> jax.Array:
+    """Rows of a table [V, D] for tokens [B, T] -> [B, T, D]."""
+    # Each device looks its own rows up in whole vectors; without this the partitioner replicates the result.
+    table = constrain(table.astype(dtype), "VD")
+    return constrain(table[constrain(tokens, "BT")], "BTD")
+
+
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """RMS norm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
@@ -182,7 +189,7 @@ class Ends(nnx.Module):
 
     def start(self, tokens, positions, dtype):
         """tokens and positions [B, T] -> x [B, T, D] and what the layers need to know of positions."""
-        return self.embed[...].astype(dtype)[tokens], rope_angles(self.cfg, positions)
+        return embed(self.embed[...], tokens, dtype), rope_angles(self.cfg, positions)
 
     def finish(self, x):
         return rms_norm(x, self.norm[...], self.cfg.norm_eps)

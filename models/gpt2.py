@@ -8,7 +8,7 @@ from flax import nnx
 
 from models.attention import Attend
 from models.config import ModelConfig
-from models.decoder import Adapters, param
+from models.decoder import Adapters, embed, param
 from models.sharding import constrain
 
 
@@ -112,7 +112,7 @@ class Ends(nnx.Module):
 
     def start(self, tokens, positions, dtype):
         """tokens and positions [B, T] -> x [B, T, D]; nothing more is told to the layers."""
-        return self.embed[...].astype(dtype)[tokens] + self.positions[...].astype(dtype)[positions], None
+        return embed(self.embed[...], tokens, dtype) + embed(self.positions[...], positions, dtype), None
 
     def finish(self, x):
         return layer_norm(x, self.norm[...], self.norm_bias[...], self.cfg.norm_eps)

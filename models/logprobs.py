@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from models.model import Model
-from models.sharding import constrain
+from models.sharding import constrain, ways
 
 
 def token_logprobs(
@@ -17,12 +17,12 @@ def token_logprobs(
     hidden       [B, T, D], as `Model.forward` gives it
     targets      int32 [B, T], the token that follows each position
     temperature  a number or [B]; the distribution is softmax(logits / temperature)
-    chunk        tokens whose logits are held at once; they are recomputed in the backward pass
+    chunk        tokens whose logits a device holds at once; they are recomputed in the backward pass
 
     Time is cut rather than the flattened batch, so that a batch split over a mesh stays split.
     """
     batch, time, _ = hidden.shape
-    width = max(1, min(time, chunk // max(batch, 1)))
+    width = max(1, min(time, chunk * ways("B", batch) // max(batch, 1)))
     n = -(-time // width)
     pad = n * width - time
     cut = lambda x: jnp.moveaxis(  # noqa: E731
@@ -30,9 +30,13 @@ def token_logprobs(
     )
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))[:, None, None]
 
+    # On a mesh the head is gathered here, once; left to the partitioner, the backward pass would gather logits instead.
+    name, letters = ("embed", "VD") if model.cfg.tie_embeddings else ("head", "DV")
+    params = {**params, name: constrain(params[name], letters)}
+
     @jax.checkpoint
     def piece(hidden, targets):
-        logits = constrain(model.logits(params, hidden) / temperature, "BTV")
+        logits = constrain(model.logits(params, constrain(hidden, "BTD")) / temperature, "BTV")
         total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         entropy = total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)

@@ -73,7 +73,8 @@ class Model:
         """Parameters for decoding: cast once, one tree per layer, q/k/v and gate/up fused.
 
         Slicing stacked weights inside a decode loop would copy them at every step; fusing saves kernel launches.
-        Keep `fuse` off when heads are split over a mesh: a fused matrix would cut q from k.
+        Keep `fuse` off when heads are split over a mesh: a device would hold a piece of q or of k, not its heads of
+        both, and the parts would travel at every step (the numbers stay right).
         """
         cast = jax.tree.map(lambda x: x.astype(dtype), params)
         layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]

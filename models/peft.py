@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from models import lora
@@ -53,19 +52,23 @@ def put(adapters: dict, scale: jax.Array, index: int, adapter: Adapter) -> tuple
     unknown = sorted(set(adapter.weights) - set(adapters))
     if unknown:
         raise ValueError(f"adapter targets {', '.join(unknown)}; the stack has {', '.join(adapters)}")
-    stack = {}
+    own = {}
     for target, ab in adapters.items():
-        own = adapter.weights.get(target)
-        if own is None:
-            stack[target] = {x: ab[x].at[:, index].set(0) for x in "ab"}
+        shapes = {x: (ab[x].shape[0], *ab[x].shape[2:]) for x in "ab"}
+        own[target] = {x: np.zeros(shape, ab[x].dtype) for x, shape in shapes.items()}
+        if target not in adapter.weights:
             continue
-        rank, room = own["a"].shape[-1], ab["a"].shape[-1]
+        rank, room = adapter.weights[target]["a"].shape[-1], shapes["a"][-1]
         if rank > room:
             raise ValueError(f"adapter rank for {target} is {rank}; the stack has room for {room}")
-        a = jnp.pad(jnp.asarray(own["a"]), ((0, 0), (0, 0), (0, room - rank)))
-        b = jnp.pad(jnp.asarray(own["b"]), ((0, 0), (0, room - rank), (0, 0)))
-        stack[target] = {x: ab[x].at[:, index].set(v.astype(ab[x].dtype)) for x, v in (("a", a), ("b", b))}
-    return stack, scale.at[index].set(adapter.scale)
+        own[target]["a"][:, :, :rank] = adapter.weights[target]["a"]
+        own[target]["b"][:, :rank] = adapter.weights[target]["b"]
+    return _set(adapters, own, index), scale.at[index].set(adapter.scale)
+
+
+@jax.jit
+def _set(stack: dict, own: dict, index: int) -> dict:
+    return jax.tree.map(lambda many, one: many.at[:, index].set(one), stack, own)
 
 
 def modules(cfg: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -84,22 +87,25 @@ def export(
     folder: str | Path, cfg: ModelConfig, adapter: Adapter, *, base_model: str = "", overwrite: bool = False
 ) -> Path:
     """Writes one adapter as a folder that `peft` loads onto the exported model."""
+    known = modules(cfg)
+    unknown = sorted(set(adapter.weights) - {target for targets in known.values() for target in targets})
+    if unknown or not adapter.weights:
+        accepted = ", ".join(target for targets in known.values() for target in targets)
+        raise ValueError(f"adapter targets {', '.join(unknown) or 'nothing'}; accepted for {cfg.family}: {accepted}")
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     blocks = []
-    for module, targets in modules(cfg).items():
-        held = [t for t in targets if t in adapter.weights]
-        if not held:
+    for module, targets in known.items():
+        if not any(target in adapter.weights for target in targets):
             continue
         a, b, is_blocks = _fuse(cfg, adapter, targets)
         ranks[_short(module)] = a.shape[1]
         if is_blocks:
             blocks.append(_short(module))
-        for layer, name in enumerate(_in_layers(module, cfg)):
-            tensors[f"{PREFIX}{name}.lora_A.weight"] = np.ascontiguousarray(a[layer])
-            tensors[f"{PREFIX}{name}.lora_B.weight"] = np.ascontiguousarray(b[layer])
-    if not tensors:
-        raise ValueError(f"adapter targets {sorted(adapter.weights)}; accepted: some of {', '.join(lora.TARGETS)}")
+        for layer in range(cfg.n_layers):
+            name = PREFIX + module.format(layer)
+            tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(a[layer])
+            tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(b[layer])
     rank = min(ranks.values())
     others = {module: r for module, r in ranks.items() if r != rank}
     config = {
@@ -132,31 +138,31 @@ def load(folder: str | Path, cfg: ModelConfig) -> Adapter:
         raise WeightsError(f"{path} is absent; expected beside {CONFIG}")
     header, metadata = st.read_header(path)
     data = np.memmap(path, mode="r", dtype=np.uint8)
-    blocks = set(filter(None, metadata.get(BLOCKS, "").split(",")))
-    layers = config.get("layers_to_transform")
-    layers = set(range(cfg.n_layers)) if layers is None else {layers} if isinstance(layers, int) else set(layers)
+    blocks = metadata.get(BLOCKS, "").split(",")
+    adapted = config.get("layers_to_transform")
+    adapted = range(cfg.n_layers) if adapted is None else [adapted] if isinstance(adapted, int) else adapted
     weights: dict[str, dict[str, np.ndarray]] = {}
     factors: dict[str, float] = {}
-    problems, used = [], set()
+    problems = []
     for module, targets in modules(cfg).items():
-        names = {x: [f"{PREFIX}{name}.lora_{x}.weight" for name in _in_layers(module, cfg)] for x in "AB"}
-        present = [name for group in names.values() for name in group if name in header]
+        layers = [module.format(layer) for layer in range(cfg.n_layers)]
+        names = {x: [f"{PREFIX}{name}.lora_{x}.weight" for name in layers] for x in "AB"}
+        present = {name: header.pop(name) for group in names.values() for name in group if name in header}
         if not present:
             continue
-        used.update(present)
-        rank = header[present[0]].shape[0 if ".lora_A." in present[0] else 1]
-        d_in, d_out = lora.sizes(cfg, targets[0])[0], sum(lora.sizes(cfg, t)[1] for t in targets)
-        shapes = {"A": (rank, d_in), "B": (d_out, rank)}
-        stacks = {}
-        for x, group in names.items():
-            found, wrong = _stack(group, header, data, shapes[x], layers)
-            stacks[x] = found
+        rank = next((t.shape[0] for name, t in present.items() if ".lora_A." in name and t.shape), 0)
+        shapes = {
+            "A": (rank, lora.sizes(cfg, targets[0])[0]),
+            "B": (sum(lora.sizes(cfg, target)[1] for target in targets), rank),
+        }
+        wrong = [line for x in "AB" for line in _problems(names[x], present, shapes[x], adapted)]
+        if wrong:
             problems += wrong
-        if problems:
             continue
-        weights |= _split(cfg, targets, stacks["A"], stacks["B"], _short(module) in blocks)
-        factors |= dict.fromkeys(targets, _scale(config, config_path, _in_layers(module, cfg), rank))
-    problems += [f"extra: {name} {list(t.shape)}" for name, t in header.items() if name not in used]
+        a, b = (_stack(names[x], present, data, shapes[x]) for x in "AB")
+        weights |= _split(cfg, targets, a, b, _short(module) in blocks)
+        factors |= dict.fromkeys(targets, _scale(config, config_path, layers, rank))
+    problems += [f"extra: {name} {list(tensor.shape)}" for name, tensor in header.items()]
     if problems or not weights:
         raise WeightsError(f"{path} does not fit the model:\n  " + "\n  ".join(problems or ["it holds no adapter"]))
     # A target that its fused module was not adapted for comes back as zeros, and is left out again.
@@ -208,23 +214,30 @@ def _split(cfg, targets: tuple[str, ...], a: np.ndarray, b: np.ndarray, is_block
     return found
 
 
-def _stack(names, header, data, shape, layers: set[int]) -> tuple[np.ndarray, list[str]]:
-    """The tensors of all layers in one array; a layer that the config leaves out stays zero."""
-    problems = []
-    known = next(header[name] for name in names if name in header) if any(n in header for n in names) else None
-    out = np.zeros((len(names), *shape), st.DTYPES.get(known.dtype, np.float32) if known else np.float32)
+def _problems(names: list[str], header: dict[str, st.Tensor], shape: tuple[int, int], adapted) -> list[str]:
+    """What is wrong with one matrix of a module over the layers, a line each."""
+    found = []
     for layer, name in enumerate(names):
         tensor = header.get(name)
         if tensor is None:
-            if layer in layers:
-                problems.append(f"missing: {name} {list(shape)}")
-        elif tensor.dtype not in st.DTYPES:
-            problems.append(f"unreadable: {name} has type {tensor.dtype}; accepted: {', '.join(st.DTYPES)}")
+            if layer in adapted:
+                found.append(f"missing: {name} {list(shape)}")
         elif tensor.shape != shape:
-            problems.append(f"mis-shaped: {name} is {list(tensor.shape)}, expected {list(shape)}")
-        else:
+            found.append(f"mis-shaped: {name} is {list(tensor.shape)}, expected {list(shape)}")
+        elif tensor.dtype not in st.DTYPES:
+            found.append(f"unreadable: {name} has type {tensor.dtype}; accepted: {', '.join(st.DTYPES)}")
+    return found
+
+
+def _stack(names: list[str], header: dict[str, st.Tensor], data: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """[L, *shape]; a layer that the adapter leaves out is zero."""
+    dtype = next(st.DTYPES[header[name].dtype] for name in names if name in header)
+    out = np.zeros((len(names), *shape), dtype)
+    for layer, name in enumerate(names):
+        if name in header:
+            tensor = header[name]
             out[layer] = data[tensor.start : tensor.stop].view(st.DTYPES[tensor.dtype]).reshape(shape)
-    return out, problems
+    return out
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -264,10 +277,6 @@ def _one_scale(weights: dict, factors: dict[str, float]) -> Adapter:
         if factors[target] != scale:
             ab["b"] = (ab["b"].astype(np.float32) * (factors[target] / scale)).astype(ab["b"].dtype)
     return Adapter(weights, scale)
-
-
-def _in_layers(module: str, cfg: ModelConfig) -> list[str]:
-    return [module.format(layer) for layer in range(cfg.n_layers)]
 
 
 def _short(module: str) -> str:

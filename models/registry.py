@@ -19,7 +19,7 @@ KIBI = 1024
 class Entry:
     """A named model: its shape, where its weights are published, and the style it was taught to chat in.
 
-    `chat` names a template of `models.chat`; None for a base model, which was not taught to.
+    `chat` names a template of `models.chat_templates`; None for a base model, which was not taught to.
     """
 
     name: str

@@ -27,6 +27,13 @@ def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tup
     return PartitionSpec(*entries)
 
 
+def ways(letter: str, size: int) -> int:
+    """Into how many parts the mesh in scope splits an activation axis of this size."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    (names,) = partition_spec(letter, (size,), sizes, ACTIVATION_RULES)
+    return math.prod(sizes[name] for name in ((names,) if isinstance(names, str) else names or ()))
+
+
 def param_shardings(mesh: Mesh, axes_tree, abstract_tree):
     """A `NamedSharding` for every parameter, from its axis letters and shape."""
     sizes = dict(mesh.shape)

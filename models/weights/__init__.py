@@ -1,0 +1,7 @@
+"""Weights in and out: Hugging Face folders and GGUF files."""
+
+from models.weights.errors import WeightsError
+from models.weights.export import export
+from models.weights.load import load, read_config
+
+__all__ = ["WeightsError", "export", "load", "read_config"]

@@ -1,0 +1,33 @@
+"""Folders that appear complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def new_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder beside `folder` that takes its name at the end, or vanishes if anything fails."""
+    folder = Path(folder)
+    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        os.chmod(temporary, 0o755)  # mkdtemp shuts everyone else out
+        yield temporary
+        old = None
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent)) / "old"
+            os.rename(folder, old)
+        os.rename(temporary, folder)
+        if old is not None:
+            shutil.rmtree(old.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

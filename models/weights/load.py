@@ -1,0 +1,182 @@
+"""Weights from disk to a parameter tree: `load(path) -> (cfg, params)`.
+
+Every parameter is read, cast and placed on its own: the tensors of its layers are memory-mapped, copied into one
+stacked array of the wanted dtype (or, given a sharding, only the part of it that a device holds), and handed to the
+device. Host memory therefore holds one parameter at a time beside the result, never a second copy of the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import hf_config
+from models.config import ModelConfig
+from models.weights.errors import WeightsError
+from models.weights.gguf_file import GGUFFile
+from models.weights.names import HARMLESS, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
+from models.weights.safetensors_folder import SafetensorsFolder
+
+log = logging.getLogger(__name__)
+
+Params = dict[str, Any]
+THREADS = min(8, os.cpu_count() or 1)
+
+
+class Source(Protocol):
+    """Named tensors somewhere on disk."""
+
+    where: str
+    dequantises: bool  # reading any part of a tensor costs as much as all of it
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensor(self, name: str) -> np.ndarray: ...
+
+    def unreadable(self, names) -> list[str]: ...
+
+
+def load(path: str | Path, cfg: ModelConfig | None = None, dtype=jnp.float32, shardings: Any = None):
+    """Reads a Hugging Face folder or a GGUF file; returns `(cfg, params)`.
+
+    `cfg` overrides the one on disk. `shardings` is one sharding for everything or a tree of them shaped like the
+    parameters; without it the arrays go to the default device.
+    """
+    path = find(path)
+    if path.is_file():
+        source = GGUFFile(path)
+        cfg = cfg or source.config()
+        slots = gguf_slots(cfg, source.architecture)
+    else:
+        cfg = cfg or hf_config.read(path)
+        source = SafetensorsFolder(path)
+        slots = hugging_face_slots(cfg)
+    names = match(slots, source)
+    log.info("loading %s: %s, %s parameters as %s", path, cfg.family, f"{cfg.n_params:,}", jnp.dtype(dtype).name)
+    params: Params = {}
+    for slot in slots:
+        sharding = _lookup(shardings, slot.path)
+        leaf = _place(slot, [names[name] for name in slot.tensors], source, np.dtype(dtype), sharding)
+        node = params
+        for key in slot.path[:-1]:
+            node = node.setdefault(key, {})
+        node[slot.path[-1]] = leaf
+    return cfg, params
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The config of a Hugging Face folder or a GGUF file, without its weights."""
+    path = find(path)
+    return GGUFFile(path).config() if path.is_file() else hf_config.read(path)
+
+
+def find(path: str | Path) -> Path:
+    """The GGUF file or the Hugging Face folder that `path` means; a folder may hold a single GGUF file instead."""
+    path = Path(path)
+    if not path.exists():
+        raise WeightsError(f"{path} is absent; expected a Hugging Face folder or a GGUF file")
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise WeightsError(f"{path} is no GGUF file; expected that or the folder of a Hugging Face model")
+        return path
+    if (path / "config.json").exists():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if len(found) != 1:
+        held = ", ".join(p.name for p in found) or "no GGUF file"
+        raise WeightsError(f"{path} holds no config.json and {held}; expected a config.json or one GGUF file")
+    return found[0]
+
+
+def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
+    """The name in `source` of every tensor the slots need; missing, extra and unusable ones in a single error."""
+    shapes = source.shapes
+    wanted = {name: slot.disk_shape for slot in slots for name in slot.tensors}
+    names = _without_prefix(wanted, shapes)
+    missing = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if names[name] not in shapes]
+    bent = [
+        f"mis-shaped: {names[name]} is {list(shapes[names[name]])}, expected {list(shape)}"
+        for name, shape in wanted.items()
+        if names[name] in shapes and shapes[names[name]] != shape
+    ]
+    used = set(names.values())
+    tied = set() if used & TIED_HEAD else TIED_HEAD
+    extra = [
+        f"extra: {name} {list(shape)}"
+        for name, shape in shapes.items()
+        if name not in used and name not in tied and not HARMLESS.search(name)
+    ]
+    unreadable = [f"unreadable: {line}" for line in source.unreadable(name for name in used if name in shapes)]
+    problems = missing + bent + extra + unreadable
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise WeightsError(f"{source.where} does not fit the model, {count}:\n  " + "\n  ".join(problems))
+    return names
+
+
+def _without_prefix(wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
+    """Maps wanted names to the names used; checkpoints saved without their head lack the leading `model.`."""
+    prefixes = {name.split(".")[0] + "." for name in wanted if name.startswith(("model.", "transformer."))}
+    if not prefixes or any(name.startswith(tuple(prefixes)) for name in shapes):
+        return {name: name for name in wanted}
+    (prefix,) = prefixes
+    return {name: name.removeprefix(prefix) for name in wanted}
+
+
+def _place(slot: Slot, names: list[str], source: Source, dtype: np.dtype, sharding) -> jax.Array:
+    """One parameter on its devices."""
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        out = np.empty([len(range(size)[part]) for size, part in zip(slot.full_shape, index, strict=True)], dtype)
+        if slot.layers is None:
+            copy_into(out, slot.from_disk(source.tensor(names[0]))[index])
+            return out
+
+        def read_layer(row: np.ndarray, name: str) -> None:
+            copy_into(row, slot.from_disk(source.tensor(name))[index[1:]])
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(read_layer, out, names[index[0]]))  # the list raises what a thread raised
+        return out
+
+    everything = tuple(slice(None) for _ in slot.full_shape)
+    if sharding is None:
+        return jax.device_put(read(everything))
+    if source.dequantises:
+        whole = read(everything)
+        return jax.make_array_from_callback(slot.full_shape, sharding, lambda index: whole[index])
+    parts: dict[str, np.ndarray] = {}  # devices that hold the same part share one reading
+
+    def read_once(index: tuple[slice, ...]) -> np.ndarray:
+        key = repr(index)
+        if key not in parts:
+            parts[key] = read(index)
+        return parts[key]
+
+    return jax.make_array_from_callback(slot.full_shape, sharding, read_once)
+
+
+def copy_into(out: np.ndarray, view: np.ndarray) -> None:
+    """Copies and casts a view of a file; a transposed one by 64 rows of the file at a time, which stay in the cache."""
+    if out.dtype == view.dtype and out.itemsize == 2:
+        out, view = out.view(np.uint16), view.view(np.uint16)  # numpy copies its own types without holding its lock
+    axis = int(np.argmax(view.strides))
+    if axis == 0:
+        out[...] = view
+        return
+    step = 64 if axis == view.ndim - 1 else 1  # the last axis counts rows of the file, one further in counts heads
+    for start in range(0, view.shape[axis], step):
+        part = (slice(None),) * axis + (slice(start, start + step),)
+        out[part] = view[part]
+
+
+def _lookup(shardings: Any, path: tuple[str, ...]) -> Any:
+    for key in path if isinstance(shardings, dict) else ():
+        shardings = shardings[key]
+    return shardings

@@ -1,0 +1,113 @@
+"""The GPU kernel for one decoding step: against plain attention, interpreted here and compiled on a GPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.attention import Attend
+from models.decode_kernel import decode_attention
+from models.decoder import rotate
+from tests.models.tiny_models import quick_jit
+
+jit = jax.jit if jax.default_backend() == "gpu" else quick_jit
+SLOTS, BLOCK = 64, 16
+STARTS = np.array([0, 1, 15, 16, 40, 63, 30, 64])
+GOING = np.array([1, 1, 1, 1, 1, 1, 0, 0])  # the last two rows idle, one of them full
+
+
+def step_inputs(group, size=16, kv_heads=2, dtype=jnp.float32, seed=0, slots=SLOTS):
+    """A projection of one token per row, angles, and a cache with rubbish behind what is filled."""
+    rng, batch = np.random.default_rng(seed), len(STARTS)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
+    angles = jnp.asarray(rng.uniform(0, 6, (batch, size // 2)), jnp.float32)
+    starts = jnp.asarray(STARTS * slots // SLOTS, jnp.int32)
+    layer = tuple(normal(batch, slots, kv_heads, size) for _ in range(2))
+    filled = jnp.arange(slots)[None, :, None, None] < starts[:, None, None, None]
+    layer = tuple(jnp.where(filled, x, 1e3).astype(dtype) for x in layer)
+    return normal(batch, (group + 2) * kv_heads, size), jnp.cos(angles), jnp.sin(angles), *layer, starts
+
+
+def plain(qkv, cos, sin, k_cache, v_cache, starts, heads, window=None):
+    """Rotate, write, attend: what the model does without the kernel."""
+    kv_heads = k_cache.shape[2]
+    q, k, v = jnp.split(qkv[:, None], (heads, heads + kv_heads), axis=2)
+    q, k = (rotate(x, cos[:, None, None], sin[:, None, None]) for x in (q, k))
+    attend = Attend(starts, jnp.asarray(GOING), None, window, False, "xla")
+    out, layer = attend(q, k, v, (k_cache, v_cache))
+    return out[:, 0], *layer
+
+
+def check(group, window=None, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOTS, atol=2e-6, **options):
+    heads = group * kv_heads
+    inputs = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
+    expected = jit(plain, static_argnums=(6, 7))(*inputs, heads, window)
+    run = jit(
+        lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, **options)
+    )
+    out, *layer = run(*inputs)
+    going = GOING > 0
+    np.testing.assert_allclose(*(np.asarray(x[going], np.float32) for x in (out, expected[0])), atol=atol)
+    assert np.isfinite(np.asarray(out, np.float32)).all(), "rows that idle must not spread NaN either"
+    for mine, theirs, before in zip(layer, expected[1:], inputs[3:5], strict=True):
+        np.testing.assert_allclose(np.asarray(mine, np.float32), np.asarray(theirs, np.float32), atol=atol)
+        np.testing.assert_array_equal(mine[~going], before[~going])
+
+
+@pytest.mark.parametrize(("group", "window"), [(1, None), (7, None), (6, 5), (7, 20)])
+def test_interpreted_it_equals_plain_attention(group, window):
+    """Empty rows, rows at the edges of blocks, a row with one free slot, idle rows; windows below and above a block."""
+    check(group, window, block=BLOCK, interpret=True)
+
+
+def test_more_query_heads_than_a_tile():
+    check(group=20, kv_heads=1, block=BLOCK, interpret=True)
+
+
+def test_bf16_costs_a_rounding():
+    check(group=7, dtype=jnp.bfloat16, block=BLOCK, interpret=True, atol=0.04)
+
+
+def test_what_lies_behind_the_length_is_never_seen():
+    """The rubbish there is 1e3 large in the other tests; here it is NaN."""
+    qkv, cos, sin, k, v, starts = step_inputs(group=1)
+    filled = jnp.arange(SLOTS)[None, :, None, None] < starts[:, None, None, None]
+    run = jit(lambda *x: decode_attention(*x, jnp.asarray(GOING), heads=2, block=BLOCK, interpret=True)[0])
+    clean = run(qkv, cos, sin, k, v, starts)
+    spoilt = run(qkv, cos, sin, *(jnp.where(filled, x, jnp.nan) for x in (k, v)), starts)
+    np.testing.assert_array_equal(clean, spoilt)
+
+
+def test_a_cache_that_does_not_divide_into_blocks_is_refused():
+    qkv, cos, sin, k, v, starts = step_inputs(group=1, slots=72)
+    with pytest.raises(ValueError, match="the cache has 72 slots, not a multiple of the kernel's block, 64"):
+        decode_attention(qkv, cos, sin, k, v, starts, jnp.asarray(GOING), heads=2)
+
+
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "size"), [(7, 2, 64), (6, 2, 128), (3, 3, 64), (1, 12, 64)],
+    ids=["Qwen2.5-0.5B", "Qwen2.5-1.5B", "SmolLM2-135M", "GPT-2"],
+)  # fmt: skip
+def test_it_lowers_for_cuda_without_a_gpu(group, kv_heads, size):
+    inputs = step_inputs(group, size, kv_heads, jnp.bfloat16, slots=128)
+    heads = group * kv_heads
+    run = jax.jit(lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=heads, window=None))
+    text = run.trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text.lower()
+
+
+def test_it_aliases_the_cache():
+    """The kernel writes into the cache it was given: no second cache of that size appears."""
+    inputs = step_inputs(7, 64, 2, jnp.bfloat16, slots=128)
+    run = jax.jit(
+        lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=14), donate_argnums=(3, 4)
+    )
+    text = run.trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("output_operand_alias") >= 1 and text.count("tf.aliasing_output") == 2
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="the compiled kernel runs on an NVIDIA GPU only")
+@pytest.mark.parametrize(("group", "kv_heads", "size"), [(7, 2, 64), (6, 2, 128), (3, 3, 64), (1, 12, 64)])
+@pytest.mark.parametrize("window", [None, 100])
+def test_on_the_device_it_equals_plain_attention(group, kv_heads, size, window):
+    check(group, window, size, kv_heads, jnp.bfloat16, slots=512, atol=0.04)
