@@ -27,6 +27,12 @@ def get_config() -> ConfigDict:
             opponents=opponents(),
             reward=dict(team=1.0, agent=1.0, process=1.0, dense=True),  # weights; dense=False pays at the end only
             eval=evaluation(),
+            play=dict(
+                opponent="",  # a bot ("bot": the game's best) or the folder of a run; "" is this run's checkpoint
+                seat=0,  # of the person; -1 is nobody, to watch
+                temperature=0.0,  # of the opponent's answers; 0 is greedy
+                seed=0,
+            ),
             checkpoint=dict(
                 every=50,
                 keep=2,  # the newest so many; the best by `best_metric` is kept besides

@@ -66,7 +66,12 @@ def choose(config: ConfigDict, variant: str | None) -> ConfigDict:
 
 
 def _pretrained(config: ConfigDict, lr: float) -> None:
+    """Small steps for the weights, large ones for the fresh value head, and enough entropy to keep games varied.
+
+    Without the entropy term self-play falls into one line of play within twenty updates and stops learning.
+    """
     config.optim.lr = lr
+    config.optim.critic_lr = 1e-3
     config.optim.schedule = "constant"
-    config.algo.kl_coef = 0.01
-    config.algo.entropy_coef = 0.0
+    config.optim.warmup = 5
+    config.algo.entropy_coef = 0.03

@@ -63,6 +63,9 @@ class Game(abc.ABC):
     reset_is_free: ClassVar[bool] = False
     """Every episode begins with the same constant state; `reset_done` then just selects."""
 
+    pays: ClassVar[tuple[str, ...]] = Reward._fields
+    """The levels of `Reward` at which the game ever pays anything."""
+
     competitive: ClassVar[bool] = False
     """Whether seats play against each other, so that games are won and lost; otherwise the team has a score."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from envs import registry as games
+from envs.game import Reward
 from marl_jax import opponents
 from marl_jax.errors import ConfigError
 from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES
@@ -82,13 +83,21 @@ def _algorithm(c: ConfigDict) -> Iterator[str]:
             f"config.algo.share_prefix is True with algo.name {c.algo.name!r}, whose samples do not share prompts; "
             "accepted: False, or algo.name 'at_grpo'"
         )
+    if grouped and (c.opponents.self_share < 1 or c.opponents.bot_share > 0 or c.opponents.pool_size):
+        yield (
+            f"config.opponents has other players than the learner with algo.name {c.algo.name!r}, whose groups compare "
+            "the learner with itself; accepted: self_share 1, bot_share 0 and pool_size 0"
+        )
     if c.algo.gae == "token" and c.rollout.answer == "choice":
         yield "config.algo.gae is 'token' with rollout.answer 'choice'; accepted: 'turn', or rollout.answer 'free'"
 
 
 def _batch(c: ConfigDict) -> Iterator[str]:
     parts = c.algo.minibatches * c.algo.accumulate
-    if samples(c) % parts:
+    if c.algo.share_prefix and samples(c) // c.algo.group % parts:
+        what = f"algo.minibatches x algo.accumulate = {parts}, and groups that share a prompt stay together"
+        yield _not_divisible("rollout.games x turns", samples(c) // c.algo.group, parts, what)
+    elif samples(c) % parts:
         what = f"algo.minibatches x algo.accumulate = {parts}"
         yield _not_divisible(f"rollout.games x turns{' x algo.group' if c.algo.name == 'at_grpo' else ''}",
                              samples(c), parts, what)  # fmt: skip
@@ -152,10 +161,18 @@ def _game(c: ConfigDict) -> Iterator[str]:
     for agent in c.agents:
         if agent != "all" and agent not in seats:
             yield f"config.agents.{agent} is no seat of {c.env.name}; accepted: all, {', '.join(sorted(seats))}"
-    if "all" not in c.agents:
-        free = [f"seat_{i}" for i in range(game.n_players) if f"seat_{i}" not in c.agents]
-        if free and not set(getattr(game, "roles", ())) & set(c.agents):
-            yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+    named = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
+    if free:
+        yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+    for i, role in enumerate(named):
+        if role != f"seat_{i}" and {role, f"seat_{i}"} <= set(c.agents):
+            yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
+    if c.algo.name == "grpo" and c.rollout.turns < game.max_turns:
+        yield (
+            f"config.rollout.turns is {c.rollout.turns}, but an episode of {c.env.name} may take {game.max_turns}, and "
+            f"algo.name 'grpo' judges whole episodes; accepted: {game.max_turns} and more"
+        )
 
 
 def _opponents(c: ConfigDict) -> Iterator[str]:
@@ -209,6 +226,19 @@ def _machines(c: ConfigDict) -> Iterator[str]:
 def _rewards(c: ConfigDict) -> Iterator[str]:
     if c.reward.team == c.reward.agent == c.reward.process == 0:
         yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
+        return
+    paid = games.game_class(c.env.name).pays
+    if c.rollout.answer == "free" and "process" not in paid:
+        paid = (*paid, "process")  # what an answer costs that names nothing
+    for level in Reward._fields:
+        # 1 is what the weights are where nobody chose them.
+        if level not in paid and c.reward[level] not in (0, 1):
+            yield (
+                f"config.reward.{level} is {c.reward[level]:g}, but {c.env.name} never pays at that level; accepted: "
+                f"a weight for {' or '.join(paid)}"
+            )
+    if not any(c.reward[level] for level in paid):
+        yield f"config.reward.{' and '.join(paid)} is 0, and {c.env.name} pays at no other level; accepted: another weight"
 
 
 COMBINATIONS = (_algorithm, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards)

@@ -50,6 +50,7 @@ class ConnectFour(Game):
     name: ClassVar[str] = "connect_four"
     reset_is_free: ClassVar[bool] = True
     competitive: ClassVar[bool] = True
+    pays: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = COLUMNS
     max_turns: ClassVar[int] = ROWS * COLUMNS

@@ -103,6 +103,7 @@ class Hanabi(Game):
     max_life_tokens: int = 3
 
     name: ClassVar[str] = "hanabi"
+    pays: ClassVar[tuple[str, ...]] = ("team",)
     PRESETS: ClassVar[dict[str, dict]] = {
         "full": {},
         "small": {"colors": 2, "ranks": 5, "hand_size": 2, "max_information_tokens": 3, "max_life_tokens": 1},

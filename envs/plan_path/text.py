@@ -10,13 +10,14 @@ from envs.template import Fixed, Table
 from envs.text import Text
 
 RULES = (
-    "Walk through a grid from A to the goal G in as few moves as possible. # is a wall, a dot is free, and * is A on the "
-    "goal. Every move goes one cell up, down, left or right; a move into a wall or off the grid changes nothing and costs extra."
+    "Walk through a grid from A to the goal G in as few moves as possible. # is a wall, a dot is free, and * is A on "
+    "the goal. Every move goes one cell up, down, left or right; a move into a wall or off the grid changes nothing "
+    "and costs extra."
 )
 
 
 def text(game: PlanPath | TwoRole, style: str) -> Text:
-    """Full: the grid in lines, with rows and columns counted from 1. Brief: one character per cell, moves by their first letter."""
+    """Full: the grid in lines, places by row and column. Brief: one character per cell, moves by their first letter."""
     puzzle = game.game if isinstance(game, TwoRole) else game
     if style == "brief":
         return puzzle_text(game, style, Words("", puzzle.symbols, tuple("udlr"), puzzle.cells))

@@ -6,12 +6,12 @@ from envs.sokoban.rules import Sokoban
 from envs.text import Text
 
 SYMBOLS = ("#", ".", "G", "B", "*", "A", "+")
-"""For every code of the board; the usual signs have a space for the floor, which tokenizers merge with its neighbours."""
+"""For every code of the board; the usual sign of the floor, a space, would merge with its neighbours."""
 
 RULES = (
-    "Push every box onto a goal. You are A, or + when you stand on a goal. B is a box, * a box on a goal, G a goal, # a wall "
-    "and a dot free floor. Every move goes one cell up, down, left or right. Moving against a box pushes it one cell further "
-    "if that cell holds no wall and no box; boxes cannot be pulled."
+    "Push every box onto a goal. You are A, or + when you stand on a goal. B is a box, * a box on a goal, G a goal, "
+    "# a wall and a dot free floor. Every move goes one cell up, down, left or right. Moving against a box pushes it "
+    "one cell further if that cell holds no wall and no box; boxes cannot be pulled."
 )
 
 

@@ -16,7 +16,7 @@ ROWS = "abcdefghi"
 
 
 def text(game: Sudoku | TwoRole, style: str) -> Text:
-    """Full: the grid with numbered columns, own entries after a plus. Brief: one character per cell, own entries as letters."""
+    """Full: the grid in lines, own entries after a plus. Brief: one character per cell, own entries as letters."""
     puzzle = game.game if isinstance(game, TwoRole) else game
     n = puzzle.size
     digits = tuple(map(str, range(1, n + 1)))
@@ -39,10 +39,11 @@ def text(game: Sudoku | TwoRole, style: str) -> Text:
 def _rules(n: int) -> str:
     side = box_side(n)
     return (
-        f"Fill a Sudoku of {n} by {n} cells: every row, every column and every box of {side} by {side} cells holds each digit "
-        f"from 1 to {n} once. Columns have numbers, rows have letters, and 0 is an empty cell. A plus marks what you wrote; the "
-        "other digits are given and cannot be changed. Each move writes one digit into an empty cell or over one of your own. A "
-        "digit that a given in its row, column or box already has is refused; own digits that it contradicts are erased."
+        f"Fill a Sudoku of {n} by {n} cells: every row, every column and every box of {side} by {side} cells holds "
+        f"each digit from 1 to {n} once. Columns have numbers, rows have letters, and 0 is an empty cell. A plus "
+        "marks what you wrote; the other digits are given and cannot be changed. Each move writes one digit into an "
+        "empty cell or over one of your own. A digit that a given in its row, column or box already has is refused; "
+        "own digits that it contradicts are erased."
     )
 
 

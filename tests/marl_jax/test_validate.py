@@ -84,6 +84,11 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
         (dict(distributed__coordinator="host:1"), "enabled is False"),
         (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
+        (dict(reward__team=2.0), "config.reward.team is 2, but tic_tac_toe never pays at that level; accepted: a weight"),
+        (dict(reward__agent=0.0), "config.reward.agent is 0, and tic_tac_toe pays at no other level"),
+        (dict(algo=algorithms.grpo(), rollout__turns=8), "an episode of tic_tac_toe may take 9, and algo.name 'grpo'"),
+        (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the learner"),
+        (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__games=1), "groups that share a prompt stay"),
     ],
 )  # fmt: skip
 def test_refused(changes, message):
@@ -108,6 +113,16 @@ def test_two_policies_need_something_of_their_own():
     both = dict(agents={"seat_0": "main", "seat_1": "other"}, policies__other=defaults.policy())
     assert "config.policies main, other share one model" in problems(**both)[0]
     validate.check(config_with(model__lora__rank=4, **both))
+
+
+def test_every_role_needs_one_policy():
+    puzzle = dict(env=defaults.environment("plan_path", roles="two", size=5), eval__opponents=())
+    assert problems(**puzzle, agents={"planner": "main"}) == [
+        "config.agents has no policy for executor; accepted: every seat, or 'all'"
+    ]
+    found = problems(**puzzle, agents={"all": "main", "seat_0": "main", "planner": "main"})
+    assert found == ["config.agents has planner and seat_0, which are the same seat; accepted: one of them"]
+    validate.check(config_with(**puzzle, agents={"planner": "main", "seat_1": "main"}))
 
 
 def test_all_problems_are_told_at_once():

@@ -1,0 +1,195 @@
+"""How fast the sampler generates, as one JSON line per case.
+
+    python -m benchmarks.sampler                      # every case that fits this machine
+    python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256 --peers
+
+Random weights in the published shapes, `--prompt` tokens read and `--new` tokens written per row at temperature 1, in
+bfloat16 on accelerators. `tokens_per_s` counts generated tokens over decoding time, `with_prefill_tokens_per_s` over
+the whole call. `floor_share` is the time that bytes and operations alone would take (weights and filled cache slots
+read once, logits written and read once, at the copy bandwidth and matrix rate measured on an H200) over the time taken.
+`memory_ratio` is what the compiler allocates for a decoding chunk over weights + cache + logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.sampling import decode
+from marl_jax.sampling.batching import Batcher, Usage
+from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.settings import Sampling, settings_for
+from models import cache as kv
+from models import registry
+from models.config import ModelConfig
+from models.model import build
+
+BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # one H200, measured: copy of a large array, large bf16 matrix product
+
+
+def random_params(model, dtype):
+    """Random weights laid out for decoding, made in place of their stacked form, so that the peak is theirs alone."""
+    shapes = jax.eval_shape(lambda p: model.unstack(p, dtype), model.abstract(dtype))
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    draw = jax.jit(lambda k, s: (jax.random.normal(k, s, jnp.float32) * 0.02).astype(dtype), static_argnums=1)
+    return jax.tree.unflatten(tree, [draw(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
+
+
+def floor_seconds(cfg: ModelConfig, rows: int, prompt: int, new: int) -> float:
+    """The least time for the decoding steps of one batch."""
+    steps = 0.0
+    for length in range(prompt, prompt + new):
+        weights = max(2 * cfg.n_params / BYTES_PER_S, 2 * cfg.n_params * rows / FLOPS_PER_S)
+        cache = kv.nbytes(cfg, rows, length) / BYTES_PER_S
+        logits = 2 * 4 * rows * cfg.vocab_size / BYTES_PER_S
+        steps += weights + cache + logits
+    return steps
+
+
+def median_seconds(run, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def report(**figures):
+    print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+
+
+def fixed_batch(name: str, rows: int, prompt: int, new: int, dtype, repeats: int) -> None:
+    """All rows alike: `rows` × (`prompt` + `new`)."""
+    model = build(registry.get(name).config)
+    cfg = model.cfg
+    engine = Engine(model, random_params(model, dtype), dtype=dtype)
+    prompts = np.random.default_rng(0).integers(0, cfg.vocab_size, (rows, prompt)).tolist()
+    sampling = [Sampling(max_new_tokens=new, seed=i) for i in range(rows)]
+    settings = settings_for(sampling, rows, prompts, cfg.vocab_size)
+
+    def decode_all(conversation):
+        rows_, *_ = engine._begin(engine.weights, conversation.hidden, conversation.cache, settings)
+        for _ in range(-(-(new - 1) // engine.chunk)):
+            rows_, *_ = engine._chunk(engine.weights, rows_, settings, conversation.adapter_ids, engine.chunk)
+        jax.block_until_ready(rows_)
+
+    start = time.perf_counter()
+    decode_all(engine.prefill(prompts, slots=prompt + new))
+    compile_s = time.perf_counter() - start
+    read = lambda: jax.block_until_ready(engine.prefill(prompts, slots=prompt + new).cache)  # noqa: E731
+    prefill_s = median_seconds(read, repeats)
+    times = []
+    for _ in range(repeats):
+        conversation = engine.prefill(prompts, slots=prompt + new)
+        jax.block_until_ready(conversation.cache)
+        times.append(median_seconds(lambda c=conversation: decode_all(c), 1))
+    decode_s = float(np.median(times))
+    weights = sum(x.nbytes for x in jax.tree.leaves(engine.weights))
+    counted = weights + kv.nbytes(cfg, rows, prompt + new, dtype) + 4 * rows * cfg.vocab_size
+    stats = jax.devices()[0].memory_stats() or {}
+    report(
+        case="fixed", model=name, rows=rows, prompt=prompt, new=new, device=jax.devices()[0].device_kind,
+        tokens_per_s=rows * new / decode_s, with_prefill_tokens_per_s=rows * new / (decode_s + prefill_s),
+        step_ms=decode_s / new * 1e3, prefill_ms=prefill_s * 1e3, compile_s=compile_s,
+        floor_share=floor_seconds(cfg, rows, prompt, new) / decode_s if jax.default_backend() == "gpu" else None,
+        memory_ratio=allocated(engine, rows, prompt + new, settings) / counted,
+        peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30,
+    )
+
+
+def allocated(engine: Engine, rows: int, slots: int, settings) -> float:
+    """Bytes that the compiled decoding chunk holds at its peak."""
+    cache = jax.eval_shape(lambda: kv.empty(engine.model.cfg, rows, slots, engine.dtype))
+    column = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    state = decode.Rows(cache, column, column, column)
+    memory = engine._chunk.lower(engine.weights, state, settings, column, engine.chunk).compile().memory_analysis()
+    return (
+        memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
+    """Prompts of 32–512 tokens, answers of 16–512, through continuous batching; `scale` divides both."""
+    model = build(registry.get(name).config)
+    engine = Engine(model, random_params(model, dtype), dtype=dtype)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(32, 513, requests) // scale, rng.integers(16, 513, requests) // scale
+
+    batcher = Batcher(engine, rows=rows, slots=1024 // scale, chunk=16)
+
+    def serve():
+        batcher.usage = Usage()
+        for i, (prompt, new) in enumerate(zip(*lengths, strict=True)):
+            batcher.submit(rng.integers(0, model.cfg.vocab_size, prompt), Sampling(max_new_tokens=int(new), seed=i))
+        batcher.run()
+        return batcher.usage
+
+    start = time.perf_counter()
+    serve()
+    first = time.perf_counter() - start
+    usage = serve()
+    report(
+        case="continuous", model=name, rows=rows, requests=requests, device=jax.devices()[0].device_kind,
+        tokens_per_s=float(lengths[1].sum()) / usage.seconds, useful_share=usage.useful, seconds=usage.seconds,
+        first_run_s=first,
+    )
+
+
+def transformers_peer(name: str, rows: int, prompt: int, new: int, cache: str, repeats: int) -> None:
+    """`transformers.generate` on the same shapes, in the same run."""
+    import torch
+    import transformers
+
+    from models.hf_config import to_dict
+
+    settings = to_dict(registry.get(name).config)
+    config = transformers.AutoConfig.for_model(**settings)
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, config.vocab_size, (rows, prompt), device="cuda")
+
+    def run():
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0,
+            cache_implementation=cache,
+        )
+        torch.cuda.synchronize()
+
+    run()
+    seconds = median_seconds(run, repeats)
+    report(case=f"transformers {cache or 'dynamic'} cache", model=name, rows=rows, prompt=prompt, new=new,
+           with_prefill_tokens_per_s=rows * new / seconds)
+
+
+def main():
+    gpu = jax.default_backend() == "gpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b,smollm2-135m" if gpu else "tiny")
+    parser.add_argument("--rows", default="64,256,1024" if gpu else "8,64")
+    parser.add_argument("--prompt", type=int, default=256 if gpu else 64)
+    parser.add_argument("--new", type=int, default=256 if gpu else 64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--continuous", type=int, default=1024 if gpu else 64, help="requests; 0 leaves the case out")
+    parser.add_argument("--peers", default="", help="transformers caches to run beside: dynamic,static (needs torch)")
+    args = parser.parse_args()
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    names, sizes = args.models.split(","), [int(r) for r in args.rows.split(",")]
+    for name in names:
+        for rows in sizes:
+            fixed_batch(name, rows, args.prompt, args.new, dtype, args.repeats)
+    if args.continuous:
+        continuous(names[0], 256 if gpu else 8, args.continuous, dtype, 1 if gpu else 8)
+    for cache in filter(None, args.peers.split(",")):
+        transformers_peer(names[0], 256, args.prompt, args.new, None if cache == "dynamic" else cache, 1)
+
+
+if __name__ == "__main__":
+    main()

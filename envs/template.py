@@ -1,0 +1,347 @@
+"""Text made of pieces, rendered twice: as a string on the host, and as token ids inside jit.
+
+A template is a sequence of pieces: `Fixed` text, and `Table`s of strings of which a number picks one. What a game shows
+is one int32 array, a number per table:
+
+    cell = Table(("-", "X", "O"))
+    template = Template((Fixed("Board: "), cell, Fixed(" "), cell))
+    template.text([1, 0])                         # "Board: X -"
+    compiled = template.compile(tokenizer)
+    tokens, length = compiled.render(indices)     # int32[T], int32[]; T = compiled.max_length; pure, for jit and vmap
+
+Pieces are tokenised once, when the template is compiled, so the tokens of a text are the tokens of its pieces only if
+no token crosses a border. Compiling checks that and refuses, naming the two strings that merge.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Tokenizer(Protocol):
+    """What a template needs of a tokenizer: `encode` parses special tokens written in the text and adds nothing."""
+
+    pad_id: int | None
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Text that is always there."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One of several strings; the empty string is a fine variant."""
+
+    variants: tuple[str, ...]
+
+
+Piece = Fixed | Table
+
+CHUNK = 8
+"""Gaps compared at once: on a CPU XLA makes vector code of a sum over 8, of one over 60 a loop ten times slower."""
+
+
+class MergeError(ValueError):
+    """Two neighbouring strings of a template share a token, so they cannot be tokenised apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A sequence of pieces; `Template(p) + Template(q)` joins them, and so do their indices."""
+
+    pieces: tuple[Piece, ...]
+
+    def __add__(self, other: "Template") -> "Template":
+        return Template(self.pieces + other.pieces)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables in order; an observation has one index for each."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, Table))
+
+    def text(self, indices: Sequence[int]) -> str:
+        """The text that `indices` (one per table) describe; host only."""
+        return "".join(self.strings(indices))
+
+    def strings(self, indices: Sequence[int]) -> list[str]:
+        """The string that each piece contributes, in order."""
+        indices = [int(i) for i in indices]
+        tables = self.tables
+        if len(indices) != len(tables):
+            raise ValueError(f"template: found {len(indices)} indices, expected one for each of {len(tables)} tables")
+        for position, (index, table) in enumerate(zip(indices, tables, strict=True)):
+            if not 0 <= index < len(table.variants):
+                raise ValueError(
+                    f"template: index {index} of table {position} is out of range; "
+                    f"it has {len(table.variants)} variants, {_shown(table.variants)}"
+                )
+        picks = iter(indices)
+        return [piece.text if isinstance(piece, Fixed) else piece.variants[next(picks)] for piece in self.pieces]
+
+    def compile(
+        self, tokenizer: "Tokenizer | Encoder", *, continues: bool = False, followed_by: Sequence[str] = ()
+    ) -> "Compiled":
+        """Tokenise the pieces and check every border.
+
+        `continues` says that the text follows other text instead of starting a sequence: some tokenizers
+        (SentencePiece) put a space in front of the first word of a sequence only. `followed_by` are strings that may
+        stand behind the text; the border with them is checked as well.
+        """
+        return _compile(self, tokenizer, continues, tuple(followed_by))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A template for one tokenizer; W slots hold every piece at its longest, V tables have variants of unequal length.
+
+    The tokens of all variants lie in `store`, each table once, every variant padded to the longest of its table. A slot
+    finds its token at `base + stride · indices[table]`. Where variants differ in length, output position t reads slot
+    t + (the gaps that earlier short variants left): a few comparisons per token instead of a scatter per piece.
+    """
+
+    template: Template
+    head: tuple[int, ...]  # tokens of the fixed beginning, the same in every rendering
+    pad_id: int
+    store: np.ndarray  # int32[tokens of all variants]
+    base: np.ndarray  # int32[W]
+    stride: np.ndarray  # int32[W], zero for fixed text
+    table: np.ndarray  # int32[W], which index the slot depends on
+    gap_store: np.ndarray  # int32[variants of all V tables], longest minus own length
+    gap_base: np.ndarray  # int32[V]
+    gap_table: np.ndarray  # int32[V], which index
+    gap_end: np.ndarray  # int32[V], the slot after the table's last
+
+    @property
+    def max_length(self) -> int:
+        """T: the number of tokens of the longest rendering."""
+        return len(self.head) + len(self.base)
+
+    @property
+    def min_length(self) -> int:
+        """The number of tokens of the shortest rendering."""
+        if not len(self.gap_base):
+            return self.max_length
+        return self.max_length - int(np.maximum.reduceat(self.gap_store, self.gap_base).sum())
+
+    def render(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Indices int32[tables] to tokens int32[T], right-padded with `pad_id`, and their length int32[]."""
+        tokens, length = self.render_tail(indices)
+        return jnp.concatenate([jnp.asarray(self.head, jnp.int32), tokens]), length + len(self.head)
+
+    def render_tail(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Like `render`, without the tokens of `head`: int32[W], int32[]."""
+        width = len(self.base)
+        if width == 0:
+            return jnp.zeros((0,), jnp.int32), jnp.zeros((), jnp.int32)
+        indices = jnp.asarray(indices, jnp.int32)
+        if not len(self.template.tables):
+            return jnp.asarray(self.store[self.base]), jnp.asarray(width, jnp.int32)
+        slots = jnp.asarray(self.store)[self.base + self.stride * indices[self.table]]
+        if not len(self.gap_end):
+            return slots, jnp.asarray(width, jnp.int32)
+        gaps = jnp.asarray(self.gap_store)[self.gap_base + indices[self.gap_table]]
+        ends = self.gap_end - jnp.cumsum(gaps)
+        position = jnp.arange(width, dtype=jnp.int32)
+        slot = position
+        for v in range(0, len(self.gap_end), CHUNK):
+            passed = position[:, None] >= ends[v : v + CHUNK]
+            slot += jnp.sum(jnp.where(passed, gaps[v : v + CHUNK], 0), axis=1)
+        length = width - jnp.sum(gaps)
+        tokens = slots[jnp.minimum(slot, width - 1)]
+        return jnp.where(position < length, tokens, self.pad_id), length.astype(jnp.int32)
+
+
+# --- Compiling ------------------------------------------------------------------------------------------------------
+
+RENDERINGS = 32  # whole random texts compared at compile time, on top of the check of every pair
+
+
+def token_table(
+    tokenizer: "Tokenizer | Encoder", strings: Sequence[str], followed_by: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of N strings that stand after other text: int32[N, longest] padded with -1, and lengths int32[N]."""
+    encode = Encoder.of(tokenizer)
+    _check_borders([(tuple(strings), 0), (tuple(followed_by), 1)], encode, continues=True)
+    rows = [encode(text, continues=True) for text in strings]
+    lengths = np.array([len(row) for row in rows], np.int32)
+    ids = np.full((len(rows), lengths.max()), -1, np.int32)
+    for row, tokens in zip(ids, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return ids, lengths
+
+
+def _compile(
+    template: Template, tokenizer: "Tokenizer | Encoder", continues: bool, followed_by: tuple[str, ...]
+) -> Compiled:
+    pieces = _merge_fixed(template)
+    encode = Encoder.of(tokenizer)
+    _check_first(pieces, encode, continues)
+    _check_borders([*pieces, (followed_by, None)] if followed_by else pieces, encode, continues)
+
+    tokens = [
+        [encode(text, continues or position > 0) for text in variants] for position, (variants, _) in enumerate(pieces)
+    ]
+    _check_renderings(template, pieces, tokens, encode, continues)
+
+    head = ()
+    if pieces and pieces[0][1] is None:
+        head, pieces, tokens = tuple(tokens[0][0]), pieces[1:], tokens[1:]
+    store, starts = _Store(), _Store()
+    base, stride, table = [], [], []
+    gap_base, gap_table, gap_end = [], [], []
+    for (_, index), variants in zip(pieces, tokens, strict=True):
+        longest = max(map(len, variants))
+        start = store.add(tuple(t for ids in variants for t in (*ids, *([-1] * (longest - len(ids))))))
+        base += range(start, start + longest)
+        stride += [0 if index is None else longest] * longest
+        table += [index or 0] * longest
+        gaps = tuple(longest - len(ids) for ids in variants)
+        if any(gaps):
+            gap_base.append(starts.add(gaps, shared=False))
+            gap_table.append(index)
+            gap_end.append(len(base))
+    arrays = [store.values, base, stride, table, starts.values, gap_base, gap_table, gap_end]
+    return Compiled(template, head, encode.pad_id, *(np.asarray(a, np.int32) for a in arrays))
+
+
+class _Store:
+    """A flat list to which equal tuples are added once."""
+
+    def __init__(self):
+        self.values: list[int] = []
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def add(self, values: tuple[int, ...], shared: bool = True) -> int:
+        """Where `values` start."""
+        if not shared or values not in self.known:
+            self.known[values] = len(self.values)
+            self.values += values
+        return self.known[values]
+
+
+class Encoder:
+    """Tokens of a string that stands at the start of a sequence, or after other text.
+
+    SentencePiece tokenizers put a space in front of a sequence, so there a later piece is encoded behind a newline,
+    which merges with nothing, and the newline's tokens are cut off. What was encoded and checked is remembered, so
+    templates with pieces in common compile faster with one encoder than with the tokenizer.
+    """
+
+    ANCHOR = "\n"
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.encode = tokenizer.encode
+        self.pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
+        self.anchor = list(self.encode(self.ANCHOR))
+        self.adds_space = list(self.encode(self.ANCHOR + "x")) != self.anchor + list(self.encode("x"))
+        self.known: dict[tuple[str, bool], list[int]] = {}
+        self.checked: set[tuple[str, str, bool]] = set()  # pairs of neighbours that do not merge
+
+    @classmethod
+    def of(cls, tokenizer: "Tokenizer | Encoder") -> "Encoder":
+        """The encoder itself, or one for a tokenizer."""
+        return tokenizer if isinstance(tokenizer, Encoder) else cls(tokenizer)
+
+    def __call__(self, text: str, continues: bool) -> list[int]:
+        key = (text, continues and self.adds_space)
+        if key not in self.known:
+            self.known[key] = self.fresh(text, continues)
+        return self.known[key]
+
+    def fresh(self, text: str, continues: bool) -> list[int]:
+        """The tokens, not remembered."""
+        if not text:
+            return []
+        if not (continues and self.adds_space):
+            return list(self.encode(text))
+        ids = list(self.encode(self.ANCHOR + text))
+        if ids[: len(self.anchor)] != self.anchor:
+            raise MergeError(f"template: the tokenizer merges a newline with the start of {_shown(text)}")
+        return ids[len(self.anchor) :]
+
+
+def _merge_fixed(template: Template) -> list[tuple[tuple[str, ...], int | None]]:
+    """Pieces as (variants, index of the table or None), with neighbouring fixed texts joined and empty ones dropped."""
+    pieces: list[tuple[tuple[str, ...], int | None]] = []
+    tables = 0
+    for piece in template.pieces:
+        if isinstance(piece, Table):
+            if not piece.variants:
+                raise ValueError(f"template: table {tables} has no variants, expected at least one")
+            variants, index = piece.variants, tables
+            tables += 1
+            if len(set(variants)) == 1:
+                variants, index = variants[:1], None
+        else:
+            variants, index = (piece.text,), None
+        if index is None and pieces and pieces[-1][1] is None:
+            pieces[-1] = ((pieces[-1][0][0] + variants[0],), None)
+        elif any(variants):
+            pieces.append((variants, index))
+    return pieces
+
+
+def _check_first(pieces: list, encode: Encoder, continues: bool) -> None:
+    if encode.adds_space and not continues and pieces and not all(pieces[0][0]):
+        raise ValueError(
+            "template: this tokenizer puts a space in front of a sequence, so the first piece must never be empty; "
+            f"found the variants {_shown(pieces[0][0])}"
+        )
+
+
+def _check_borders(pieces: list, encode: Encoder, continues: bool) -> None:
+    """Refuse if any two strings that can stand next to each other tokenise differently together than apart.
+
+    Checking pairs is enough for byte-pair merges: look at the first merge that would cross a border of the whole text.
+    Until then every piece was merged as if alone, so the same two symbols meet, as the best pair, in the text of the
+    two neighbours alone. Regular expressions that split the text first look one character past a match, and that
+    character lies in the neighbour too. Where a variant is empty the neighbours are the pieces around it.
+    """
+    before: dict[tuple[str, bool], None] = {}  # (string, whether it continues other text) that may stand just before
+    for position, (variants, _) in enumerate(pieces):
+        for left, left_continues in before:
+            for right in variants:
+                if not right or (left, right, left_continues) in encode.checked:
+                    continue
+                apart = encode(left, left_continues) + encode(right, True)
+                together = encode.fresh(left + right, left_continues)
+                if together != apart:
+                    raise MergeError(
+                        f"template: {_shown(left, end=True)} followed by {_shown(right)} becomes tokens "
+                        f"{together[-8:]} (last 8) together but {apart[-8:]} apart; put the border where the "
+                        "tokenizer splits anyway, e.g. before a space and a word, or around a digit"
+                    )
+                encode.checked.add((left, right, left_continues))
+        here = dict.fromkeys((text, continues or position > 0) for text in variants if text)
+        before = here if all(variants) else {**before, **here}
+
+
+def _check_renderings(template: Template, pieces: list, tokens: list, encode: Encoder, continues: bool) -> None:
+    """Compare a few whole texts, drawn at random, with the tokens of their pieces."""
+    rng = np.random.default_rng(0)
+    sizes = [len(table.variants) for table in template.tables]
+    for _ in range(RENDERINGS if sizes else 1):
+        indices = [int(rng.integers(size)) for size in sizes]
+        text = template.text(indices)
+        apart = [t for (_, i), ids in zip(pieces, tokens, strict=True) for t in ids[0 if i is None else indices[i]]]
+        if encode.fresh(text, continues) != apart:
+            raise MergeError(f"template: the tokens of the pieces are not those of the whole text {text!r}")
+
+
+def _shown(text: str | Iterable[str], end: bool = False) -> str:
+    """A string, or several, short enough for an error message; `end` keeps the end rather than the start."""
+    if not isinstance(text, str):
+        texts = list(text)
+        return ", ".join(map(_shown, texts[:6])) + (", …" if len(texts) > 6 else "")
+    if len(text) <= 60:
+        return repr(text)
+    return "…" + repr(text[-60:]) if end else repr(text[:60]) + "…"

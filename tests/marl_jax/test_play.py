@@ -1,0 +1,123 @@
+"""Playing in the terminal, with the keyboard and the screen replaced by strings."""
+
+import io
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import defaults
+from envs import text as texts
+from envs.bots import UniformBot
+from envs.registry import make
+from envs.tic_tac_toe.bots import MinimaxBot
+from marl_jax import setup
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.errors import RunError
+from marl_jax.play import Person, main, play
+from models import chat, tokenizers
+from tests.marl_jax import tiny_play
+
+
+class First:
+    """Takes the first legal action."""
+
+    def __init__(self, game):
+        self.game = game
+
+    def act(self, state, key):
+        return jnp.argmax(self.game.legal(state)).astype(jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def tic_tac_toe():
+    tokenizer = tokenizers.load("bytes")
+    game = make("tic_tac_toe")
+    return game, texts.make(game).compile(tokenizer, chat.chat_parts(tokenizer), context="history")
+
+
+def at_the_terminal(game, prompt, seats, lines):
+    """(last state, what was written) of a person who types `lines`."""
+    screen = io.StringIO()
+    state = play(game, prompt, seats, source=io.StringIO("\n".join(lines) + "\n"), output=screen)
+    return state, screen.getvalue()
+
+
+def test_a_person_wins(tic_tac_toe):
+    game, prompt = tic_tac_toe
+    state, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["7", "8", "9"])
+    assert bool(game.done(state))
+    assert "Legal: 1, 2, 3, 4, 5, 6, 7, 8, 9" in screen
+    assert "player 0 (you): 7" in screen
+    assert "player 1 (First): 1" in screen
+    assert " X | X | X" in screen
+    assert screen.endswith("player 0 (you) wins.\n")
+
+
+def test_what_is_no_move_is_asked_again(tic_tac_toe):
+    game, prompt = tic_tac_toe
+    state, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["5", "", "5", "1", "castle", "quit"])
+    assert state is None
+    assert "'5' is not legal here." in screen
+    assert "'castle' is no action" in screen
+
+
+def test_prompt_is_the_models(tic_tac_toe):
+    """At the first turn the prompt, later the whole conversation with the own answers in it."""
+    game, prompt = tic_tac_toe
+    _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["prompt", "5", "prompt", "quit"])
+    start = jax.jit(game.reset)(jax.random.key(0))
+    first = prompt.first_text(start, 0)
+    assert first in screen
+    state, _ = game.step(start, jnp.int32(4))
+    state, _ = game.step(state, jnp.int32(0))
+    assert first + "5" + prompt.next_text(state, 0) in screen
+
+
+def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
+    game, prompt = tic_tac_toe
+    file = tmp_path / "a drawing.svg"
+    lines = ["help", "legal", "svg", f"svg {file}", f"svg {tmp_path / 'none' / 'x.svg'}"]
+    state, screen = at_the_terminal(game, prompt, [Person(), MinimaxBot()], lines)
+    assert state is None, "the input ended"
+    assert "svg FILE    write the position" in screen
+    assert file.read_text().startswith("<svg")
+    assert "svg needs the name of a file" in screen
+    assert "No such file or directory" in screen
+
+
+def test_hanabi_from_a_seat():
+    """The own hand is hidden, actions are explained, and a game without persons is shown with everything."""
+    game = make("hanabi", preset="very_small")
+    prompt = texts.make(game).compile(tokenizers.load("bytes"))
+    _, screen = at_the_terminal(game, prompt, [Person("ann"), UniformBot(game)], ["quit"])
+    assert "player 0  ?? ??" in screen
+    assert "(play card 1)" in screen
+    state, screen = at_the_terminal(game, prompt, [First(game)] * 2, [])
+    assert "??" not in screen
+    assert f"Score: {int(game.score(state))}." in screen
+
+
+def test_wrong_number_of_seats(tic_tac_toe):
+    game, prompt = tic_tac_toe
+    with pytest.raises(ValueError, match="tic_tac_toe has 2 seats, found 1"):
+        play(game, prompt, [Person()])
+
+
+def test_the_checkpoint_of_a_run(tmp_path, capsys):
+    """`main` finds the run's own checkpoint, lets one watch, and refuses a seat that is not there."""
+    config = defaults.get_config()
+    config.env.update(dict(style="plain", text="brief"))
+    config.model.shape.update(tiny_play.SHAPE)
+    config.play.seat = -1
+    made = setup.make(config)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"trained": made.weights_at_start()[0]}, {})
+    checkpoints.close()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert bool(made.game.done(main(config, tmp_path)))
+    assert f"player 1 ({tmp_path.name}): " in capsys.readouterr().out
+    config.play.seat = 2
+    with pytest.raises(RunError, match="config.play.seat is 2; accepted: 0 to 1, or -1 to watch"):
+        main(config, tmp_path)
