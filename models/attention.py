@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from models import cache as kv
-from models.decode_kernel import decode_attention
+from models import decode_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Attend:
         qkv = jnp.concatenate([q, k, v], axis=2)[:, 0]
         half = (q.shape[0], q.shape[-1] // 2)
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
-        out, *layer = decode_attention(
+        out, *layer = decode_kernel.decode_attention(
             qkv, cos, sin, *layer, self.starts, self.lengths, heads=q.shape[2], window=self.window
         )
         return out[:, None], tuple(layer)
@@ -88,9 +88,13 @@ def _band(query, key, window):
     return seen if window is None else seen & (key > query - window)
 
 
-def default_kernel() -> str:
-    """The kernel for this platform: our own on one NVIDIA GPU, cuDNN where XLA has to split it, XLA elsewhere."""
+def default_kernel(size: int, slots: int) -> str:
+    """The kernel for this platform, heads and cache.
+
+    Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, XLA elsewhere.
+    """
     if jax.default_backend() != "gpu":
         return "xla"
     mesh = jax.sharding.get_abstract_mesh()
-    return "pallas" if mesh.empty or mesh.size == 1 else "cudnn"
+    alone = mesh.empty or mesh.size == 1
+    return "pallas" if alone and decode_kernel.supported(size, slots) else "cudnn"

@@ -16,6 +16,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 TILE = 16  # the smallest tile of the tensor cores; query heads beyond the group are masked
+BLOCK = 64  # slots read at once
+
+
+def supported(size: int, slots: int) -> bool:
+    """Whether heads of this size and a cache of this many slots suit the kernel; Triton wants powers of two."""
+    return size >= 2 * TILE and size & (size - 1) == 0 and slots % BLOCK == 0
 
 
 def _rotated(ref, rows, mask, cos, sin):
@@ -33,14 +39,15 @@ def _kernel(
     *, block: int, tile: int, scale: float, window: int | None,
 ):
     group, size = q_ref.shape
-    half, start, dtype = size // 2, starts[0], out_ref.dtype
+    slots = k_ref.shape[0]
+    half, start, dtype = size // 2, jnp.minimum(starts[0], slots), out_ref.dtype
     cos, sin = cos_ref[...][None], sin_ref[...][None]
     heads = (jnp.arange(tile) < group)[:, None]
     q = _rotated(q_ref, pl.ds(0, tile), heads, cos, sin)
     k_new = _rotated(k_new_ref, pl.ds(0, 1), None, cos, sin)
     v_new = v_new_ref[pl.ds(0, 1), :]
 
-    @pl.when(going[0] > 0)
+    @pl.when((going[0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
     def _():
         for i in range(2):
             k_ref[pl.ds(start, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
@@ -78,7 +85,7 @@ def _kernel(
 
 
 def decode_attention(
-    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, block=64, warps=4, interpret=False,
+    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, block=BLOCK, warps=4, interpret=False,
 ):
     """qkv [B, N + 2K, H] before rotation, caches [B, S, K, H] -> ([B, N, H], caches with the new token).
 

@@ -107,13 +107,16 @@ class Model:
         """
         batch, time = tokens.shape
         _check(time, segments, cache, new_cache, remat)
+        if self.cfg.family == "gpt2" and positions is None and time > self.cfg.max_positions:
+            raise ValueError(f"tokens are {time} wide; this model has learned {self.cfg.max_positions} positions")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths
         if positions is None:
             before = jnp.zeros((batch,), jnp.int32) if starts is None else starts
             positions = before[:, None] + jnp.arange(time)
         window, keep = self.cfg.sliding_window, new_cache is not None
-        attend = Attend(starts, lengths, segments, window, keep, kernel or default_kernel(), positions)
+        kernel = kernel or default_kernel(self.cfg.head_dim, 0 if cache is None else cache.slots)
+        attend = Attend(starts, lengths, segments, window, keep, kernel, positions)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()

@@ -18,12 +18,16 @@ ACTIVATION_RULES = {"B": ("data", "fsdp"), "V": ("tensor",), "N": ("tensor",), "
 
 
 def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tuple[str, ...]]) -> PartitionSpec:
-    """The spec of one array; an axis whose size the mesh does not divide stays whole (two KV heads on four chips)."""
+    """The spec of one array; a mesh axis that does not divide its axis is left out (two KV heads on four chips)."""
     entries = []
     for letter, size in zip(axes, shape, strict=True):
-        names = tuple(name for name in rules.get(letter, ()) if mesh_sizes.get(name, 1) > 1)
-        ways = math.prod(mesh_sizes[name] for name in names)
-        entries.append((names if len(names) > 1 else names[0]) if names and size % ways == 0 else None)
+        names = []
+        for name in rules.get(letter, ()):
+            parts = mesh_sizes.get(name, 1)
+            if parts > 1 and size % parts == 0:
+                names.append(name)
+                size //= parts
+        entries.append(tuple(names) if len(names) > 1 else names[0] if names else None)
     return PartitionSpec(*entries)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.attention import Attend
-from models.decode_kernel import decode_attention
+from models.decode_kernel import decode_attention, supported
 from models.decoder import rotate
 from tests.models.tiny_models import quick_jit
 
@@ -111,3 +111,11 @@ def test_it_aliases_the_cache():
 @pytest.mark.parametrize("window", [None, 100])
 def test_on_the_device_it_equals_plain_attention(group, kv_heads, size, window):
     check(group, window, size, kv_heads, jnp.bfloat16, slots=512, atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("size", "slots", "fits"), [(64, 128, True), (128, 64, True), (96, 128, False), (8, 128, False), (64, 130, False)]
+)
+def test_heads_and_caches_that_do_not_suit_it_are_known(size, slots, fits):
+    """Phi-3 has heads of 96 and a rollout may have a cache of 130 slots: those go to cuDNN instead."""
+    assert supported(size, slots) is fits

@@ -120,7 +120,7 @@ def test_every_golden_weight_matters(golden):
     for name in CASES:
         for leaves in golden(name).params["layers"].values():
             for key, leaf in leaves.items():
-                assert np.std(leaf) > 0.05, f"{name}: {key}"
+                assert np.std(np.asarray(leaf)) > 0.05, f"{name}: {key}"
 
 
 @pytest.mark.parametrize("name", CASES)

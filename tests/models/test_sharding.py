@@ -127,7 +127,8 @@ def test_partition_spec_leaves_whole_what_does_not_divide():
     assert spec("DKH", (32, 2, 16), rules=PARAM_RULES) == PartitionSpec("fsdp", None, None)  # two heads, four chips
     assert spec("VD", (33, 5), rules=PARAM_RULES) == PartitionSpec(None, None)
     assert spec("BTD", (8, 3, 32), rules=ACTIVATION_RULES) == PartitionSpec(("data", "fsdp"), None, None)
-    assert spec("BTD", (6, 3, 32), rules=ACTIVATION_RULES) == PartitionSpec(None, None, None)
+    assert spec("BTD", (6, 3, 32), rules=ACTIVATION_RULES) == PartitionSpec("data", None, None)
+    assert spec("BTD", (3, 3, 32), rules=ACTIVATION_RULES) == PartitionSpec(None, None, None)
     alone = {"data": 4, "fsdp": 1, "tensor": 1}
     assert partition_spec("BTN", (8, 3, 8), alone, ACTIVATION_RULES) == PartitionSpec("data", None, None)
 
@@ -135,7 +136,7 @@ def test_partition_spec_leaves_whole_what_does_not_divide():
 def test_ways_counts_the_parts_of_an_axis():
     assert ways("B", 8) == 1
     with jax.set_mesh(mesh_of((2, 4, 1))):
-        assert (ways("B", 16), ways("B", 6), ways("V", 64)) == (8, 1, 1)
+        assert (ways("B", 16), ways("B", 6), ways("B", 5), ways("V", 64)) == (8, 2, 1, 1)
     with jax.set_mesh(mesh_of((2, 1, 4))):
         assert (ways("B", 6), ways("V", 64)) == (2, 4)
 

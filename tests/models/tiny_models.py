@@ -55,13 +55,18 @@ def unstack(model: Model, params: dict, dtype=jnp.float32, fuse: bool = True) ->
 
 
 @functools.partial(quick_jit, static_argnames=("model", "new_cache", "dtype", "remat"))
-def forward(model: Model, params: dict, tokens: jax.Array, dtype=jnp.float32, **kwargs):
-    """`Model.forward` in float32, compiled once per model and shape."""
+def _forward(model, params, tokens, dtype, **kwargs):
     return model.forward(params, tokens, dtype=dtype, **kwargs)
 
 
+def forward(model: Model, params: dict, tokens: np.ndarray, dtype=jnp.float32, **kwargs):
+    """`Model.forward` in float32, compiled once per model and shape; hidden states come as a NumPy array."""
+    hidden, cache = _forward(model, params, tokens, dtype=dtype, **kwargs)
+    return np.asarray(hidden), cache
+
+
 @functools.partial(quick_jit, static_argnames="model")
-def logits(model: Model, params: dict, hidden: jax.Array) -> jax.Array:
+def logits(model: Model, params: dict, hidden: np.ndarray) -> jax.Array:
     """`Model.logits`, compiled."""
     return model.logits(params, hidden)
 
