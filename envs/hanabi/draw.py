@@ -10,7 +10,7 @@ from envs import svg as shapes
 from envs.hanabi.rules import COLOR_NAMES, State
 
 _FILLS = ("#d64541", "#f4d03f", "#27ae60", "#f4f6f7", "#2e6fd1")
-_CARD, _GAP = 44, 8
+_CARD, _GAP = 44, 10
 
 
 def board(state: State, player: int | None = None) -> str:
@@ -38,7 +38,7 @@ def svg(state: State, player: int | None = None) -> str:
     state = jax.device_get(state)
     n_colors, n_ranks = state.discards.shape
     n_players, hand = state.hands.shape
-    step, row = _CARD + _GAP, 1.4 * _CARD + 34
+    step, row = _CARD + _GAP, 1.4 * _CARD + 38
     width = max(90 + step * max(n_colors, hand), 420)
     tokens = f"information {state.information}   lives {state.lives}   deck {_deck_left(state)}"
     parts = [shapes.text(10, 22, tokens, anchor="start"), shapes.text(10, 62, "fireworks", 13, anchor="start")]
@@ -53,7 +53,7 @@ def svg(state: State, player: int | None = None) -> str:
                 hidden = p == player
                 fill = "#bdc3c7" if hidden else _FILLS[card // n_ranks]
                 label = "?" if hidden else str(card % n_ranks + 1)
-                parts += _card_shapes(90 + h * step, y, fill, label, _knowledge(state, p, h))
+                parts += _card_shapes(90 + h * step, y, fill, label, *_possible(state, p, h))
     y = 34 + (n_players + 1) * row
     parts.append(shapes.text(10, y + 16, "discards", 13, anchor="start"))
     for i, card in enumerate(np.repeat(np.arange(n_colors * n_ranks), state.discards.ravel())):
@@ -65,13 +65,13 @@ def svg(state: State, player: int | None = None) -> str:
     return shapes.document(width, int(y + 26 * 4), parts)
 
 
-def _card_shapes(x: float, y: float, fill: str, label: str, note: str) -> list[str]:
-    """A card with its rank, and a note under it."""
+def _card_shapes(x: float, y: float, fill: str, label: str, *notes: str) -> list[str]:
+    """A card with its rank, and notes under it, one per line."""
     height = 1.4 * _CARD
     return [
         shapes.rect(x, y, _CARD, height, fill, "#555555", rx=5),
         shapes.text(x + _CARD / 2, y + height / 2 + 8, label, 22),
-        shapes.text(x + _CARD / 2, y + height + 14, note, 9, "#555555"),
+        *(shapes.text(x + _CARD / 2, y + height + 13 + 11 * i, note, 10, "#555555") for i, note in enumerate(notes)),
     ]
 
 
@@ -89,6 +89,11 @@ def _card(card: int, n_ranks: int) -> str:
 
 def _knowledge(state: State, p: int, h: int) -> str:
     """What the hints leave possible for a card, e.g. RYGWB12345 when nothing is known."""
+    return "".join(_possible(state, p, h))
+
+
+def _possible(state: State, p: int, h: int) -> tuple[str, str]:
+    """The colours and the ranks that the hints leave possible for a card."""
     n_colors, n_ranks = state.discards.shape
     colors = "".join(_letter(c) for c in range(n_colors) if state.colors[p, h] >> c & 1)
-    return colors + "".join(str(r + 1) for r in range(n_ranks) if state.ranks[p, h] >> r & 1)
+    return colors, "".join(str(r + 1) for r in range(n_ranks) if state.ranks[p, h] >> r & 1)
