@@ -45,7 +45,8 @@ class Choices:
 class Choice:
     """What was chosen: action int32 [B], its tokens int32 [B, W] (0 behind the end), lengths [B], logps float32 [B, W].
 
-    The cache has read all tokens of the answer but the last.
+    The cache has read all tokens of the answer but the last. Where the logits were not finite, neither are the logps,
+    and the action means nothing.
     """
 
     action: jax.Array
@@ -71,6 +72,9 @@ def make_choices(names: Sequence[Sequence[int]], end_id: int | None = None) -> C
                 raise ValueError(f"the name with tokens {list(name)} begins another: give an end_id to tell them apart")
             name = (*name, end_id)
         closed.append(name)
+    for name in closed:
+        if sum(other[: len(name)] == name for other in closed) > 1:
+            raise ValueError(f"closed by end_id {end_id}, the name with tokens {list(name)} still begins another one")
     width = max(map(len, closed))
     ids = np.full((len(closed), width), -1, np.int32)
     for row, name in zip(ids, closed, strict=True):
@@ -160,13 +164,15 @@ def choice_logprobs(
     """The learner's side: log-probability and entropy of each token of a chosen name, float32 [B, W], 0 behind its end.
 
     hidden  [B, W, D] at the position before each token of the answer
+    action  int32 [B]; of an illegal one the first token that no legal name has gets −inf
     """
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), action.shape)
     logps, entropies, alive = [], [], legal
     for step in range(choices.width):
         logits = _logits(model, params, hidden[:, step], choices, alive, step, temperature)
-        inside = step < choices.lengths[action]
-        # Rows whose name has ended allow nothing: give them a harmless distribution, so that no NaN reaches a gradient.
+        inside = (step < choices.lengths[action]) & jnp.any(alive, axis=1)
+        # Rows whose name has ended allow nothing, nor does a row of padding without a legal action: give them a
+        # harmless distribution, so that no NaN reaches a gradient.
         logits = jnp.where(inside[:, None], logits, 0.0)
         log_p = jax.nn.log_softmax(logits, axis=-1)
         chosen = jnp.take_along_axis(log_p, choices.same[action, step][:, None], axis=1)[:, 0]

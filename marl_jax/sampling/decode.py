@@ -44,12 +44,12 @@ class Settings:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of the prompt."""
+    """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of the prompt for `begin`."""
 
     top_k: jax.Array
     top_p: jax.Array
     penalty: jax.Array
-    seen: jax.Array
+    seen: jax.Array | None
 
 
 @jax.tree_util.register_dataclass

@@ -62,7 +62,7 @@ def _first_above(cumulative, target, possible):
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """−inf below each row's k-th largest logit; k int32 [B], 0 keeps everything."""
+    """−inf below each row's k-th largest logit (its equals stay); k int32 [B], 0 keeps everything."""
     vocab = logits.shape[-1]
     ranked = jnp.sort(logits, axis=-1, descending=True)
     edge = jnp.take_along_axis(ranked, jnp.clip(k - 1, 0, vocab - 1)[:, None], axis=1)
@@ -70,7 +70,7 @@ def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
-    """−inf outside the smallest set of tokens that holds probability p; p float32 [B], 1 keeps everything."""
+    """−inf outside the smallest set of tokens that holds probability p (equals of its last one stay); 1 keeps all."""
     ranked = jnp.sort(logits, axis=-1, descending=True)
     probs = jax.nn.softmax(ranked, axis=-1)
     inside = jnp.cumsum(probs, axis=-1) - probs < p[:, None]

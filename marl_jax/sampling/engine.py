@@ -16,88 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.sampling import choice, decode
-from marl_jax.sampling.settings import Sampling, row_keys, settings_for
-from models import cache as kv
+from marl_jax.sampling import checks, choice, decode
+from marl_jax.sampling.conversation import Answer, Conversation, batch_bucket, pad_rows, round_up
+from marl_jax.sampling.programs import Programs, Weights
+from marl_jax.sampling.settings import Sampling, settings_for, with_seeds
 from models import lora
-from models.cache import Cache
 from models.model import Model
 from models.sharding import param_shardings
 
-# Triton's small matrix products were slower than cuBLAS at every decoding shape tried (docs/performance.md).
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """What changes with an update: parameters and adapters laid out for decoding, and the adapters' scale [n]."""
-
-    params: dict
-    adapters: tuple | None
-    scale: jax.Array | None
-
-    def lora(self, ids: jax.Array) -> lora.Lora | None:
-        return None if self.adapters is None else lora.Lora(self.adapters, self.scale, ids)
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversation:
-    """A batch of rows between turns.
-
-    cache, hidden  on the device: what was read, and the last hidden state [B, D]
-    adapter_ids    int32 [B] on the device
-    history        every token of each row so far, on the host; rows beyond it fill the bucket
-    unread         bool per row: its last token was written by the model and has not been read yet
-    """
-
-    cache: Cache
-    hidden: jax.Array
-    adapter_ids: jax.Array
-    history: list[list[int]]
-    unread: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.history)
-
-    def room(self, row: int) -> int:
-        return self.cache.slots - len(self.history[row])
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What one row wrote: token ids, the log-probability of each when it was drawn, and why it ended."""
-
-    tokens: np.ndarray
-    logps: np.ndarray
-    finish: str
-
-
-def round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def batch_bucket(n: int, multiple: int = 1) -> int:
-    """The next power of two, and a multiple of what the mesh needs."""
-    return round_up(1 << max(n - 1, 0).bit_length(), multiple)
-
-
-def pad_rows(rows: Sequence[Sequence[int]], batch: int, time: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded tokens int32 [batch, time] and lengths int32 [batch]."""
-    tokens, lengths = np.zeros((batch, time), np.int32), np.zeros((batch,), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)], lengths[i] = row, len(row)
-    return tokens, lengths
-
-
-def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
-    """hidden [B, T, D] at each row's last real token -> [B, D]."""
-    where = jnp.maximum(lengths - 1, 0)[:, None, None]
-    return jnp.take_along_axis(hidden, where, axis=1)[:, 0]
-
-
-class Engine:
+class Engine(Programs):
     """A model ready to answer.
 
     bucket  prompts are padded to a multiple of this, and so are cache slots
@@ -117,60 +45,50 @@ class Engine:
         chunk: int = 64,
         mesh: jax.sharding.Mesh | None = None,
     ):
-        self.model, self.dtype, self.bucket, self.chunk, self.mesh = model, dtype, bucket, chunk, mesh
+        super().__init__(model, dtype, mesh)
+        self.bucket, self.chunk = bucket, chunk
         tensor = mesh.shape["tensor"] if mesh is not None else 1
         self.row_multiple = mesh.size // tensor if mesh is not None else 1
         self._lay_out = self.jit(functools.partial(model.unstack, dtype=dtype, fuse=tensor == 1))
+        self._lay_out_adapters = self.jit(functools.partial(lora.unstack, n_layers=model.cfg.n_layers, dtype=dtype))
         self.update(params, adapters, lora_scale)
 
     def update(self, params: dict, adapters: dict | None = None, lora_scale: jax.Array | None = None) -> None:
-        """Takes new weights (stacked, as they are trained) and lays them out for decoding."""
-        if self.mesh is not None:
+        """Takes new weights, stacked as they are trained, and lays them out for decoding (unless they are already)."""
+        ready = isinstance(params["layers"], tuple)
+        if self.mesh is not None and not ready:
             params = jax.device_put(params, param_shardings(self.mesh, self.model.axes(), params))
-        layers = None if adapters is None else lora.unstack(adapters, self.model.cfg.n_layers, self.dtype)
-        self.weights = Weights(self._lay_out(params), layers, lora_scale)
+        if (adapters is None) != (lora_scale is None):
+            raise ValueError("adapters and lora_scale belong together; accepted: both or none")
+        layers = None if adapters is None else self._lay_out_adapters(adapters)
+        self.weights = Weights(params if ready else self._lay_out(params), layers, lora_scale)
 
-    def jit(self, function, **kwargs):
-        """Compiles under this engine's mesh and options."""
-        options = GPU_OPTIONS if jax.default_backend() == "gpu" else None
-        jitted = jax.jit(function, compiler_options=options, **kwargs)
-        if self.mesh is None:
-            return jitted
-
-        def under_mesh(*args):
-            with jax.set_mesh(self.mesh):
-                return jitted(*args)
-
-        under_mesh._cache_size = jitted._cache_size
-        return under_mesh
+    @property
+    def n_adapters(self) -> int:
+        return 0 if self.weights.scale is None else len(self.weights.scale)
 
     # Reading
 
     def prefill(self, prompts: Sequence[Sequence[int]], *, slots: int, adapter_ids=None) -> Conversation:
         """Reads one prompt per row into a fresh cache with room for `slots` tokens."""
-        self.check_prompts(prompts, slots)
-        batch = batch_bucket(len(prompts), self.row_multiple)
-        slots = round_up(slots, self.bucket)
+        checks.check_prompts(self.model.cfg, prompts, slots)
+        limit, batch = self.limit(slots), batch_bucket(len(prompts), self.row_multiple)
         tokens, lengths = pad_rows(prompts, batch, round_up(max(map(len, prompts)), self.bucket))
-        ids = self._adapter_ids(adapter_ids, batch)
-        cache, hidden = self._prefill(self.weights, tokens, lengths, ids, slots)
-        return Conversation(cache, hidden, ids, [list(p) for p in prompts], np.zeros(len(prompts), bool))
+        ids = self._adapter_ids(adapter_ids, len(prompts), batch)
+        cache, hidden = self._prefill(self.weights, tokens, lengths, ids, round_up(slots, self.bucket))
+        return Conversation(cache, hidden, ids, [list(p) for p in prompts], np.zeros(len(prompts), bool), limit)
 
     def append(self, conversation: Conversation, prompts: Sequence[Sequence[int]]) -> Conversation:
         """Reads more prompt tokens behind what each row has; an empty list adds nothing to a row."""
-        if len(prompts) != conversation.rows:
-            raise ValueError(f"append got {len(prompts)} prompts for a conversation of {conversation.rows} rows")
-        for i, prompt in enumerate(prompts):
-            if len(prompt) > conversation.room(i):
-                raise ValueError(
-                    f"row {i}: {len(prompt)} more tokens behind {len(conversation.history[i])} do not fit into the "
-                    f"cache of {conversation.cache.slots} slots"
-                )
+        conversation.check_unused()
+        checks.check_more(self.model.cfg, conversation, prompts)
         late = [
             ([past[-1]] if unread else []) + list(prompt)
             for past, unread, prompt in zip(conversation.history, conversation.unread, prompts, strict=True)
         ]
-        time = round_up(max(1, *map(len, late)), min(self.bucket, 32))
+        if not any(late):
+            return conversation
+        time = round_up(max(map(len, late)), min(self.bucket, 32))
         tokens, lengths = pad_rows(late, len(conversation.hidden), time)
         cache, hidden = self._append(
             self.weights, conversation.cache, conversation.hidden, tokens, lengths, conversation.adapter_ids
@@ -181,32 +99,55 @@ class Engine:
 
     def repeat(self, conversation: Conversation, times: int) -> Conversation:
         """Every row `times` times, neighbours together: K samples of prompts that were read once."""
+        conversation.check_unused()
+        if times < 1:
+            raise ValueError(f"times is {times}; accepted: 1 or more")
         batch = batch_bucket(conversation.rows * times, self.row_multiple)
         source = np.minimum(np.arange(batch) // times, conversation.rows - 1).astype(np.int32)
-        arrays = (conversation.cache, conversation.hidden, conversation.adapter_ids)
-        cache, hidden, ids = self._take(arrays, source)
-        history = [list(past) for past in conversation.history for _ in range(times)]
-        return Conversation(cache, hidden, ids, history, np.repeat(conversation.unread, times))
+        cache, hidden = self._take((conversation.cache, conversation.hidden), source)
+        return dataclasses.replace(
+            conversation,
+            cache=cache,
+            hidden=hidden,
+            adapter_ids=conversation.adapter_ids[source],
+            history=[list(past) for past in conversation.history for _ in range(times)],
+            unread=np.repeat(conversation.unread, times),
+        )
 
     def share(self, prefix: Conversation, batch: int, *, slots: int, adapter_ids=None) -> Conversation:
-        """A one-row conversation (the rules of a game) as the common start of `batch` rows; the prefix stays usable."""
-        if prefix.rows != 1:
-            raise ValueError(f"a shared prefix is one row; this conversation has {prefix.rows}")
-        slots, size = round_up(slots, self.bucket), batch_bucket(batch, self.row_multiple)
+        """The rules of a game, read once, as the common start of `batch` rows; the prefix stays usable.
+
+        The prefix is one row, or one row for each adapter, since adapters read the same words differently.
+        """
+        prefix.check_unused()
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; accepted: 1 or more")
+        readers = prefix.adapter_ids[: prefix.rows].tolist()
+        wanted = np.asarray(readers[:1] * batch if adapter_ids is None else adapter_ids).tolist()
+        if len(set(readers)) < prefix.rows or not set(wanted) <= set(readers):
+            raise ValueError(
+                f"a shared prefix is one row for each adapter: this one was read by adapters {readers}, and its rows "
+                f"are to be continued by {sorted(set(wanted))}"
+            )
+        limit, slots, size = self.limit(slots), round_up(slots, self.bucket), batch_bucket(batch, self.row_multiple)
         if slots < prefix.cache.slots:
             raise ValueError(f"slots is {slots}; the prefix alone has {prefix.cache.slots}")
-        row = jax.tree.map(lambda x: x[:1], (prefix.cache, prefix.hidden))
-        cache, hidden = self._share(*row, size, slots)
-        history = [list(prefix.history[0]) for _ in range(batch)]
-        unread = np.repeat(prefix.unread, batch)
-        return Conversation(cache, hidden, self._adapter_ids(adapter_ids, size), history, unread)
+        ids = self._adapter_ids(wanted, batch, size)
+        source = [readers.index(a) for a in wanted]
+        rows = np.asarray(source + [0] * (size - batch), np.int32)
+        cache, hidden = self._share(prefix.cache, prefix.hidden, rows, slots)
+        return Conversation(cache, hidden, ids, [list(prefix.history[i]) for i in source], prefix.unread[source], limit)
 
     # Answering
 
     def generate(self, conversation: Conversation, sampling: Sampling | Sequence[Sampling]):
-        """Free text, each row until a stop token or its budget: (list of `Answer`, conversation)."""
-        requests = [sampling] * conversation.rows if isinstance(sampling, Sampling) else list(sampling)
-        self._check_requests(requests, conversation)
+        """Free text, each row until a stop token or its budget: (list of `Answer`, conversation).
+
+        With one `Sampling` for all, row i takes its seed + i, so that K samples of one prompt differ.
+        """
+        conversation.check_unused()
+        requests = with_seeds(sampling, conversation.rows) if isinstance(sampling, Sampling) else list(sampling)
+        checks.check_requests(conversation, requests)
         conversation = self._caught_up(conversation)
         batch, vocab = len(conversation.hidden), self.model.cfg.vocab_size
         settings = settings_for(requests, batch, conversation.history, vocab)
@@ -228,117 +169,44 @@ class Engine:
         return answers, dataclasses.replace(conversation, cache=rows.cache, history=history, unread=unread)
 
     def choose(self, conversation: Conversation, choices: choice.Choices, legal, *, temperature=1.0, seeds=0):
-        """One legal action per row, legal bool [rows, A]: (`Choice` on the host, conversation)."""
+        """One legal action per row, legal bool [rows, A]: (`Choice` on the host, conversation).
+
+        temperature  a number or one per row
+        seeds        one per row, or a number: row i then takes that + i
+        """
+        conversation.check_unused()
         legal = np.asarray(legal, bool)
-        if legal.shape != (conversation.rows, choices.ids.shape[0]):
-            raise ValueError(f"legal has shape {legal.shape}; expected {(conversation.rows, choices.ids.shape[0])}")
-        for i in np.flatnonzero(~legal.any(axis=1)):
-            raise ValueError(f"row {i} has no legal action")
-        for i in range(conversation.rows):
-            if conversation.room(i) < choices.width:
-                raise ValueError(f"row {i}: {conversation.room(i)} free slots; a name may have {choices.width} tokens")
+        checks.check_legal(conversation, legal, *choices.ids.shape)
         conversation = self._caught_up(conversation)
         batch, rows = len(conversation.hidden), conversation.rows
+        seeds = np.asarray(seeds) if np.ndim(seeds) else (seeds + np.arange(rows)) % 2**32
         mask = np.ones((batch, legal.shape[1]), bool)
         mask[:rows] = legal
-        spread = lambda x, dtype: np.pad(np.broadcast_to(np.asarray(x, dtype), (rows,)), (0, batch - rows))  # noqa: E731
+        column = lambda x, dtype: np.pad(np.broadcast_to(np.asarray(x, dtype), (rows,)), (0, batch - rows))  # noqa: E731
         result = self._choose(
-            self.weights, conversation.hidden, conversation.cache, choices, mask, spread(temperature, np.float32),
-            spread(seeds, np.uint32), conversation.adapter_ids,
+            self.weights, conversation.hidden, conversation.cache, choices, mask, column(temperature, np.float32),
+            column(seeds, np.uint32), conversation.adapter_ids,
         )
         host = jax.tree.map(lambda x: np.asarray(x)[:rows], dataclasses.replace(result, cache=None))
+        for i in np.flatnonzero(~np.isfinite(host.logps).all(axis=1)):
+            raise FloatingPointError(f"the logits of row {i} are not finite at its answer")
         history = [
             past + t[:n].tolist() for past, t, n in zip(conversation.history, host.tokens, host.lengths, strict=True)
         ]
         unread = np.ones_like(conversation.unread)
         return host, dataclasses.replace(conversation, cache=result.cache, history=history, unread=unread)
 
+    def limit(self, slots: int) -> int:
+        """Tokens a row may hold when this many slots are asked for."""
+        checks.check_slots(self.model.cfg, slots)
+        return min(round_up(slots, self.bucket), self.model.cfg.max_positions)
+
+    def _adapter_ids(self, ids, rows: int, batch: int) -> np.ndarray:
+        ids = np.zeros((rows,), np.int32) if ids is None else np.asarray(ids, np.int32)
+        if ids.shape != (rows,):
+            raise ValueError(f"adapter_ids has shape {ids.shape}; expected one for each of {rows} rows")
+        checks.check_adapters(ids.tolist(), self.n_adapters)
+        return np.pad(ids, (0, batch - rows))
+
     def _caught_up(self, conversation):
         return self.append(conversation, [[]] * conversation.rows) if conversation.unread.any() else conversation
-
-    # Compiled programs
-
-    @functools.cached_property
-    def _prefill(self):
-        def run(weights, tokens, lengths, ids, slots):
-            hidden, cache = self.model.forward(
-                weights.params, tokens, lengths=lengths, new_cache=slots, adapters=weights.lora(ids), dtype=self.dtype
-            )
-            return cache, last(hidden, lengths)
-
-        return self.jit(run, static_argnums=4)
-
-    @functools.cached_property
-    def _append(self):
-        def run(weights, cache, before, tokens, lengths, ids):
-            hidden, cache = self.model.forward(
-                weights.params, tokens, lengths=lengths, cache=cache, adapters=weights.lora(ids), dtype=self.dtype
-            )
-            return cache, jnp.where((lengths > 0)[:, None], last(hidden, lengths), before)
-
-        return self.jit(run, donate_argnums=1)
-
-    @functools.cached_property
-    def _take(self):
-        return self.jit(lambda arrays, source: jax.tree.map(lambda x: x[source], arrays))
-
-    @functools.cached_property
-    def _share(self):
-        def run(cache, hidden, batch, slots):
-            return kv.broadcast(cache, batch, slots), jnp.broadcast_to(hidden, (batch, hidden.shape[1]))
-
-        return self.jit(run, static_argnums=(2, 3))
-
-    @functools.cached_property
-    def _begin(self):
-        def run(weights, hidden, cache, settings):
-            return decode.begin(self.model, weights.params, hidden, cache, settings)
-
-        return self.jit(run, donate_argnums=2)
-
-    @functools.cached_property
-    def _chunk(self):
-        def run(weights, rows, settings, ids, steps):
-            return decode.chunk(self.model, weights.params, rows, settings, steps, weights.lora(ids), self.dtype)
-
-        return self.jit(run, static_argnums=4, donate_argnums=1)
-
-    @functools.cached_property
-    def _choose(self):
-        def run(weights, hidden, cache, choices, legal, temperature, seeds, ids):
-            return choice.choose(
-                self.model, weights.params, hidden, cache.lengths, choices, legal, temperature, row_keys(seeds),
-                cache=cache, adapters=weights.lora(ids), dtype=self.dtype,
-            )
-
-        return self.jit(run, donate_argnums=2)
-
-    # Checks
-
-    def _adapter_ids(self, ids, batch: int) -> jax.Array:
-        ids = np.zeros((0,), np.int32) if ids is None else np.asarray(ids, np.int32)
-        return jnp.asarray(np.pad(ids, (0, batch - len(ids))))
-
-    def check_prompts(self, prompts, slots: int) -> None:
-        """Refuses what cannot be read: no prompt, an empty one, one beyond the cache, a cache beyond the model."""
-        if not len(prompts):
-            raise ValueError("the batch is empty: give at least one prompt")
-        for i, prompt in enumerate(prompts):
-            if not len(prompt):
-                raise ValueError(f"prompt {i} is empty: a row needs at least one token to answer from")
-            if len(prompt) > slots:
-                raise ValueError(f"prompt {i} has {len(prompt)} tokens; the cache was asked for {slots} slots")
-        if slots > self.model.cfg.max_positions:
-            raise ValueError(f"slots is {slots}; the model has positions for {self.model.cfg.max_positions}")
-
-    def _check_requests(self, requests, conversation):
-        if len(requests) != conversation.rows:
-            raise ValueError(f"got {len(requests)} sampling settings for {conversation.rows} rows")
-        for i, request in enumerate(requests):
-            if request.max_new_tokens > conversation.room(i):
-                raise ValueError(
-                    f"row {i}: max_new_tokens is {request.max_new_tokens}, but {conversation.room(i)} of its "
-                    f"{conversation.cache.slots} cache slots are free; ask for more slots at prefill"
-                )
-            if request.stop_strings:
-                raise ValueError("stop_strings need a tokenizer: use batching.Batcher")

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.sampling import decode
@@ -28,6 +27,7 @@ class Sampling:
     def __post_init__(self):
         checks = {
             "temperature": (self.temperature >= 0, "0 or more"),
+            "seed": (0 <= self.seed < 2**32, "0 to 2**32 - 1"),
             "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
             "top_p": (0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
@@ -43,17 +43,23 @@ class Sampling:
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
 
 
+def with_seeds(sampling: Sampling, rows: int) -> list[Sampling]:
+    """The same for every row but the seed, which counts up from row to row."""
+    return [dataclasses.replace(sampling, seed=(sampling.seed + i) % 2**32) for i in range(rows)]
+
+
+@jax.jit
 def row_keys(seeds: jax.Array) -> jax.Array:
     """One PRNG key per row from its seed: the seed alone decides, not the slot."""
     return jax.vmap(jax.random.key)(seeds)
 
 
 def settings_for(
-    requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]], vocab: int
+    requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]] | None = None, vocab: int = 0
 ) -> decode.Settings:
     """Settings of a batch; rows beyond the requests have a budget of zero and never start.
 
-    prompts  what each row has read, for the repetition penalty
+    prompts  what each row has read, for the repetition penalty; None where the rows know it themselves
     """
     stops = max((len(r.stop_ids) for r in requests), default=0)
     stop_ids = np.full((batch, max(4, -(-stops // 4) * 4)), -1, np.int32)
@@ -61,23 +67,25 @@ def settings_for(
         row[: len(request.stop_ids)] = request.stop_ids
 
     def column(field, dtype, rest):
-        return jnp.asarray([getattr(r, field) for r in requests] + [rest] * (batch - len(requests)), dtype)
+        return np.asarray([getattr(r, field) for r in requests] + [rest] * (batch - len(requests)), dtype)
 
     filters = None
     if any(r.filters for r in requests):
-        seen = np.zeros((batch, vocab), bool)
-        for row, prompt in zip(seen, prompts, strict=False):
+        seen = None if prompts is None else np.zeros((batch, vocab), bool)
+        for row, prompt in zip(seen, prompts, strict=False) if prompts else ():
             row[np.asarray(prompt, np.int64)] = True
         filters = decode.Filters(
-            column("top_k", jnp.int32, 0),
-            column("top_p", jnp.float32, 1.0),
-            column("repetition_penalty", jnp.float32, 1.0),
-            jnp.asarray(seen),
+            column("top_k", np.int32, 0),
+            column("top_p", np.float32, 1.0),
+            column("repetition_penalty", np.float32, 1.0),
+            seen,
         )
     return decode.Settings(
-        row_keys(column("seed", jnp.uint32, 0)),
-        column("temperature", jnp.float32, 1.0),
-        jnp.asarray(stop_ids),
-        column("max_new_tokens", jnp.int32, 0),
-        filters,
+        row_keys(column("seed", np.uint32, 0)),
+        *jax.device_put((
+            column("temperature", np.float32, 1.0),
+            stop_ids,
+            column("max_new_tokens", np.int32, 0),
+            filters,
+        )),
     )

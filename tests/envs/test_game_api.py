@@ -187,3 +187,10 @@ def test_symmetries_where_declared():
         game = build(name)
         state = jax.jit(game.reset)(jax.random.key(1))
         jax.tree.map(np.testing.assert_array_equal, jax.jit(symmetry(game).apply)(state, 0), state)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_pays_only_at_its_levels(name):
+    seen, _ = playout(name)
+    paid = {level for level in seen["reward"]._fields if np.any(getattr(seen["reward"], level) != 0)}
+    assert paid and paid <= set(build(name).pays)
