@@ -79,6 +79,13 @@ def make(name: str, **params: Any) -> Game:
     return cls(**params)
 
 
+def held_out(game: Game) -> Game:
+    """The same game on levels that training never sees: the test part of a puzzle's pool; other games as they are."""
+    if isinstance(game, TwoRole):
+        return dataclasses.replace(game, game=held_out(game.game))
+    return dataclasses.replace(game, part="test") if isinstance(game, Puzzle) else game
+
+
 def symmetry(game: Game) -> Symmetries | None:
     """The symmetries of a game, for augmenting self-play; None where it declares none."""
     module = f"envs.{game.name}.symmetry"

@@ -4,7 +4,7 @@ from html import escape
 
 
 def document(width: int, height: int, shapes: list[str]) -> str:
-    """A whole SVG document holding `shapes` on white, so that it reads on any page; scaled freely by whoever shows it."""
+    """A whole SVG document: `shapes` on white, so that it reads on any page, scaled freely by whoever shows it."""
     body = "\n".join([rect(0, 0, width, height, "#ffffff"), *shapes])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

@@ -1,0 +1,111 @@
+"""Who gets which reward, and what an answer was worth: GAE over each agent's own turns, whitening per agent.
+
+Rows of a rollout play game after game; in each game, the turns of one seat form a stream. A reward that arrives while
+someone else moves belongs to the seat's last own turn before it: otherwise the loser, who never makes the last move,
+would hear nothing of the loss.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Credit(NamedTuple):
+    """What the scan found, each [R, B]: advantage, return, and whether the outcome of the turn is known (bool)."""
+
+    advantages: jax.Array
+    returns: jax.Array
+    known: jax.Array
+
+
+def gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    players: jax.Array,
+    ends: jax.Array,
+    gamma: float,
+    lam: float,
+    tail: int = 0,
+) -> Credit:
+    """Generalised advantage estimation over each seat's own turns, by one reverse scan.
+
+    rewards  float32 [R, B, P]  what turn t paid to every seat
+    values   float32 [R, B]     of the mover, before it moved
+    players  int32 [R, B]       the mover
+    ends     bool [R, B]        the game ended with turn t; the next turn is another game's
+    tail     so many last turns were played only to look ahead: their values and rewards close the streams of the
+             turns before, and they get no advantage themselves
+
+    A seat's stream may still be open at the cut: its next decision is not among the turns. Such a turn has no
+    advantage; it is not `known`, and it serves the seat's earlier turns as their bootstrap. With a tail as long as
+    the players are many, every seat of a game with alternating moves decides once more, and nothing is lost.
+    """
+    turns, batch, n_players = rewards.shape
+    seats = jnp.arange(n_players)
+
+    def step(carry, turn):
+        next_value, next_advantage, collected, known = carry
+        reward, value, player, end, looks_ahead = turn
+        end = end[:, None]
+        next_value = jnp.where(end, 0.0, next_value)
+        next_advantage = jnp.where(end, 0.0, next_advantage)
+        collected = jnp.where(end, 0.0, collected) + reward
+        known = known | end
+
+        mover = seats == player[:, None]
+        mine = lambda x: jnp.sum(jnp.where(mover, x, 0), axis=1)  # noqa: E731
+        is_known = jnp.any(mover & known, axis=1) & ~looks_ahead
+        delta = mine(collected) + gamma * mine(next_value) - value
+        advantage = jnp.where(is_known, delta + gamma * lam * mine(next_advantage), 0.0)
+
+        next_value = jnp.where(mover, value[:, None], next_value)
+        next_advantage = jnp.where(mover, advantage[:, None], next_advantage)
+        collected = jnp.where(mover, 0.0, collected)
+        return (next_value, next_advantage, collected, known | mover), (advantage, is_known)
+
+    zeros = jnp.zeros((batch, n_players), jnp.float32)
+    start = (zeros, zeros, zeros, jnp.zeros((batch, n_players), bool))
+    looks_ahead = jnp.arange(turns) >= turns - tail
+    _, (advantages, known) = jax.lax.scan(step, start, (rewards, values, players, ends, looks_ahead), reverse=True)
+    return Credit(advantages, advantages + values, known)
+
+
+def token_gae(
+    advantages: jax.Array, values: jax.Array, mask: jax.Array, turn_values: jax.Array, gamma: float, lam: float
+) -> tuple[jax.Array, jax.Array]:
+    """GAE over the tokens inside each turn, for long answers -> advantages and returns [N, W].
+
+    The turn's outcome, `advantages + turn_values` [N], is what the last token leads to; from there the scan walks back
+    over the critic's values [N, W] before each token.
+    """
+    outcome = advantages + turn_values
+    is_last = mask - jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
+
+    def step(carry, token):
+        next_value, next_advantage = carry
+        value, last, inside = token
+        target = jnp.where(last > 0, outcome, gamma * next_value)
+        advantage = (target - value + gamma * lam * jnp.where(last > 0, 0.0, next_advantage)) * inside
+        return (value, advantage), advantage
+
+    start = (jnp.zeros_like(outcome), jnp.zeros_like(outcome))
+    _, result = jax.lax.scan(step, start, (values.T, is_last.T, mask.T), reverse=True)
+    return result.T, result.T + values * mask
+
+
+def whiten(advantages: jax.Array, agents: jax.Array, weights: jax.Array, n_agents: int, eps: float = 1e-6) -> jax.Array:
+    """Zero mean and unit deviation over the rows of each agent that count; other rows are scaled alike.
+
+    advantages [N] or [N, W], agents int32 [N], weights as advantages or [N]
+    """
+    flat = advantages.reshape(advantages.shape[0], -1)
+    weights = jnp.broadcast_to(weights.reshape(weights.shape[0], -1), flat.shape)
+    own = jax.nn.one_hot(agents, n_agents, dtype=jnp.float32)  # [N, P]
+    total = lambda x: jnp.sum(own * jnp.sum(x * weights, axis=1)[:, None], axis=0)  # noqa: E731
+    count = jnp.maximum(total(jnp.ones_like(flat)), 1.0)
+    mean = (total(flat) / count)[agents][:, None]
+    variance = (total(jnp.square(flat - mean)) / count)[agents][:, None]
+    return ((flat - mean) / (jnp.sqrt(variance) + eps)).reshape(advantages.shape)

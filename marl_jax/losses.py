@@ -1,0 +1,119 @@
+"""Losses: pure functions of log-probabilities [N, W] (N answers of at most W tokens).
+
+A loss per token is summed with `token_weights`, which hold the mean (over tokens, over sequences, over a constant
+length). They are computed once for a whole minibatch, so that parts of it, accumulated, give the same gradient.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class PolicyLoss(NamedTuple):
+    """Per token [N, W]: the loss, the ratio, and whether it was clipped from below or above (0 or 1)."""
+
+    loss: jax.Array
+    ratio: jax.Array
+    clipped_low: jax.Array
+    clipped_high: jax.Array
+
+
+def token_weights(mask: jax.Array, weights: jax.Array, kind: str, length: int = 1) -> jax.Array:
+    """[N, W]: how much each token counts in the sum that is the loss.
+
+    mask     float32 [N, W], 1 on tokens of answers
+    weights  float32 [N], of whole answers; 0 leaves one out
+    kind     "token": the mean over all tokens; "sequence": the mean over answers of their means;
+             "constant": the mean over answers of their sums, divided by `length`
+    """
+    weighted = mask * weights[:, None]
+    if kind == "token":
+        return weighted / jnp.maximum(jnp.sum(weighted), 1e-8)
+    answers = jnp.maximum(jnp.sum(weights * (jnp.sum(mask, axis=1) > 0)), 1e-8)
+    if kind == "sequence":
+        return weighted / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0) / answers
+    if kind == "constant":
+        return weighted / length / answers
+    raise ValueError(f"aggregation is {kind!r}; accepted: 'token', 'sequence', 'constant'")
+
+
+def log_ratio(logps: jax.Array, old_logps: jax.Array, mask: jax.Array, kind: str) -> jax.Array:
+    """log of new over old probability [N, W]: per token, or (GSPO) each answer's mean on all its tokens."""
+    difference = (logps - old_logps) * mask
+    if kind == "token":
+        return difference
+    if kind == "sequence":
+        mean = jnp.sum(difference, axis=1, keepdims=True) / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
+        return mean * mask
+    raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence'")
+
+
+def policy_loss(
+    logps: jax.Array,
+    old_logps: jax.Array,
+    advantages: jax.Array,
+    mask: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = 0.0,
+    ratio: str = "token",
+    correction: jax.Array | float = 1.0,
+) -> PolicyLoss:
+    """PPO's clipped loss per token.
+
+    clip_low, clip_high  the ratio may fall to 1 - clip_low and rise to 1 + clip_high
+    dual_clip            for negative advantages, the loss is at most dual_clip · |advantage|; 0 is off
+    correction           [N, W], truncated importance weights of stale samples
+    """
+    r = jnp.exp(log_ratio(logps, old_logps, mask, ratio))
+    clipped = jnp.clip(r, 1.0 - clip_low, 1.0 + clip_high)
+    loss = jnp.maximum(-advantages * r, -advantages * clipped)
+    if dual_clip:
+        loss = jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
+    low = (r < 1.0 - clip_low) & (advantages < 0)
+    high = (r > 1.0 + clip_high) & (advantages > 0)
+    return PolicyLoss(loss * correction, r, low.astype(jnp.float32), high.astype(jnp.float32))
+
+
+def truncated_importance(old_logps: jax.Array, behaviour_logps: jax.Array, limit: float) -> jax.Array:
+    """min(learner / sampler, limit) per token: how much a sample counts that another policy drew."""
+    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logps - behaviour_logps), limit))
+
+
+def kl(logps: jax.Array, ref_logps: jax.Array, kind: str) -> jax.Array:
+    """An estimate per token of KL(policy ‖ reference) from a token the policy drew.
+
+    k1 = log p/q (unbiased, may be negative); k2 = ½ (log p/q)²; k3 = q/p - 1 - log q/p (unbiased, never negative)
+    """
+    difference = logps - ref_logps
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * jnp.square(difference)
+    if kind == "k3":
+        return jnp.exp(-difference) - 1.0 + difference
+    raise ValueError(f"KL estimate is {kind!r}; accepted: 'k1', 'k2', 'k3'")
+
+
+def value_loss(values: jax.Array, old_values: jax.Array, returns: jax.Array, clip: float = 0.0) -> jax.Array:
+    """½ (value - return)² per entry; with `clip`, a move away from the old value beyond it earns nothing."""
+    loss = jnp.square(values - returns)
+    if clip:
+        near = old_values + jnp.clip(values - old_values, -clip, clip)
+        loss = jnp.maximum(loss, jnp.square(near - returns))
+    return 0.5 * loss
+
+
+def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array) -> jax.Array:
+    """1 - Var(return - value) / Var(return) over entries that count: 1 is a perfect critic, 0 a constant one."""
+    count = jnp.maximum(jnp.sum(weights), 1e-8)
+
+    def variance(x):
+        mean = jnp.sum(weights * x) / count
+        return jnp.sum(weights * jnp.square(x - mean)) / count
+
+    return 1.0 - variance(returns - values) / jnp.maximum(variance(returns), 1e-8)

@@ -1,0 +1,102 @@
+"""Who sits opposite: scripted bots by name, and a pool of past selves met by prioritised fictitious self-play.
+
+The pool is arrays of a fixed size, so that it lives on the device, enters the rollout program and is saved with the
+rest. A past self is met the more often the more it wins (Vinyals et al., 2019: weight (1 − p)² for win rate p).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from envs.bots import Bot, UniformBot
+from envs.game import Game
+from envs.roles import solver
+
+MEMORY = 0.95  # of old results when new ones come in: past selves are judged by how the learner fares against them now
+FLOOR = 0.05  # smallest weight, so that a past self that is always beaten is still met now and then
+
+_BOTS: dict[str, dict[str, Callable]] = {
+    "tic_tac_toe": {"minimax": lambda game, module: module.MinimaxBot()},
+    "connect_four": {"search": lambda game, module: module.SearchBot()},
+    "hanabi": {"convention": lambda game, module: module.ConventionBot(game)},
+    **{name: {"solver": lambda game, module: solver(game)} for name in ("plan_path", "sokoban", "sudoku")},
+}
+
+
+def bot_names(game: str) -> tuple[str, ...]:
+    """The bots that can sit at a game."""
+    return ("random", *_BOTS.get(game, {}))
+
+
+def make_bot(game: Game, name: str) -> Bot:
+    """The bot called `name`, for a game."""
+    if name == "random":
+        return UniformBot(game)
+    if name not in _BOTS.get(game.name, {}):
+        raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(bot_names(game.name))}")
+    return _BOTS[game.name][name](game, importlib.import_module(f"envs.{game.name}.bots"))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Up to M past selves; the oldest gives way to the newest.
+
+    weights  the players' weights, each array [M, …]
+    step     int32 [M], when each was taken; -1 is an empty place
+    points   float32 [M], of the learner against each, fading
+    games    float32 [M], fading
+    """
+
+    weights: dict
+    step: jax.Array
+    points: jax.Array
+    games: jax.Array
+
+
+def new_pool(player: dict, size: int, dtype) -> Pool:
+    """A pool whose first member is `player` as it is now, at step 0; kept in `dtype`."""
+    weights = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), dtype), player)
+    empty = Pool(weights, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
+    return add(empty, player, 0)
+
+
+def add(pool: Pool, player: dict, step) -> Pool:
+    """The pool with one more past self."""
+    place = jnp.argmin(pool.step)
+    put = lambda old, new: old.at[place].set(jnp.asarray(new, old.dtype))  # noqa: E731
+    return Pool(
+        weights=jax.tree.map(put, pool.weights, player),
+        step=put(pool.step, step),
+        points=put(pool.points, 0.0),
+        games=put(pool.games, 0.0),
+    )
+
+
+def chances(pool: Pool, prioritised: bool) -> jax.Array:
+    """float32 [M]: how likely each past self is to be met next; one that was never met counts as an even match."""
+    win_rate = (pool.points + 0.5) / (pool.games + 1.0)
+    weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritised else jnp.ones_like(win_rate)
+    weight = jnp.where(pool.step >= 0, weight, 0.0)
+    return weight / jnp.sum(weight)
+
+
+def meet(pool: Pool, key: jax.Array, prioritised: bool) -> tuple[jax.Array, dict]:
+    """The place of the next past self, drawn with `chances`, and its weights."""
+    place = jax.random.categorical(key, jnp.log(chances(pool, prioritised)))
+    return place, jax.tree.map(lambda x: x[place], pool.weights)
+
+
+def record(pool: Pool, place: jax.Array, points: jax.Array, games: jax.Array) -> Pool:
+    """The pool after some games of the learner against the past self at `place`."""
+    fade = jnp.where(games > 0, MEMORY, 1.0)
+    return dataclasses.replace(
+        pool,
+        points=pool.points.at[place].set(fade * pool.points[place] + points),
+        games=pool.games.at[place].set(fade * pool.games[place] + games),
+    )

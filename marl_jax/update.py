@@ -1,0 +1,182 @@
+"""The update: epochs over minibatches in one XLA program, with the learner's state donated.
+
+A minibatch may be cut into parts whose gradients are added before the optimiser moves. An update whose loss or gradient
+is not finite changes nothing and is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from marl_jax import losses
+from marl_jax.moments import scale_by_adam
+from marl_jax.policy import Policy
+from marl_jax.ppo import value_mask
+from marl_jax.samples import Samples, split, take
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """Everything that an update reads and writes.
+
+    trained    weights that learn: {"model" or "adapters", "critic"}
+    frozen     weights that are only read: {"model"} under LoRA, {"reference"} with a KL
+    optimiser  the optimiser's state
+    skipped    int32 [], updates skipped in a row because something was not finite
+    """
+
+    trained: dict
+    frozen: dict
+    optimiser: Any
+    skipped: jax.Array
+
+    @property
+    def weights(self) -> dict:
+        """All weights, for `Policy`."""
+        return {**self.frozen, **self.trained}
+
+
+def new_learner(trained: dict, frozen: dict, optimiser: optax.GradientTransformation) -> Learner:
+    """A learner that has learnt nothing yet."""
+    return Learner(trained, frozen, optimiser.init(trained), jnp.zeros((), jnp.int32))
+
+
+def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
+    """Learning rate by update: up over the warm-up, then constant, or down to `final` of it at the last update."""
+    start = optim.warmup_updates
+    rest = max(updates - start, 1)
+    if optim.schedule == "constant":
+        after = optax.constant_schedule(optim.lr)
+    elif optim.schedule == "linear":
+        after = optax.linear_schedule(optim.lr, optim.lr * optim.final, rest)
+    else:
+        after = optax.cosine_decay_schedule(optim.lr, rest, alpha=optim.final)
+    if not start:
+        return after
+    # The first update already moves: a rate of exactly 0 would waste a rollout.
+    return optax.join_schedules([optax.linear_schedule(optim.lr / start, optim.lr, max(start - 1, 1)), after], [start])
+
+
+def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> optax.GradientTransformation:
+    """AdamW with clipping by the global norm; the critic may have its own learning rate."""
+    optim = ConfigDict({**optim, "warmup_updates": optim.warmup * updates_per_step})
+    ratio = optim.critic_lr / optim.lr if optim.critic_lr else 1.0
+
+    def critic_rate(updates, _):
+        return {k: jax.tree.map(lambda x: x * ratio, v) if k == "critic" else v for k, v in updates.items()}
+
+    return optax.chain(
+        optax.clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity(),
+        scale_by_adam(optim.b1, optim.b2, optim.eps, optim.moments),
+        optax.add_decayed_weights(optim.weight_decay, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        optax.scale_by_learning_rate(schedule(optim, steps * updates_per_step)),
+        optax.stateless(critic_rate),
+    )
+
+
+def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: ConfigDict) -> Callable:
+    """`update(learner, rows, key) -> (learner, metrics)` for the rows [N, …] that an algorithm has prepared."""
+
+    def update(learner: Learner, rows: Samples, key: jax.Array) -> tuple[Learner, dict[str, jax.Array]]:
+        runs = rows.n // policy.share  # rows that share a prompt stay together
+        size = runs // algo.minibatches
+
+        def minibatch(learner, picked):
+            picked = (picked[:, None] * policy.share + jnp.arange(policy.share)).reshape(-1)
+            return _learn(policy, optimiser, algo, learner, take(rows, picked))
+
+        orders = jax.vmap(lambda k: jax.random.permutation(k, runs))(jax.random.split(key, algo.epochs))
+        picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
+        learner, metrics = jax.lax.scan(minibatch, learner, picks)
+        gap = metrics.pop("gap")[0]  # before the first change, learner and sampler should agree
+        figures = {name: jnp.mean(x) for name, x in metrics.items() if name != "skipped"}
+        figures |= {
+            "gap": gap,
+            "skipped": jnp.sum(metrics["skipped"]),
+            "skipped_in_a_row": learner.skipped,
+            "rows": jnp.sum(rows.weights > 0),
+        }
+        if policy.critic == "none":
+            return learner, figures
+        asked = value_mask(rows, algo.gae) * rows.weights[:, None]
+        return learner, figures | {
+            "explained_variance": losses.explained_variance(rows.values, rows.returns, asked),
+            "value": _mean(rows.values, asked),
+            "return": _mean(rows.returns, asked),
+        }
+
+    return update
+
+
+def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
+    """One step of the optimiser on one minibatch."""
+    policy_weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+    value_weights = losses.token_weights(value_mask(rows, algo.gae), rows.weights, "token")
+    objective = jax.value_and_grad(_objective, argnums=2, has_aux=True)
+
+    def part(total, xs):
+        (_, figures), grads = objective(policy, algo, learner.trained, learner.frozen, *xs)
+        return jax.tree.map(jnp.add, total, grads), figures
+
+    if algo.accumulate == 1:
+        grads, figures = part(jax.tree.map(jnp.zeros_like, learner.trained), (rows, policy_weights, value_weights))
+    else:
+        parts = split((rows, policy_weights, value_weights), algo.accumulate, policy.share)
+        grads, figures = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, learner.trained), parts)
+        figures = jax.tree.map(lambda x: jnp.sum(x, axis=0), figures)
+
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
+    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
+    trained = optax.apply_updates(learner.trained, changes)
+    keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+    learner = Learner(
+        trained=jax.tree.map(keep, trained, learner.trained),
+        frozen=learner.frozen,
+        optimiser=jax.tree.map(keep, state, learner.optimiser),
+        skipped=jnp.where(finite, 0, learner.skipped + 1),
+    )
+    return learner, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
+
+
+def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weights, value_weights):
+    """The loss of some rows, and figures; both are sums over tokens with the minibatch's weights."""
+    scores = policy.score({**frozen, **trained}, rows)
+    mask = rows.mask()
+    old = rows.logps if rows.old_logps is None else rows.old_logps
+    correction = losses.truncated_importance(old, rows.logps, algo.is_clip) if algo.is_clip else 1.0
+    clip = losses.policy_loss(
+        scores.logps, old, rows.advantages, mask, clip_low=algo.clip_low, clip_high=algo.clip_high,
+        dual_clip=algo.dual_clip, ratio=algo.ratio, correction=correction,
+    )  # fmt: skip
+    value = losses.value_loss(scores.values, rows.values, rows.returns, algo.value_clip)
+    total = lambda x: jnp.sum(policy_weights * x)  # noqa: E731
+    figures = {
+        "policy_loss": total(clip.loss),
+        "value_loss": jnp.sum(value_weights * value),
+        "entropy": total(scores.entropy),
+        "ratio": total(clip.ratio),
+        "clipped_low": total(clip.clipped_low),
+        "clipped_high": total(clip.clipped_high),
+        "kl_step": total(losses.kl(scores.logps, old, "k3")),
+        "gap": total(jnp.abs(scores.logps - rows.logps)),
+    }
+    loss = figures["policy_loss"] - algo.entropy_coef * figures["entropy"]
+    if policy.critic != "none":
+        loss += algo.value_coef * figures["value_loss"]
+    if algo.kl_coef:
+        figures["kl"] = total(losses.kl(scores.logps, rows.ref_logps, algo.kl_kind))
+        loss += algo.kl_coef * figures["kl"] if algo.kl_in == "loss" else 0.0
+    return loss, {**figures, "loss": loss}
+
+
+def _mean(x, weights):
+    return jnp.sum(x * weights) / jnp.maximum(jnp.sum(weights), 1e-8)

@@ -1,0 +1,155 @@
+"""The training loop: whole runs, interrupted runs, runs that cannot go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from marl_jax import evaluate, train
+from marl_jax import setup as setups
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.errors import RunError
+from marl_jax.metrics import read_json_lines, write_config
+from tests.marl_jax import tiny_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Compiled programs, shared by the processes of these tests."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def launch(workdir, cache, *flags):
+    """A run in a process of its own."""
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS="")
+    config = f"--config={ROOT}/tests/marl_jax/tiny_run.py:pool"
+    return subprocess.Popen(
+        [sys.executable, "launch.py", config, f"--workdir={workdir}", f"--compilation_cache={cache}", *flags],
+        cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def state(workdir, step=None):
+    """Everything in a run's newest checkpoint."""
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore(step=step)
+    checkpoints.close()
+    return restored.step, restored.state
+
+
+def steps_done(workdir):
+    return len(read_json_lines(workdir / "metrics.jsonl"))
+
+
+def test_killed_and_started_again_equals_never_interrupted(tmp_path, cache):
+    whole = launch(tmp_path / "whole", cache)
+    assert whole.wait(600) == 0, whole.stderr.read()
+
+    broken = launch(tmp_path / "broken", cache)
+    deadline = time.monotonic() + 600
+    while steps_done(tmp_path / "broken") < 5 and broken.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    broken.send_signal(signal.SIGKILL)
+    broken.wait()
+    resumed = launch(tmp_path / "broken", cache)
+    assert resumed.wait(600) == 0, resumed.stderr.read()
+
+    (step, expected), (other_step, found) = state(tmp_path / "whole"), state(tmp_path / "broken")
+    assert step == other_step == 8
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    assert expected["pool"]["step"].tolist() == [6, 3]
+    ours, theirs = (read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "broken"))
+    timed = ("time", "seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s")
+    plain = lambda rows: [{k: v for k, v in row.items() if k not in timed} for row in rows]  # noqa: E731
+    assert plain(ours) == plain(theirs) and [row["step"] for row in ours] == list(range(1, 9))
+
+    again = launch(tmp_path / "whole", cache)
+    assert again.wait(600) == 0
+    assert "all 8 steps are done" in again.stderr.read()
+
+
+def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
+    run = launch(tmp_path, cache, "--config.steps=100000", "--config.checkpoint.every=100000")
+    deadline = time.monotonic() + 600
+    while steps_done(tmp_path) < 3 and run.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(600) == 0
+    assert "stopped at step" in run.stderr.read()
+    assert state(tmp_path)[0] == steps_done(tmp_path) >= 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run in this process, with evaluation and written-out games: (config, folder)."""
+    config = tiny_run.get_config()
+    config.steps = 4
+    config.eval.update(dict(every=2, opponents=("random",)))
+    config.checkpoint.best_metric = "random/win_rate"
+    config.log.update(dict(games=1, games_every=2))
+    config.mesh.data = 8
+    workdir = tmp_path_factory.mktemp("run") / "first"
+    train.train(config, workdir)
+    return config, workdir
+
+
+def test_a_run_leaves_figures_games_and_a_report(finished):
+    _, workdir = finished
+    rows = read_json_lines(workdir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    wanted = {
+        "reward/team", "reward/agent_0", "reward/process", "entropy", "clipped_low", "clipped_high", "ratio", "kl_step",
+        "grad_norm", "prompt_length", "answer_length", "unusable_answers", "explained_variance", "tokens_per_s",
+        "games_per_s", "seconds/rollout", "seconds/update", "gap", "value_loss", "policy_loss", "skipped",
+    }  # fmt: skip
+    assert wanted <= rows[0].keys()
+    assert rows[0]["gap"] < 1e-4
+    evals = read_json_lines(workdir / "eval.jsonl")
+    assert [(row["step"], row["opponent"]) for row in evals] == [(0, "random"), (2, "random"), (4, "random")]
+    assert {"win_rate", "win_rate_low", "win_rate_high"} <= evals[0].keys()
+    games = read_json_lines(workdir / "games.jsonl")
+    assert [game["step"] for game in games] == [2, 4]
+    assert (workdir / "report.html").stat().st_size > 1000
+    assert json.loads((workdir / "config.json").read_text())["steps"] == 4
+
+
+def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
+    config, workdir = finished
+    config = config.copy_and_resolve_references()
+    config.eval.opponents = ("random", f"{workdir}@2")
+    rows = evaluate.main(config, workdir)
+    assert [row["opponent"] for row in rows] == ["random", "first@2"]
+    written = json.loads((workdir / "evaluation.json").read_text())
+    assert written["step"] == 4 and written["names"] == ["first", "random", "first@2"]
+    assert np.array(written["matrix"]).shape == (3, 3) and set(written["elo"]) == set(written["names"])
+    with pytest.raises(RunError, match="opponent 'nobody' is no bot of tic_tac_toe"):
+        evaluate.contestant("nobody", setups.make(config))
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished):
+    config, workdir = finished
+    config = config.copy_and_resolve_references()
+    config.model.shape.d_ff = 32
+    with pytest.raises(RunError, match="d_ff is 16 there and 32 here"):
+        train.train(config, workdir)
+
+
+def test_updates_that_are_never_finite_end_the_run(tmp_path):
+    config = tiny_run.get_config()
+    config.algo.value_coef = 1e38
+    config.reward.agent = 1e30
+    config.mesh.data = 8
+    write_config(config, tmp_path)
+    with pytest.raises(RunError, match=r"updates were not finite and were skipped; lower optim.lr"):
+        train.train(config, tmp_path)

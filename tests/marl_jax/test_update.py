@@ -1,0 +1,187 @@
+"""The update: advantages from a real rollout, gradients, the guard against NaN, schedules."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from configs import defaults
+from envs.tic_tac_toe.rules import TicTacToe
+from marl_jax import losses, ppo, update
+from marl_jax import rollout as ro
+from tests.marl_jax import tiny_play
+from tests.marl_jax.test_advantages import streams
+
+GAME = TicTacToe()
+
+
+@functools.cache
+def played(**settings):
+    """(policy, trained, frozen, samples of a rollout)."""
+    policy = tiny_play.policy(**settings)
+    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(8), 6, (0, 1) if settings.get("lora") else (0, 0), (True,) * 2)
+    trained, frozen = tiny_play.weights(policy, reference=True)
+    samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), jax.random.key(1))
+    return policy, trained, frozen, samples
+
+
+def step(algo, learner=None, rows=None, optimiser=None, **settings):
+    """One update with these settings: (learner, figures)."""
+    policy, trained, frozen, samples = played(**settings)
+    optimiser = optimiser or optax.sgd(0.1)
+    learner = learner or update.new_learner(trained, frozen, optimiser)
+    if rows is None:
+        rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))(learner.weights, samples)
+    return jax.jit(update.make_update(policy, optimiser, algo))(learner, rows, jax.random.key(0))
+
+
+def moved(learner, **settings):
+    """How far each part of the weights has moved."""
+    before = played(**settings)[1]
+    distance = lambda a, b: float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))  # noqa: E731
+    return {part: distance(learner.trained[part], before[part]) for part in before}
+
+
+def test_prepare_equals_walking_the_streams():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(gamma=0.9, lam=0.7, whiten=False)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    arrays = [np.asarray(x) for x in (samples.rewards, samples.values[..., 0], samples.agent, samples.ends)]
+    expected, known = streams(*arrays, gamma=0.9, lam=0.7, tail=2)
+    assert known[:6].all(), "two turns of looking ahead close every stream of an alternating game"
+    np.testing.assert_allclose(rows.advantages[:, 0], expected[:6].ravel(), atol=1e-5)
+    np.testing.assert_allclose(rows.returns[:, 0], (expected + arrays[1])[:6].ravel(), atol=1e-5)
+    np.testing.assert_array_equal(rows.weights, np.ones(48))
+
+    white = jax.jit(lambda w, s: ppo.prepare(policy, w, s, tiny_play.ppo(), 2))({**frozen, **trained}, samples)
+    for seat in (0, 1):
+        mine = np.asarray(white.advantages[:, 0])[np.asarray(white.agent) == seat]
+        assert mine.mean() == pytest.approx(0, abs=1e-5) and mine.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_the_first_minibatch_has_ratio_one():
+    _, figures = step(tiny_play.ppo(minibatches=1))
+    assert float(figures["gap"]) < 1e-5
+    assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
+    assert float(figures["clipped_low"]) == float(figures["clipped_high"]) == 0
+
+
+def test_loss_equals_the_formula_written_out():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=1, kl_coef=0.3, entropy_coef=0.02, value_coef=0.7, value_clip=0.05)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    rows = rows.replace(logps=rows.logps + 0.3 * jnp.sin(jnp.arange(48.0))[:, None], values=rows.values + 0.1)
+    _, figures = step(algo, rows=rows)
+    scores = jax.jit(policy.score)({**frozen, **trained}, rows)
+    logp, old, reference, advantage, value, old_value, target, entropy = (
+        np.asarray(x, np.float64)[:, 0]
+        for x in (scores.logps, rows.logps, rows.ref_logps, rows.advantages, scores.values, rows.values, rows.returns, scores.entropy)
+    )  # fmt: skip
+    ratio = np.exp(logp - old)
+    clipped = np.maximum(-ratio * advantage, -np.clip(ratio, 0.8, 1.2) * advantage).mean()
+    kl = (np.exp(reference - logp) - 1 - (reference - logp)).mean()
+    near = old_value + np.clip(value - old_value, -0.05, 0.05)
+    fit = 0.5 * np.maximum((value - target) ** 2, (near - target) ** 2).mean()
+    assert float(figures["loss"]) == pytest.approx(clipped + 0.3 * kl - 0.02 * entropy.mean() + 0.7 * fit, rel=1e-4)
+    assert float(figures["clipped_low"] + figures["clipped_high"]) > 0
+
+
+def test_parts_of_a_minibatch_give_the_same_gradient():
+    whole, _ = step(tiny_play.ppo(minibatches=1))
+    parts, _ = step(tiny_play.ppo(minibatches=1, accumulate=4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole.trained, parts.trained)
+    assert moved(whole)["model"] > 1e-3
+
+
+def test_rows_of_weight_zero_change_nothing():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=1)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    some = rows.replace(weights=rows.weights.at[10:].set(0.0))
+    junk = some.replace(advantages=some.advantages.at[10:].set(1e6), returns=some.returns.at[10:].set(-1e6))
+    a, b = (step(algo, rows=r)[0].trained for r in (some, junk))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=2, epochs=2)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    optimiser = optax.adam(1e-2)
+    learner, figures = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
+    assert int(figures["skipped"]) == int(figures["skipped_in_a_row"]) == 4
+    assert max(moved(learner).values()) == 0
+    assert int(optax.tree_utils.tree_get(learner.optimiser, "count")) == 0
+    # One bad row spoils one minibatch of an epoch; the others go on, and the row of skips is broken.
+    spoilt = rows.replace(returns=rows.returns.at[0].set(jnp.inf))
+    learner, figures = step(algo, rows=spoilt, optimiser=optimiser)
+    assert int(figures["skipped"]) == 2 and int(figures["skipped_in_a_row"]) <= 2
+    assert moved(learner)["model"] > 0 and all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(learner.trained))
+
+
+@pytest.mark.parametrize("settings", [{}, dict(critic="separate"), dict(critic="central"), dict(lora=2)])
+def test_everything_that_should_learn_learns(settings):
+    learner, figures = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
+    _, _, frozen, _ = played(**settings)
+    for part, distance in moved(learner, **settings).items():
+        assert distance > 1e-5, part
+    jax.tree.map(np.testing.assert_array_equal, learner.frozen, frozen)
+    assert float(figures["kl"]) > 0  # the weights were moved away from the reference on purpose
+
+
+def test_each_adapter_learns_from_its_own_agent_only():
+    policy, trained, frozen, samples = played(lora=2)
+    algo = tiny_play.ppo(minibatches=1, entropy_coef=0.0)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    only_first = rows.replace(weights=(rows.policy == 0).astype(jnp.float32))
+    learner, _ = step(algo, rows=only_first, lora=2)
+    change = jax.tree.map(lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), learner.trained["adapters"], trained["adapters"])
+    totals = sum(jax.tree.leaves(change))
+    assert float(totals[0]) > 1e-5 and float(totals[1]) == 0
+
+
+def test_kl_in_the_reward_lowers_what_the_mover_gets():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(kl_coef=0.5, kl_in="reward", kl_kind="k1")
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    paid = np.asarray(samples.rewards)[:6].reshape(48, 2) - np.asarray(rows.rewards)
+    mover = np.asarray(rows.agent)
+    np.testing.assert_allclose(paid[np.arange(48), mover], 0.5 * np.asarray(rows.logps - rows.ref_logps)[:, 0], atol=1e-5)
+    assert (paid[np.arange(48), 1 - mover] == 0).all()
+
+
+def test_stale_samples_are_weighed():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=1, is_clip=2.0)
+    stale = samples.replace(logps=samples.logps - 0.5)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, stale)
+    np.testing.assert_allclose(rows.old_logps, samples.logps[:6].reshape(48, 1), atol=1e-5)
+    _, figures = step(algo, rows=rows)
+    assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
+    assert float(figures["gap"]) == pytest.approx(0.5, abs=1e-4)
+    weight = losses.truncated_importance(rows.old_logps, rows.logps, 2.0)
+    np.testing.assert_allclose(weight, np.exp(0.5), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "middle"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
+def test_schedules(kind, middle):
+    optim = defaults.optimiser()
+    optim.update(dict(lr=1.0, schedule=kind, final=0.1))
+    optim.warmup_updates = 4
+    rate = update.schedule(optim, 24)
+    np.testing.assert_allclose([float(rate(i)) for i in range(4)], [0.25, 0.5, 0.75, 1.0], rtol=1e-5)
+    assert float(rate(14)) == pytest.approx(middle, rel=1e-5)
+    assert float(rate(24)) == pytest.approx(1.0 if kind == "constant" else 0.1, rel=1e-4)
+
+
+def test_the_critic_may_have_its_own_rate():
+    optim = defaults.optimiser()
+    optim.update(dict(lr=1e-3, critic_lr=1e-2, schedule="constant", warmup=0, max_grad_norm=0.0))
+    optimiser = update.make_optimiser(optim, 10, 1)
+    params = {"model": {"w": jnp.ones((2, 2))}, "critic": {"weight": jnp.ones(2)}}
+    changes, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), optimiser.init(params), params)
+    np.testing.assert_allclose(changes["model"]["w"], -1e-3, rtol=1e-4)
+    np.testing.assert_allclose(changes["critic"]["weight"], -1e-2, rtol=1e-4)
