@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from configs import algorithms, defaults
-from experiments import connect_four_selfplay, hanabi_selfplay, tic_tac_toe_selfplay
+from configs import algorithms, defaults, planning
+from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
 from marl_jax import rules, validate
 from marl_jax.errors import ConfigError
 
@@ -33,6 +33,16 @@ def problems(**changes):
 @pytest.mark.parametrize("variant", [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b"])
 def test_every_experiment_is_accepted(experiment, variant):
     validate.check(experiment.get_config(variant))
+
+
+@pytest.mark.parametrize("experiment", [plan_path, sokoban, sudoku])
+def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
+    configs = {form: experiment.get_config(form) for form in (*planning.FORMS, "at_grpo_lora+smollm2", None)}
+    for config in configs.values():
+        validate.check(config)
+    assert len({validate.samples(configs[form]) for form in planning.FORMS}) == 1
+    with pytest.raises(ValueError, match="form 'at_grop' is unknown; accepted: single, grpo"):
+        experiment.get_config("at_grop")
 
 
 @pytest.mark.parametrize("make", ["grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo"])

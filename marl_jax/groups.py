@@ -1,0 +1,97 @@
+"""Advantages within groups: what a sample earned against others that began alike.
+
+Axis letters: K samples of a group, the last axis of every array here.
+
+A group may have fewer than K members (an episode that had no time to begin); `members` marks those it has. A group
+whose members all earned the same says nothing about which of them to prefer: its advantages are zero, and it does not
+count as telling.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+EPS = 1e-6
+EQUAL = 1e-6  # rewards this close are one reward: sums in another order differ in their last bits
+
+
+class Groups(NamedTuple):
+    """Advantages float32 [..., K]; which groups are telling, bool [...]: two members or more, not all paid alike."""
+
+    advantages: jax.Array
+    telling: jax.Array
+
+
+def advantages(
+    rewards: jax.Array,
+    members: jax.Array | None = None,
+    *,
+    baseline: str = "mean",
+    std: bool = True,
+    normalise: str = "group",
+    agents: jax.Array | None = None,
+    n_agents: int = 1,
+) -> Groups:
+    """GRPO and its relatives.
+
+    rewards    float32 [..., K]
+    members    bool [..., K]; None: all
+    baseline   "mean" of the group, or "leave_one_out": the mean of the others (RLOO)
+    std        divide by the spread; without it, Dr.GRPO
+    normalise  "group": the spread within each group; "agent": one spread for all groups of an agent (Dr. MAS), so
+               that an agent whose rewards are small learns as fast as the others, and a nearly equal group is not
+               blown up
+    agents     int32 [...], whose group it is; needed for "agent", with their number `n_agents`
+    """
+    members = jnp.ones(rewards.shape, bool) if members is None else members
+    telling = differ(rewards, members)
+    counted = members & telling[..., None]
+    result = jnp.where(counted, centred(rewards, members, baseline), 0.0)
+    if std and normalise == "group":
+        result = result / (spread(rewards, members) + EPS)[..., None]
+    elif std:
+        result = result / (agent_spread(rewards, counted, agents, n_agents)[agents] + EPS)[..., None]
+    return Groups(result, telling)
+
+
+def differ(rewards: jax.Array, members: jax.Array) -> jax.Array:
+    """bool [...]: at least two members, and not all with the same reward."""
+    high = jnp.max(jnp.where(members, rewards, -jnp.inf), axis=-1)
+    low = jnp.min(jnp.where(members, rewards, jnp.inf), axis=-1)
+    return high - low > EQUAL  # of an empty group this is -inf
+
+
+def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:
+    """Rewards less their baseline, [..., K]; what is no member's means nothing."""
+    count = jnp.sum(members, axis=-1, keepdims=True)
+    result = rewards - _mean(rewards, members)[..., None]
+    if baseline == "mean":
+        return result
+    if baseline == "leave_one_out":
+        # r - (S - r) / (K - 1) = (r - S / K) · K / (K - 1)
+        return result * count / jnp.maximum(count - 1, 1)
+    raise ValueError(f"baseline is {baseline!r}; accepted: 'mean', 'leave_one_out'")
+
+
+def spread(rewards: jax.Array, members: jax.Array) -> jax.Array:
+    """Standard deviation of each group, [...], of its members as they are (divided by their number)."""
+    mean = _mean(rewards, members)[..., None]
+    return jnp.sqrt(_mean(jnp.square(rewards - mean), members))
+
+
+def agent_spread(rewards: jax.Array, counted: jax.Array, agents: jax.Array, n_agents: int) -> jax.Array:
+    """float32 [n_agents]: the deviation from the means of their groups, over all counted samples of each agent."""
+    mean = _mean(rewards, counted)[..., None]
+    square = jnp.sum(jnp.where(counted, jnp.square(rewards - mean), 0.0), axis=-1)
+    own = jax.nn.one_hot(agents, n_agents)  # [..., n_agents]
+    over = tuple(range(agents.ndim))
+    total = jnp.sum(own * square[..., None], axis=over)
+    count = jnp.sum(own * jnp.sum(counted, axis=-1)[..., None], axis=over)
+    return jnp.sqrt(total / jnp.maximum(count, 1.0))
+
+
+def _mean(x: jax.Array, members: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(members, x, 0.0), axis=-1) / jnp.maximum(jnp.sum(members, axis=-1), 1)

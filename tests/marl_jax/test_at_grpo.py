@@ -1,0 +1,325 @@
+"""AT-GRPO: the five properties of its groups, each of which a broken program fails, and a walk in plain Python.
+
+Most tests play with a policy that has no model, so that they are about the tree and compile in no time.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_jax import grpo
+from marl_jax.policy import Decision
+from marl_jax.rollout import Sections, row_keys
+from marl_jax.tree_rollout import TreeRollout
+from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
+from tests.marl_jax.tiny_puzzle import K, ROWS, TURNS
+
+GAME, PROMPT = tiny_puzzle.game(), tiny_puzzle.prompt()
+KEY = jax.random.key(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoModel:
+    """Answers that depend on the prompt, the policy's number and the key, as a model's would."""
+
+    width: int = 1
+    critic: str = "none"
+    free: None = None
+
+    def ready(self, weights):
+        return weights
+
+    def act(self, fast, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1):
+        mix = jnp.sum(tokens * (1 + jnp.arange(tokens.shape[1]) % 7), axis=1) + 3 * ids
+        logits = 2 * jnp.sin(mix[:, None] * (1.0 + jnp.arange(4)))
+        logits = jnp.repeat(logits, candidates, axis=0)
+        action = jax.vmap(jax.random.categorical)(keys, logits) if temperature is None else jnp.argmax(logits, axis=1)
+        logps = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=1)
+        answers = jnp.asarray([ord(c) for c in "udlr"])[action][:, None]
+        return Decision(action, answers, jnp.ones_like(action), logps, jnp.zeros(action.shape))
+
+
+def program(kind=TreeRollout, **changes):
+    """The program under test, or a broken one."""
+    settings = dict(seat_policy=(0, 1), learns=(True, True), candidates=K) | changes
+    return kind(GAME, PROMPT, NoModel(), Sections(ROWS), TURNS, **settings)
+
+
+@functools.cache
+def played(kind=TreeRollout, **changes):
+    """(games at the start, samples [R, B, K, …], finished, games at the end), on the host."""
+    roll = program(kind, **changes)
+    start = soon_over(roll.start(jax.random.key(0)))
+    samples, finished, after = jax.device_get(jax.jit(roll)({}, start, KEY))
+    samples = jax.tree.map(lambda x: x.reshape(TURNS, ROWS, K, *x.shape[2:]), samples)
+    return jax.device_get(start), samples, finished, after
+
+
+def soon_over(games):
+    """The games with some walkers next to their goal, the others almost out of moves."""
+    inner = games.state.inner
+    near = jnp.argmax((inner.distance == 1).reshape(ROWS, -1), axis=1).astype(jnp.int32)
+    first = jnp.arange(ROWS) < ROWS // 2
+    inner = inner._replace(
+        position=jnp.where(first, near, inner.position), turn=jnp.where(first, 0, GAME.game.max_turns - 3)
+    )
+    return dataclasses.replace(games, state=games.state._replace(inner=inner))
+
+
+def text(samples, *where):
+    return bytes(samples.tokens[where][: samples.prompt_lengths[where]].tolist()).decode()
+
+
+def row(tree, b):
+    return jax.tree.map(lambda x: x[b], tree)
+
+
+def walked(roll, b, start, samples):
+    """The walk of row b in plain Python, with the chances of the program."""
+
+    def keys(t):
+        return jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, t), b), 3)
+
+    def greedy(p):
+        tokens = jnp.asarray([list(PROMPT.first_text(roled(p, start, b), 1).encode())])
+        return int(NoModel().act({}, tokens, None, None, None, jnp.array([1]), temperature=0.0).action[0])
+
+    return plain_tree.walk(
+        plain_tree.position(row(start.state, b)),
+        samples.action[:, b].tolist(),
+        fresh=lambda t: plain_tree.position(jax.device_get(roll._fresh(keys(t)[2]).state)),
+        luck=lambda t: float(jax.random.uniform(jax.random.fold_in(keys(t)[1], K))),
+        budget=GAME.game.max_turns,
+        continuation=roll.continuation,
+        greedy=greedy if roll.team_term == "lookahead" else None,
+    )
+
+
+def roled(p, start, b):
+    """The arrays of a plain position, to write its prompt."""
+    size = len(p.distance)
+    inner = row(start.state.inner, b)._replace(
+        distance=np.array(p.distance, np.int16), position=np.int32(p.at[0] * size + p.at[1]), turn=np.int32(p.turn)
+    )
+    return row(start.state, b)._replace(
+        inner=inner, proposal=np.int32(-1 if p.proposal is None else p.proposal), phase=np.int32(p.player)
+    )
+
+
+# --------------------------------------------------------------------------------------------- the five properties
+
+
+def check_a(kind=TreeRollout):
+    """All prompts of a group are equal, and a group is one episode, agent and turn of one row."""
+    _, samples, _, _ = played(kind)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), samples)
+    assert len(np.unique(flat.group)) == TURNS * ROWS
+    for group in np.unique(flat.group):
+        members = np.flatnonzero(flat.group == group)
+        assert len(members) == K
+        assert len({text(flat, m) for m in members}) == 1
+        assert len({(flat.episode[m], flat.agent[m], flat.turn[m]) for m in members}) == 1
+
+
+def check_b(kind=TreeRollout):
+    """Permuted problems, with their keys, give permuted groups and change nothing else."""
+    roll = program(kind)
+    games, keys = roll.start(jax.random.key(0)), row_keys(KEY, ROWS)
+    branch = jax.jit(roll.branch)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    began = jnp.zeros(ROWS, bool)
+    for _ in range(3):
+        after, samples, _ = branch({}, games, keys, began)
+        moved, permuted, _ = branch({}, row(games, order), keys[order], began)
+        in_groups = lambda s: jax.tree.map(lambda x: x.reshape(ROWS, K, *x.shape[1:]), s.replace(group=s.action))  # noqa: E731
+        jax.tree.map(np.testing.assert_array_equal, row(in_groups(samples), order), in_groups(permuted))
+        jax.tree.map(np.testing.assert_array_equal, row(after, order), moved)
+        games = after
+
+
+def check_c(kind=TreeRollout):
+    """The executor's prompt says what the planner proposed in this turn, in the candidate that was continued."""
+    _, samples, _, _ = played(kind, continuation="first")
+    seen = set()
+    for t in range(1, TURNS):
+        for b in range(ROWS):
+            if samples.agent[t, b, 0] == 1:
+                proposed = "udlr"[samples.action[t - 1, b, 0]]
+                assert text(samples, t, b, 0).endswith(f" {proposed}E:")
+                seen.add(proposed)
+    assert len(seen) > 2
+
+
+def check_d(kind=TreeRollout):
+    """A candidate's reward is what its own action earns."""
+    start, samples, _, _ = played(kind)
+    differ = [0, 0]
+    for b in range(ROWS):
+        for t, group in enumerate(walked(program(), b, start, samples)):
+            np.testing.assert_allclose(samples.rewards[t, b], group["rewards"], atol=1e-6)
+            differ[group["player"]] += len({round(r[group["player"]], 6) for r in group["rewards"]}) > 1
+    assert min(differ) > ROWS  # both agents have groups that tell, many of them
+
+
+def check_e(kind=TreeRollout):
+    """The next prompt is that of the position behind the continued candidate."""
+    start, samples, _, _ = played(kind)
+    for b in range(ROWS):
+        for t, group in enumerate(walked(program(), b, start, samples)):
+            shown = PROMPT.first_text(roled(group["position"], start, b), group["player"])
+            assert all(text(samples, t, b, k) == shown for k in range(K)), (t, b)
+
+
+class MergesProblems(TreeRollout):
+    """Breaks (a): the group of a sample is its place among the candidates, so K problems share one."""
+
+    def branch(self, fast, games, keys, began):
+        games, samples, finished = super().branch(fast, games, keys, began)
+        return games, samples.replace(group=jnp.arange(ROWS * K) % ROWS), finished
+
+
+class DrawsBySlot(TreeRollout):
+    """Breaks (b): the luck of a candidate comes from its place in the batch."""
+
+    def _each_key(self, keys):
+        return row_keys(KEY, keys.shape[0] * K)
+
+
+class TellsNothing(TreeRollout):
+    """Breaks (c): the executor reads the position as it was before the planner spoke."""
+
+    def _view(self, state, player, through):
+        return super()._view(state._replace(proposal=jnp.int32(-1)), player, through)
+
+
+class TriesTheFirst(TreeRollout):
+    """Breaks (d): the second agent's candidates are all paid what the first of them earns."""
+
+    def _score(self, fast, after, reward, player):
+        paid = super()._score(fast, after, reward, player)
+        first = jnp.repeat(paid.reshape(ROWS, K, 2)[:, 0], K, axis=0)
+        return jnp.where(player[:, None] == 1, first, paid)
+
+
+class GoesOnElsewhere(TreeRollout):
+    """Breaks (e): the game goes on from the last candidate, whichever was chosen."""
+
+    def choose(self, scores, key):
+        return jnp.int32(K - 1)
+
+
+@pytest.mark.parametrize(
+    "check, broken",
+    [
+        (check_a, MergesProblems),
+        (check_b, DrawsBySlot),
+        (check_c, TellsNothing),
+        (check_d, TriesTheFirst),
+        (check_e, GoesOnElsewhere),
+    ],
+    ids="abcde",
+)
+def test_property_holds_and_a_broken_program_fails_it(check, broken):
+    check()
+    with pytest.raises(AssertionError):
+        check(broken)
+
+
+# ---------------------------------------------------------------------------------------------- the walk in Python
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(continuation="random"), dict(continuation="first", team_term="lookahead"), dict(team_term="lookahead")],
+    ids=str,
+)
+def test_groups_rewards_and_advantages_are_those_of_a_walk_in_plain_python(changes):
+    roll = program(**changes)
+    start, samples, _, _ = played(**changes)
+    flat = jax.tree.map(lambda x: x.reshape(TURNS, ROWS * K, *x.shape[3:]), samples)
+    rows, figures = grpo.prepare(None, {}, flat, tiny_puzzle.algo(), 2)
+    advantage = np.asarray(rows.advantages[:, 0]).reshape(TURNS, ROWS, K)
+    equal = 0
+    for b in range(ROWS):
+        for t, group in enumerate(walked(roll, b, start, samples)):
+            np.testing.assert_array_equal(samples.agent[t, b], group["player"])
+            np.testing.assert_allclose(samples.rewards[t, b], group["rewards"], atol=1e-6)
+            np.testing.assert_allclose(advantage[t, b], group["advantages"], atol=1e-4)
+            telling = any(group["advantages"])
+            np.testing.assert_array_equal(rows.weights.reshape(TURNS, ROWS, K)[t, b], float(telling))
+            equal += not telling
+    assert figures["groups"] == TURNS * ROWS
+    assert float(figures["groups_equal"]) == pytest.approx(equal / (TURNS * ROWS))
+
+
+def test_the_team_term_by_lookahead_reaches_the_planner():
+    immediate, ahead = played()[1], played(team_term="lookahead")[1]
+    planner = immediate.agent[0, 0, 0] == 0
+    assert planner and (immediate.rewards[0, :, :, 1] == 0).all()
+    assert (ahead.rewards[0, :, :, 1] != 0).any()  # the executor's greedy move was made
+    np.testing.assert_array_equal(ahead.tokens[0], immediate.tokens[0])
+
+
+def test_an_agent_after_a_successful_one_still_gets_its_group():
+    _, samples, _, _ = played(continuation="first")
+    goal = samples.rewards[..., 0] > 0.9  # the planner proposed the move onto the goal
+    found = 0
+    for t, b in zip(*np.nonzero(goal[: TURNS - 1, :, 0] & (samples.agent[: TURNS - 1, :, 0] == 0)), strict=True):
+        assert samples.agent[t + 1, b, 0] == 1 and samples.episode[t + 1, b, 0] == samples.episode[t, b, 0]
+        assert (samples.weights[t + 1, b] == 1).all()
+        found += 1
+    assert found
+
+
+def test_outcome_only_pays_where_the_candidate_ends_the_game():
+    _, samples, finished, _ = played(dense=False)
+    assert (samples.rewards[~samples.ends] == 0).all() and (samples.rewards[samples.ends] != 0).any()
+    assert finished.ended.any()
+
+
+def test_finished_games_are_those_that_were_continued():
+    _, samples, finished, after = played()
+    np.testing.assert_array_equal(after.episode, finished.ended.sum(0))
+    episodes = samples.episode[:, :, 0]
+    np.testing.assert_array_equal(episodes[1:] - episodes[:-1], finished.ended[:-1])
+
+
+# -------------------------------------------------------------------------------------------------- with a model
+
+
+@functools.cache
+def with_model(**changes):
+    roll = tiny_puzzle.tree(turns=2, **changes)
+    trained, frozen = tiny_play.weights(roll.policy)
+    samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), KEY)
+    return roll, trained, frozen, samples
+
+
+@pytest.mark.parametrize("settings", [{}, dict(lora=2, long_names=True)], ids=str)
+def test_k_answers_of_one_prefill_have_the_probabilities_that_the_learner_computes(settings):
+    roll, trained, frozen, samples = with_model(**settings)
+    rows = samples.flat()
+    scores = jax.jit(roll.policy.score)({**frozen, **trained}, rows)
+    np.testing.assert_allclose(scores.logps, rows.logps, atol=1e-5)
+    actions = np.asarray(rows.action).reshape(-1, K)
+    assert (actions != actions[:, :1]).any()
+    if settings.get("long_names"):
+        assert len(np.unique(rows.answer_lengths)) > 1
+
+
+def test_the_samples_of_an_agent_change_its_own_adapter_only():
+    roll, trained, frozen, samples = with_model(lora=2, long_names=True)
+    rows = samples.flat()
+    mine = (rows.agent == 0).astype(jnp.float32)
+
+    def loss(trained):
+        return jnp.sum(roll.policy.score({**frozen, **trained}, rows).logps * mine[:, None])
+
+    grads = jax.jit(jax.grad(loss))(trained)["adapters"]
+    for target in grads.values():
+        assert float(jnp.abs(target["b"][:, 0]).max()) > 0
+        assert float(jnp.abs(target["b"][:, 1]).max()) == 0

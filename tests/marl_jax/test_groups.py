@@ -1,0 +1,75 @@
+"""Group advantages against numbers worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_jax import groups
+
+REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
+# means 3, 1, 5; sums of squares 14, 12, 0
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        # GRPO: deviations sqrt(14/4) = 1.8708, sqrt(3) = 1.7321
+        ({}, [[-1.06904, -0.53452, 0.0, 1.60357], [-0.57735, -0.57735, -0.57735, 1.73205], [0, 0, 0, 0]]),
+        # Dr.GRPO
+        (dict(std=False), [[-2, -1, 0, 3], [-1, -1, -1, 3], [0, 0, 0, 0]]),
+        # RLOO: the first against (2 + 3 + 6) / 3 = 11/3, the last against 2
+        (
+            dict(std=False, baseline="leave_one_out"),
+            [[-8 / 3, -4 / 3, 0, 4], [-4 / 3, -4 / 3, -4 / 3, 4], [0, 0, 0, 0]],
+        ),
+        # Dr. MAS: groups 0 and 2 are agent 0's, whose spread is that of group 0 alone, because 2 does not count
+        (
+            dict(normalise="agent", agents=jnp.array([0, 1, 0]), n_agents=2),
+            [[-1.06904, -0.53452, 0.0, 1.60357], [-0.57735, -0.57735, -0.57735, 1.73205], [0, 0, 0, 0]],
+        ),
+        # ... and with one agent for all, sqrt((14 + 12) / 8) = 1.80278
+        (
+            dict(normalise="agent", agents=jnp.array([0, 0, 0]), n_agents=1),
+            [[-1.10940, -0.55470, 0.0, 1.66410], [-0.55470, -0.55470, -0.55470, 1.66410], [0, 0, 0, 0]],
+        ),
+    ],
+)
+def test_by_hand(settings, expected):
+    found = groups.advantages(REWARDS, **settings)
+    np.testing.assert_allclose(found.advantages, np.array(expected), atol=1e-4)
+    assert found.telling.tolist() == [True, True, False]
+
+
+def test_only_members_count():
+    members = jnp.array([[True, True, False, False], [False, False, False, True], [False] * 4])
+    found = groups.advantages(REWARDS, members, std=False)
+    np.testing.assert_allclose(found.advantages, [[-0.5, 0.5, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert found.telling.tolist() == [True, False, False]
+    alone = groups.advantages(REWARDS, members, std=False, baseline="leave_one_out")
+    np.testing.assert_allclose(alone.advantages[0], [-1, 1, 0, 0])  # each against the other
+    spread = groups.advantages(REWARDS, members)
+    np.testing.assert_allclose(spread.advantages[0], [-1, 1, 0, 0], atol=1e-5)
+
+
+def test_equal_rewards_give_no_advantage_whatever_the_rounding():
+    # The mean of three times 0.1 in float32 is not 0.1; divided by a spread of nothing that would be a signal.
+    rewards = jnp.full((1, 3), 0.1) + jnp.array([[0.0, 1e-8, 0.0]])
+    found = groups.advantages(rewards)
+    assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.telling[0])
+
+
+def test_any_leading_axes_and_shift_and_scale():
+    rewards = jax.random.normal(jax.random.key(0), (2, 3, 5))
+    once = groups.advantages(rewards).advantages
+    np.testing.assert_allclose(jnp.mean(once, axis=-1), 0, atol=1e-6)
+    np.testing.assert_allclose(jnp.std(once, axis=-1), 1, atol=1e-4)
+    np.testing.assert_allclose(groups.advantages(7 + 3 * rewards).advantages, once, atol=1e-4)
+    agents = jnp.zeros((2, 3), jnp.int32)
+    of_agent = groups.advantages(rewards, normalise="agent", agents=agents).advantages
+    assert float(jnp.sqrt(jnp.mean(jnp.square(of_agent)))) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_unknown_baseline_is_refused():
+    with pytest.raises(ValueError, match="baseline is 'median'; accepted: 'mean', 'leave_one_out'"):
+        groups.advantages(REWARDS, baseline="median")

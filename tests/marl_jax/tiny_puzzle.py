@@ -1,0 +1,74 @@
+"""The smallest puzzle played in groups: Plan-Path by planner and executor, a few thousand parameters."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+
+from configs import algorithms
+from envs import registry as games
+from envs import text as texts
+from marl_jax.group_rollout import GroupRollout
+from marl_jax.policy import LoraSpec, Policy
+from marl_jax.rollout import Sections
+from marl_jax.sampling.choice import make_choices
+from marl_jax.tree_rollout import TreeRollout
+from models import registry
+from models.model import build
+from tests.marl_jax.tiny_play import SHAPE, TOKENIZER
+
+K, ROWS, TURNS = 4, 6, 10
+PARAMS = dict(size=5, n_train=24, n_test=8, budget=10)
+
+
+@functools.cache
+def game(roles="two"):
+    """Plan-Path on a 5x5 grid, ten moves at most."""
+    return games.make("plan_path", roles=roles, **PARAMS)
+
+
+@functools.cache
+def prompt(roles="two"):
+    """Its brief text."""
+    return texts.make(game(roles), "brief").compile(TOKENIZER)
+
+
+@functools.cache
+def policy(roles="two", lora=None, long_names=False, share=1):
+    """A policy without a critic; `lora` adapters, names of one letter or several."""
+    text = prompt(roles)
+    names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
+    if long_names:
+        names = [[*b"go ", *name] if i % 2 else [*b"g", *name] for i, name in enumerate(names)]
+    return Policy(
+        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
+        choices=make_choices(names, TOKENIZER.eos_id),
+        prefix=text.prefix,
+        lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
+        critic="none",
+        dtype=jnp.float32,
+        **({"share": share} if share > 1 else {}),
+    )
+
+
+def tree(roles="two", lora=None, long_names=False, rows=ROWS, turns=TURNS, kind=TreeRollout, **changes):
+    """The program of AT-GRPO."""
+    seats = (0, 1) if lora else (0,) * game(roles).n_players
+    learns = (True,) * (lora or 1)
+    made = policy(roles, lora, long_names)
+    return kind(game(roles), prompt(roles), made, Sections(rows), turns, seats, learns, **{"candidates": K, **changes})
+
+
+def episodes(roles="two", rows=2 * K, turns=45, **changes):
+    """The program of GRPO."""
+    seats = (0,) * game(roles).n_players
+    return GroupRollout(
+        game(roles), prompt(roles), policy(roles), Sections(rows), turns, seats, **{"candidates": K, **changes}
+    )
+
+
+def algo(name="at_grpo", **changes):
+    """Settings of a group algorithm."""
+    config = getattr(algorithms, name)(K)
+    config.update(dict(is_clip=0.0, minibatches=1, share_prefix=False) | changes)
+    return config
