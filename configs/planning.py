@@ -27,11 +27,10 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
     config.algo = algorithms.at_grpo(GROUP) if form.startswith("at_grpo") else algorithms.grpo(GROUP)
-    config.algo.entropy_coef = 0.003
-    config.algo.clip_high = 0.28
+    config.algo.update(dict(entropy_coef=0.01, minibatches=2))
     config.rollout.turns = moves * (2 if roles else 1)
     config.steps = 400
-    config.optim.lr = 2e-3
+    config.optim.lr = 1e-3
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model or None)

@@ -1,10 +1,10 @@
 """Evaluation: a policy against bots and other runs, from both seats, with confidence intervals.
 
     python launch.py --workdir=runs/mine --mode=eval
-    python launch.py --config=... --workdir=runs/mine --mode=eval --config.eval.opponents="('random','runs/other','runs/other@100')"
+    python launch.py --config=... --workdir=runs/mine --mode=eval --config.eval.opponents="('random','runs/other@100')"
 
-An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one. With
-folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo ratings.
+An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one.
+With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Evaluation:
     def __init__(self, setup: Setup):
         config = setup.config.eval
         self._config = config
-        self._player = Player(setup.policy, setup.prompt, setup.seat_policy)
+        self._player = setup.player()
         self._game = held_out(setup.game)
         self._opponents = [contestant(name, setup) for name in config.opponents]
         self._matches = [Match(self._game, (self._player, other.plays)) for other in self._opponents]
@@ -72,7 +72,8 @@ class Evaluation:
             if baselines:
                 names = dict.fromkeys(["random", *(o.name for o in self._opponents if o.weights is None)])
                 for name in names:
-                    rows.append(self._row(f"{name} alone", Match(game, (opponents.make_bot(game, name),)), (None,), alone=True))
+                    match = Match(game, (opponents.make_bot(game, name),))
+                    rows.append(self._row(f"{name} alone", match, (None,), alone=True))
         for other, match in zip(self._opponents, self._matches, strict=True):
             if game.n_players > 1:
                 rows.append(self._row(other.name, match, (weights, other.weights)))
@@ -114,10 +115,12 @@ def figures(game: Game, played: Played, seating: np.ndarray, confidence: float) 
 
 def describe(row: dict[str, Any]) -> str:
     """One line about a row of figures."""
+
+    def interval(name):
+        return stats.Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
     names = [name for name in row if f"{name}_low" in row]
-    return f"{row['opponent']}: " + ", ".join(
-        f"{name.replace('_', ' ')} {stats.Interval(row[name], row[f'{name}_low'], row[f'{name}_high'])}" for name in names
-    )
+    return f"{row['opponent']}: " + ", ".join(f"{name.replace('_', ' ')} {interval(name)}" for name in names)
 
 
 def _points(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
@@ -131,7 +134,9 @@ def _points(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------- everyone against everyone
 
 
-def round_robin(game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float) -> np.ndarray:
+def round_robin(
+    game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float
+) -> np.ndarray:
     """[n, n]: the mean points of row against column (competitive), or the mean score of row and column together.
 
     A competitive game has no result against oneself: the diagonal is ½ there.
@@ -186,8 +191,9 @@ def contestant(name: str, setup: Setup) -> Contestant:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
     weights = restore_weights(other, path, int(step) if step else None)[1]
     # Runs of one shape share a compiled match; their weights are arguments.
-    same = other.model == setup.model and other.policy.lora == setup.policy.lora and other.tokenizer.name == setup.tokenizer.name
-    player = Player(*(setup.policy, setup.prompt) if same else (other.policy, other.prompt), other.seat_policy)
+    mine, theirs = ((s.model, s.policy.lora, s.tokenizer.fingerprint, s.config.env.to_dict()) for s in (setup, other))
+    one = setup if mine == theirs else other
+    player = Player(one.policy, one.prompt, other.seat_policy, other.seat_bots)
     return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
 
 
@@ -217,7 +223,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         result: dict[str, Any] = {"step": step, "rows": rows}
         others = [contestant(name, setup) for name in config.eval.opponents]
         if any(other.weights is not None for other in others):
-            result |= _everyone(setup, [Contestant(workdir.name, Player(setup.policy, setup.prompt, setup.seat_policy), weights), *others])
+            result |= _everyone(setup, [Contestant(workdir.name, setup.player(), weights), *others])
     workdir.mkdir(parents=True, exist_ok=True)
     replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
     log.info("step %d, written to %s", step, workdir / "evaluation.json")

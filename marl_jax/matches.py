@@ -1,7 +1,7 @@
 """Matches: whole games between contestants in one XLA program, for evaluation and for the logs.
 
-A contestant is a policy (with weights given at each call) or a bot. Unlike a rollout, every row plays one game, from the
-first move to the last, and the program ends when all have ended.
+A contestant is a policy (with weights given at each call) or a bot. Unlike in a rollout, every row plays one game, from
+the first move to the last, and the program ends when all have ended.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ import jax.numpy as jnp
 from envs.bots import Bot, pick
 from envs.game import Game, Reward
 from envs.text import Prompt
+from marl_jax.opponents import seat_actions
 from marl_jax.policy import Policy
+from marl_jax.rollout import like, row_keys
 from marl_jax.samples import row_length
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
-    """A policy at the table: how it reads the game, and which of its adapters plays which seat."""
+    """A policy at the table: how it reads the game, which of its adapters plays which seat, seats it leaves to bots."""
 
     policy: Policy
     prompt: Prompt
     seat_policy: tuple[int, ...]
+    seat_bots: tuple[Bot | None, ...] = ()
 
 
 class Played(NamedTuple):
-    """B finished games of at most R turns: total Reward [B, …], length [B]; per turn [R, B, …]: action, answer, its length;
-    of puzzles success [B]."""
+    """B finished games of at most R turns.
+
+    total and length [B, …]; by turn [R, B, …]: action, answer, its length; of puzzles success [B].
+    """
 
     total: Reward
     length: jax.Array
@@ -55,12 +60,12 @@ class Match:
     game: Game
     contestants: Sequence[Player | Bot]
 
-    def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature: float) -> Played:
+    def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature=1.0) -> Played:
         return self._program(tuple(weights), seating, key, jnp.float32(temperature))
 
     def start_keys(self, key: jax.Array, games: int) -> jax.Array:
         """The keys with which the games of a call were reset, so that they can be played again."""
-        return _row_keys(jax.random.fold_in(key, self.game.max_turns), games)
+        return row_keys(jax.random.fold_in(key, self.game.max_turns), games)
 
     @functools.cached_property
     def _program(self):
@@ -68,7 +73,8 @@ class Match:
 
     def _play(self, weights, seating, key, temperature):
         rows, game = seating.shape[0], self.game
-        ready = [c.policy.ready(w) if isinstance(c, Player) else None for c, w in zip(self.contestants, weights, strict=True)]
+        pairs = list(zip(self.contestants, weights, strict=True))
+        pairs = [(c, c.policy.ready(c.policy.player(w)) if isinstance(c, Player) else None) for c, w in pairs]
         width = max((c.policy.width for c in self.contestants if isinstance(c, Player)), default=1)
         state = jax.vmap(game.reset)(self.start_keys(key, rows))
         total = Reward(jnp.zeros((rows,)), *(jnp.zeros((rows, game.n_players)),) * 2)
@@ -87,13 +93,14 @@ class Match:
             done = jax.vmap(game.done)(state)
             player = jax.vmap(game.player)(state)
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
-            keys = _row_keys(jax.random.fold_in(key, turn), rows)
-            answers = [self._act(c, w, state, player, keys, temperature, width) for c, w in zip(self.contestants, ready, strict=True)]
-            pick = lambda *xs: jnp.select([_like(who == i, x) for i, x in enumerate(xs)], xs)  # noqa: E731
-            action, answer, answer_length = jax.tree.map(pick, *answers)
+            keys = row_keys(jax.random.fold_in(key, turn), rows)
+            answers = [self._act(*pair, state, player, keys, temperature, width) for pair in pairs]
+            of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs)  # noqa: E731
+            action, answer, answer_length = jax.tree.map(of_mover, *answers)
             state, reward = jax.vmap(game.step)(state, action)
             total = jax.tree.map(jnp.add, total, reward)
-            record = tuple(old.at[turn].set(new) for old, new in zip(record, (action, answer, answer_length), strict=True))
+            new = (action, answer, answer_length)
+            record = tuple(lines.at[turn].set(line) for lines, line in zip(record, new, strict=True))
             return turn + 1, state, total, length + ~done, record
 
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), record)
@@ -112,9 +119,10 @@ class Match:
         tokens = jnp.pad(tokens, ((0, 0), (0, room)))
         ids = jnp.asarray(contestant.seat_policy, jnp.int32)[player]
         legal = jax.vmap(self.game.legal)(state)
-        decision = policy.act({k: v for k, v in weights.items() if k != "critic"}, tokens, lengths, legal, keys, ids, temperature)
+        decision = policy.act(weights, tokens, lengths, legal, keys, ids, temperature)
         # A free answer that names no legal action: a random one is played in its place.
         action = jnp.where(decision.action < 0, jax.vmap(pick)(legal, keys), decision.action)
+        action = seat_actions(contestant.seat_bots, state, player, keys, action)
         return action, jnp.pad(decision.answers, ((0, 0), (0, width - policy.width))), decision.lengths
 
 
@@ -127,11 +135,3 @@ def in_turns(games: int, n_players: int) -> jax.Array:
 def alone(games: int, n_players: int) -> jax.Array:
     """Seating int32 [B, P] for one contestant in all seats."""
     return jnp.zeros((games, n_players), jnp.int32)
-
-
-def _row_keys(key: jax.Array, rows: int) -> jax.Array:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
-
-
-def _like(flags: jax.Array, x: jax.Array) -> jax.Array:
-    return flags.reshape(-1, *(1,) * (x.ndim - 1))

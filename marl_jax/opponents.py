@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,14 @@ def make_bot(game: Game, name: str) -> Bot:
     if name not in _BOTS.get(game.name, {}):
         raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(bot_names(game.name))}")
     return _BOTS[game.name][name](game, importlib.import_module(f"envs.{game.name}.bots"))
+
+
+def seat_actions(bots: Sequence[Bot | None], state, player: jax.Array, keys: jax.Array, action: jax.Array) -> jax.Array:
+    """int32 [B]: `action`, or what the bot plays to whom the seat that moves belongs for good."""
+    for seat, bot in enumerate(bots):
+        if bot is not None:
+            action = jnp.where(player == seat, jax.vmap(bot.act)(state, keys), action)
+    return action
 
 
 @jax.tree_util.register_dataclass

@@ -1,7 +1,7 @@
 """A policy: a model that answers prompts with actions, and says how likely its answers were.
 
-Weights are one dict, `{"model", "adapters", "critic", "reference"}`, of which a policy has what it needs. `Policy` itself
-holds no weights: it is what the jitted programs of rollout and update close over. Sampling (`act`) and learning
+Weights are one dict, `{"model", "adapters", "critic", "reference"}`, of which a policy has what it needs. `Policy`
+itself holds no weights: it is what the jitted programs of rollout and update close over. Sampling (`act`) and learning
 (`score`) meet here, so that both use the same masked distribution, temperature and positions.
 
 Several agents share one policy (one set of weights), or have a LoRA adapter each on one base: then a row's `policy`
@@ -123,7 +123,8 @@ class Policy:
         critic = {"critic": critics.init(self.critic, self.model.cfg, params)}
         if self.lora is not None:
             spec = self.lora
-            return {"adapters": lora.init(self.model.cfg, key, spec.n, spec.rank, spec.targets), **critic}, {"model": params}
+            adapters = lora.init(self.model.cfg, key, spec.n, spec.rank, spec.targets)
+            return {"adapters": adapters, **critic}, {"model": params}
         frozen = {"reference": jax.tree.map(lambda x: jnp.array(x, self.dtype), params)} if reference else {}
         return {"model": params, **critic}, frozen
 
@@ -150,8 +151,9 @@ class Policy:
             # With adapters the prefix reads differently for each of them.
             n = self.lora.n if self.lora else 1
             tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
+            adapters = self._lora(fast, jnp.arange(n))
             _, fast["prefix"] = self.model.forward(
-                fast["model"], tokens, new_cache=len(self.prefix), adapters=self._lora(fast, jnp.arange(n)), dtype=self.dtype
+                fast["model"], tokens, new_cache=len(self.prefix), adapters=adapters, dtype=self.dtype
             )
         return fast
 
@@ -193,18 +195,15 @@ class Policy:
         """
         batch, time = tokens.shape
         adapters = self._lora(fast, ids)
+        read = functools.partial(self.model.forward, fast["model"], adapters=adapters, dtype=self.dtype)
         slots = time + self.width if self.width > 1 or self.free else None
         if "prefix" in fast:
             skip = len(self.prefix)
             cache = self._prefix_rows(fast["prefix"], adapters, batch, slots or time)
-            hidden, cache = self.model.forward(
-                fast["model"], tokens[:, skip:], lengths=lengths - skip, cache=cache, adapters=adapters, dtype=self.dtype
-            )
+            hidden, cache = read(tokens[:, skip:], lengths=lengths - skip, cache=cache)
             last = _at(hidden, lengths - skip - 1)
         else:
-            hidden, cache = self.model.forward(
-                fast["model"], tokens, lengths=lengths, new_cache=slots, adapters=adapters, dtype=self.dtype
-            )
+            hidden, cache = read(tokens, lengths=lengths, new_cache=slots)
             last = _at(hidden, lengths - 1)
         values = self._values_at_prompt(fast, last, tokens, lengths, central)
         if candidates > 1:
@@ -296,9 +295,8 @@ class Policy:
         if self.critic == "head":
             return critics.read(critic, before)
         if self.critic == "separate":
-            values = critics.trunk(
-                self.model, critic, samples.tokens, samples.prompt_lengths + samples.answer_lengths, self.dtype, self.remat
-            )
+            lengths = samples.prompt_lengths + samples.answer_lengths
+            values = critics.trunk(self.model, critic, samples.tokens, lengths, self.dtype, self.remat)
             return jnp.take_along_axis(values, samples.before_answer(), axis=1)
         tokens, lengths = samples.central
         values = _at(critics.trunk(self.model, critic, tokens, lengths, self.dtype, self.remat), lengths - 1)

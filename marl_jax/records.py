@@ -16,8 +16,9 @@ from models.tokenizers import Tokenizer
 
 
 def write_out(
-    match: Match, played: Played, seating: jax.Array, key: jax.Array, names: Sequence[str], tokenizer: Tokenizer, source: str
-) -> list[GameRecord]:
+    match: Match, played: Played, seating: jax.Array, key: jax.Array, names: Sequence[str], tokenizer: Tokenizer,
+    source: str,
+) -> list[GameRecord]:  # fmt: skip
     """The games of a call of `match` with this seating and key; `names` are the contestants'."""
     played, seating = jax.device_get((played, seating))
     starts = match.start_keys(key, len(seating))

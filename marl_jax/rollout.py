@@ -22,6 +22,7 @@ from envs.bots import Bot, pick
 from envs.game import Game, Reward
 from envs.text import Prompt
 from marl_jax import critic as critics
+from marl_jax.opponents import seat_actions
 from marl_jax.policy import Decision, Policy
 from marl_jax.samples import Samples, join_answer, row_length
 from models.sharding import constrain
@@ -98,12 +99,13 @@ class Sections:
 class Rollout:
     """The program: `start` makes the games, calling it plays `turns` turns of all of them.
 
-    seat_policy  for each seat, the number of the policy that plays it
+    seat_policy  for each seat, the number of the policy that plays it; -1 where a bot does
     learns       for each policy, whether its samples count
     symmetry     a module with `n_symmetries`, `apply` and `map_action` (Other-Play), or None
     weights      of the reward's levels: team, agent, process
     dense        False pays everything at the end of the game
     unusable     process reward of an answer that names no legal action; a random one is played in its place
+    seat_bots    for each seat, the bot to whom it belongs for good, or None; left out, there are none
     """
 
     game: Game
@@ -117,12 +119,15 @@ class Rollout:
     weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
     dense: bool = True
     unusable: float = -1.0
+    seat_bots: tuple[Bot | None, ...] = ()
 
     def start(self, key: jax.Array) -> Games:
         """Fresh games."""
         return jax.vmap(self._fresh)(row_keys(key, self.sections.rows))
 
-    def __call__(self, weights: dict, games: Games, key: jax.Array, past: dict | None = None) -> tuple[Samples, Finished, Games]:
+    def __call__(
+        self, weights: dict, games: Games, key: jax.Array, past: dict | None = None
+    ) -> tuple[Samples, Finished, Games]:
         """Samples [R + P, B, …], what ended in the first R turns, and the games after R turns.
 
         The last P turns look ahead: each seat decides once more, which closes the streams of `advantages.gae`. They
@@ -163,6 +168,7 @@ class Rollout:
         action, failed = decision.action, decision.action < 0
         if self.policy.free:
             action = jnp.where(failed, jax.vmap(pick)(legal, other_keys), action)
+        action, failed = seat_actions(self.seat_bots, view, player, other_keys, action), failed & (who >= 0)
         for bot, rows in self.sections.slices():
             theirs = player[rows] != games.seat[rows]
             if bot is None:
@@ -254,7 +260,7 @@ class Rollout:
         team, agent, process = self.weights
         return team * reward.team[:, None] + agent * reward.agent + process * reward.process
 
-    def _samples(self, games, prompts, lengths, legal, decision: Decision, player, who, paid, ended, central) -> Samples:
+    def _samples(self, games, prompts, lengths, legal, decision: Decision, player, who, paid, ended, central):
         learns = jnp.asarray((*self.learns, False))[who] & (who >= 0)
         zeros = jnp.zeros_like(decision.logps)
         return Samples(

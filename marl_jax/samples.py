@@ -20,7 +20,7 @@ import jax.numpy as jnp
 class Samples:
     """N answers.
 
-    tokens          int32 [N, T]    prompt and answer, right-padded; the answer's last token, which is never read, may be cut
+    tokens          int32 [N, T]    prompt and answer, right-padded; the answer's last token may be cut: nobody reads it
     prompt_lengths  int32 [N]
     answers         int32 [N, W]    the answer alone, 0 behind its end
     answer_lengths  int32 [N]

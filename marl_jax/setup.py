@@ -12,12 +12,14 @@ from ml_collections import ConfigDict
 
 from envs import registry as games
 from envs import text as texts
+from envs.bots import Bot
 from envs.game import Game
 from envs.text import Prompt
 from marl_jax import mesh as meshes
 from marl_jax import opponents
 from marl_jax.errors import ConfigError
 from marl_jax.group_rollout import GroupRollout
+from marl_jax.matches import Player
 from marl_jax.policy import Free, LoraSpec, Policy
 from marl_jax.rollout import Rollout, make_sections
 from marl_jax.sampling.choice import make_choices
@@ -29,6 +31,8 @@ from models.model import Model, build
 from models.sharding import param_shardings
 from models.tokenizers import Tokenizer
 from models.weights.load import load, read_config
+
+BOT = "bot:"  # in front of a bot's name where a policy's name could stand
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class Setup:
     policy: Policy
     policies: tuple[str, ...]
     seat_policy: tuple[int, ...]
+    seat_bots: tuple[Bot | None, ...]
     weights: str | None
 
     def params(self, key: jax.Array) -> dict:
@@ -69,10 +74,9 @@ class Setup:
         dtype = jnp.dtype(self.config.model.param_dtype)
         make = lambda p, k: self.policy.init(p, k, self.reference)  # noqa: E731
         shapes = jax.eval_shape(make, self.model.abstract(dtype), jax.random.key(0))
+        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return tuple(
-            jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, param_shardings(self.mesh, axes, tree)
-            )
+            jax.tree.map(placed, tree, param_shardings(self.mesh, axes, tree))
             for axes, tree in zip(self.policy.axes(self.reference), shapes, strict=True)
         )
 
@@ -87,6 +91,7 @@ class Setup:
             sections=make_sections(c.rollout.games, c.opponents.self_share, bots, c.opponents.bot_share),
             turns=c.rollout.turns,
             seat_policy=self.seat_policy,
+            seat_bots=self.seat_bots,
             learns=tuple(not c.policies[name].frozen for name in self.policies),
             symmetry=games.symmetry(self.game) if c.env.symmetry else None,
             weights=(c.reward.team, c.reward.agent, c.reward.process),
@@ -101,6 +106,10 @@ class Setup:
             **settings, candidates=c.algo.group, continuation=c.algo.continuation, team_term=c.algo.team_term
         )
 
+    def player(self) -> Player:
+        """The policy as a contestant of matches."""
+        return Player(self.policy, self.prompt, self.seat_policy, self.seat_bots)
+
     def place_rows(self, tree: Any) -> Any:
         """Arrays [B, …] split over the mesh by their rows."""
         rows = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
@@ -110,7 +119,7 @@ class Setup:
 def make(config: ConfigDict) -> Setup:
     """Builds everything that a config names; what does not fit together is refused here, before anything compiles."""
     if config.env.context != "turn":
-        raise ConfigError([f"config.env.context is {config.env.context!r}; a game's prompts stand alone, accepted: 'turn'"])
+        raise ConfigError([f"config.env.context is {config.env.context!r}; in games every prompt stands alone: 'turn'"])
     mesh = meshes.make(config)
     meshes.check_batches(config, meshes.batch_ways(mesh))
     game = games.make(config.env.name, **config.env.params.to_dict())
@@ -135,8 +144,13 @@ def make(config: ConfigDict) -> Setup:
         fuse=mesh.shape["tensor"] == 1,
         share=config.algo.group if config.algo.share_prefix else 1,
     )
-    seats = _seats(config, game, policies)
-    return Setup(config, mesh, game, prompt, tokenizer, model, policy, policies, seats, place)
+    seats = _seats(config, game)
+    return Setup(
+        config, mesh, game, prompt, tokenizer, model, policy, policies,
+        seat_policy=tuple(-1 if name.startswith(BOT) else policies.index(name) for name in seats),
+        seat_bots=tuple(opponents.make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
+        weights=place,
+    )  # fmt: skip
 
 
 def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
@@ -148,7 +162,7 @@ def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
         raise ConfigError([f"config.model.shape is {shape}, but the weights bring their own shape; accepted: nothing"])
     place = config.weights or fetch.ensure(config.name)
     if place is None:
-        raise ConfigError([f"config.model.weights is '', but {config.name} has no published weights; accepted: 'random'"])
+        raise ConfigError([f"config.model.weights is '', {config.name} has no published weights; accepted: 'random'"])
     return read_config(place), str(place)
 
 
@@ -160,8 +174,7 @@ def _free(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Free:
     return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, config.rollout.max_new_tokens)
 
 
-def _seats(config: ConfigDict, game: Game, policies: tuple[str, ...]) -> tuple[int, ...]:
-    """For each seat, the number of its policy."""
-    roles = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
-    names = [config.agents.get(f"seat_{i}", config.agents.get(r, config.agents.get("all"))) for i, r in enumerate(roles)]
-    return tuple(policies.index(name) for name in names)
+def _seats(config: ConfigDict, game: Game) -> list[str]:
+    """For each seat, who plays it: the name of a policy, or bot:NAME."""
+    agents, roles = config.agents, getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    return [agents.get(f"seat_{i}", agents.get(role, agents.get("all"))) for i, role in enumerate(roles)]

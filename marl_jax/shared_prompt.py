@@ -1,7 +1,7 @@
 """K answers of one prompt in one row of the learner: the prompt is read once, forward and backward.
 
-A row is `prompt | answer 1 | … | answer K`. An answer sees the prompt and itself, at the positions it would have alone, so
-loss and gradients are those of K separate rows. Of one-token answers nothing has to be read at all: the row is the
+A row is `prompt | answer 1 | … | answer K`. An answer sees the prompt and itself, at the positions it would have alone,
+so loss and gradients are those of K separate rows. Of one-token answers nothing has to be read at all: the row is the
 prompt, and its last position predicts all K of them.
 """
 
@@ -18,7 +18,7 @@ PADDING = -1  # the segment of what lies behind a prompt: nobody looks there
 
 
 class Rows(NamedTuple):
-    """N/K rows for `Model.forward`, each array [N/K, …]; the last three are None for one-token answers.
+    """N/K rows for `Model.forward`, each array [N/K, …]; the last two are None for one-token answers.
 
     tokens     int32 [N/K, T']
     lengths    int32 [N/K], of the prompts

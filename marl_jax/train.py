@@ -23,7 +23,7 @@ from marl_jax import setup as setups
 from marl_jax.checkpoint import Checkpoints
 from marl_jax.conversation_logs import GameLogs
 from marl_jax.errors import RunError
-from marl_jax.matches import Match, Player
+from marl_jax.matches import Match
 from marl_jax.metrics import Metrics, write_config
 from marl_jax.setup import Setup
 from marl_jax.signals import GracefulStop
@@ -71,7 +71,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     learn = jax.jit(functools.partial(learn_step, setup, optimiser), donate_argnums=(0,))
     snapshot = jax.jit(opponents.add, donate_argnums=(0,))
     evaluation = evaluate.Evaluation(setup)
-    table = Match(setup.game, (Player(setup.policy, setup.prompt, setup.seat_policy),))
+    table = Match(setup.game, (setup.player(),))
 
     # ----------------------------------------------------------------------------------------------------- loop
     metrics = Metrics(config, workdir, start=start, main=main)
@@ -99,7 +99,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
 
             if figures["skipped_in_a_row"] >= c.nan_limit:
                 raise RunError(
-                    f"step {step}: the last {int(figures['skipped_in_a_row'])} updates were not finite and were skipped; "
+                    f"step {step}: the last {figures['skipped_in_a_row']:d} updates were not finite and were skipped; "
                     f"lower optim.lr (now {config.optim.lr:g}) or optim.max_grad_norm, or go on from a checkpoint with "
                     "another seed"
                 )

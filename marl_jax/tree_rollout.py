@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs.bots import pick
 from envs.game import Reward
-from marl_jax.policy import Decision
+from marl_jax.opponents import seat_actions
 from marl_jax.rollout import Finished, Games, Rollout, like, row_keys
 from marl_jax.samples import Samples
 
@@ -29,8 +29,8 @@ class TreeRollout(Rollout):
 
     candidates    K
     continuation  the candidate a game goes on with: "best", "random" or "first"
-    team_term     what a candidate is scored by: "immediate", what its own step pays; "lookahead", also what the turn pays
-                  when the agents that still have to move in it give their most likely answers
+    team_term     what a candidate is scored by: "immediate", what its own step pays; "lookahead", also what the rest of
+                  the turn pays when the agents that still have to move in it give their most likely answers
     """
 
     candidates: int = 4
@@ -58,25 +58,30 @@ class TreeRollout(Rollout):
     def branch(self, fast: dict, games: Games, keys: jax.Array, began: jax.Array) -> tuple[Games, Samples, Finished]:
         """One turn of every row: samples [B·K, …], and the games after one of the candidates."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        player, through, _, prompts, lengths, legal = self._look(games)
+        player, through, view, prompts, lengths, legal = self._look(games)
         who = jnp.asarray(self.seat_policy, jnp.int32)[player]
         decision = self.policy.act(
             fast, prompts, lengths, legal, self._each_key(act_keys), who, candidates=self.candidates
         )
 
-        each = self._each(games)
-        state, reward = self._try(each, decision, self._each(legal), self._each_key(other_keys))
+        # From here to the choice every array has B·K rows.
+        row = jnp.arange(player.shape[0])
+        before, player, through, view, prompts, lengths, legal, who, group = self._each(
+            (games, player, through, view, prompts, lengths, legal, who, row)
+        )
+        action, failed = decision.action, decision.action < 0
+        if self.policy.free:
+            action = jnp.where(failed, jax.vmap(pick)(legal, self._each_key(other_keys)), action)
+        action = seat_actions(self.seat_bots, view, player, self._each_key(other_keys), action)
+        state, reward = self._step(before.state, action, failed & (who >= 0), player, through)
         ended = jax.vmap(self.game.done)(state)
-        paid = self._score(fast, dataclasses.replace(each, state=state), reward, self._each(player))
-        samples = self._samples(
-            each, self._each(prompts), self._each(lengths), self._each(legal), decision, self._each(player),
-            self._each(who), paid, ended, None,
-        )  # fmt: skip
-        samples = samples.replace(group=self._each(jnp.arange(player.shape[0])))
+        paid = self._score(fast, dataclasses.replace(before, state=state), reward, player)
+        samples = self._samples(before, prompts, lengths, legal, decision, player, who, paid, ended, None)
+        samples = samples.replace(group=group)
 
-        mine = jnp.take_along_axis(paid, samples.agent[:, None], axis=1).reshape(-1, self.candidates)
+        mine = jnp.take_along_axis(paid, player[:, None], axis=1).reshape(-1, self.candidates)
         chosen = jax.vmap(self.choose)(mine, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
-        taken = jnp.arange(chosen.shape[0]) * self.candidates + chosen
+        taken = row * self.candidates + chosen
         state, reward, ended = jax.tree.map(lambda x: x[taken], (state, reward, ended))
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat, began)
@@ -90,14 +95,6 @@ class TreeRollout(Rollout):
         if self.continuation == "random":
             return pick(jnp.ones_like(scores, bool), key)
         return pick(scores == jnp.max(scores), key)
-
-    def _try(self, each: Games, decision: Decision, legal: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
-        """The positions after all candidates, each from its own copy, and what the steps paid; all [B·K, …]."""
-        failed = decision.action < 0
-        action = jnp.where(failed, jax.vmap(pick)(legal, keys), decision.action) if self.policy.free else decision.action
-        player = jax.vmap(self.game.player)(each.state)
-        through = jnp.take_along_axis(each.symmetry, player[:, None], axis=1)[:, 0]
-        return self._step(each.state, action, failed, player, through)
 
     def _score(self, fast: dict, after: Games, reward: Reward, player: jax.Array) -> jax.Array:
         """float32 [B·K, P]: what each candidate brought to every seat, levels weighed and added.

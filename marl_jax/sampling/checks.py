@@ -12,6 +12,7 @@ from models.config import ModelConfig
 
 
 def check_slots(cfg: ModelConfig, slots: int) -> None:
+    """Refuses a cache that the model has no positions for."""
     if not 1 <= slots <= cfg.max_positions:
         raise ValueError(f"slots is {slots}; accepted: 1 to {cfg.max_positions}, the positions of the model")
 

@@ -55,6 +55,7 @@ class Answer:
 
 
 def round_up(n: int, multiple: int) -> int:
+    """The next multiple."""
     return -(-n // multiple) * multiple
 
 

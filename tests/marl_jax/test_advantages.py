@@ -116,7 +116,8 @@ def test_a_tail_of_one_turn_per_player_closes_every_stream():
     credit = alternating(values=[0.1, 0.2, 0.3, 0.4], rewards=[[0, 0]] * 4, ends=[0] * 4, gamma=1.0, lam=0.5, tail=2)
     np.testing.assert_array_equal(credit.known[:, 0], [True, True, False, False])
     # The game may end while looking ahead: then the reward is what was left to come.
-    credit = alternating(values=[0.1, 0.2, 0.3, 0.4], rewards=[[0, 0]] * 2 + [[1, -1]] * 2, ends=[0, 0, 1, 0], gamma=1.0, lam=1.0, tail=2)  # fmt: skip
+    rewards = [[0, 0], [0, 0], [1, -1], [1, -1]]
+    credit = alternating(values=[0.1, 0.2, 0.3, 0.4], rewards=rewards, ends=[0, 0, 1, 0], gamma=1.0, lam=1.0, tail=2)
     np.testing.assert_array_equal(credit.known[:, 0], [True, True, False, False])
     np.testing.assert_allclose(credit.advantages[:, 0], [0.3 - 0.1, -1 - 0.2, 0, 0], atol=1e-6)
 

@@ -16,7 +16,7 @@ from marl_jax.policy import Decision
 from marl_jax.rollout import Sections, row_keys
 from marl_jax.tree_rollout import TreeRollout
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
-from tests.marl_jax.tiny_puzzle import K, ROWS, TURNS
+from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 
 GAME, PROMPT = tiny_puzzle.game(), tiny_puzzle.prompt()
 KEY = jax.random.key(1)

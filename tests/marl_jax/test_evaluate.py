@@ -34,8 +34,9 @@ def test_figures_are_those_of_contestant_zero_in_whatever_seat():
 
 
 def test_minimax_never_loses_and_mostly_beats_random():
-    played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), matches.in_turns(200, 2), jax.random.key(0), 0.0)
-    row = evaluate.figures(GAME, played, np.asarray(matches.in_turns(200, 2)), 0.95)
+    seating = matches.in_turns(200, 2)
+    played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
+    row = evaluate.figures(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
 
 

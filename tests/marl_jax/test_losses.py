@@ -135,7 +135,8 @@ def test_whole_loss_against_a_loop_over_tokens():
                 expected += ppo + 0.1 * k
                 tokens += 1
     token_weights = losses.token_weights(jnp.asarray(mask), jnp.asarray(weights), "token")
-    result = losses.policy_loss(*map(jnp.asarray, (logps, old, advantages, mask)), clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    arrays = map(jnp.asarray, (logps, old, advantages, mask))
+    result = losses.policy_loss(*arrays, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     loss = jnp.sum(token_weights * (result.loss + 0.1 * losses.kl(logps, reference, "k3")))
     assert float(loss) == pytest.approx(expected / tokens, rel=1e-5)
 

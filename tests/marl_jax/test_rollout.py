@@ -187,7 +187,8 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     samples, finished, _ = jax.device_get(jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1)))
     failed, mover = samples.action < 0, samples.agent
     assert failed.mean() > 0.8  # random weights hardly ever write a cell and stop
-    np.testing.assert_array_equal(np.take_along_axis(samples.rewards, mover[..., None], -1)[..., 0][failed & ~samples.ends], -0.5)
+    paid = np.take_along_axis(samples.rewards, mover[..., None], -1)[..., 0]
+    np.testing.assert_array_equal(paid[failed & ~samples.ends], -0.5)
     assert (samples.turn[1:4] == samples.turn[:3] + 1)[~samples.ends[:3]].all()  # the game goes on
     table = policy.free
     answers = jnp.array([[ord("3"), 259], [ord("3"), 259], [ord("3"), ord("3")], [259, 0]])
@@ -218,3 +219,15 @@ def test_summary_counts_games():
     assert figures["games"] == np.asarray(finished.ended).sum()
     assert 5 <= figures["game_length"] <= 9
     assert figures["reward/agent_0"] == pytest.approx(-figures["reward/agent_1"])
+
+
+def test_a_seat_can_belong_to_a_bot_for_good():
+    bots = (None, make_bot(GAME, "minimax"))
+    roll = ro.Rollout(
+        GAME, tiny_play.prompt(), tiny_play.policy(), ro.Sections(ROWS), TURNS, seat_policy=(0, -1), seat_bots=bots
+    )
+    trained, _ = tiny_play.weights(roll.policy)
+    samples, finished, _ = jax.device_get(jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1)))
+    np.testing.assert_array_equal(samples.policy, np.where(samples.agent == 0, 0, -1))
+    np.testing.assert_array_equal(samples.weights[:TURNS], samples.agent[:TURNS] == 0)
+    assert (finished.total.agent[..., 0][finished.ended] <= 0).all() and finished.ended.any()

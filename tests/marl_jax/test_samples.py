@@ -70,6 +70,17 @@ def test_flat_goes_turn_by_turn():
     assert dataclasses.fields(in_time) == dataclasses.fields(in_time.flat())
 
 
-@pytest.mark.parametrize(("prompt", "answer", "expected"), [(10, 1, 12), (10, 4, 16), (64, 1, 64), (64, 2, 128), (150, 8, 192)])
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"), [(10, 1, 12), (10, 4, 16), (64, 1, 64), (64, 2, 128), (150, 8, 192)]
+)
 def test_row_length_leaves_room_for_all_but_the_last_token(prompt, answer, expected):
     assert s.row_length(prompt, answer) == expected >= prompt + answer - 1
+
+
+def test_runs_of_rows_stay_together_and_come_back_in_order():
+    rows = {"a": jnp.arange(12), "b": jnp.arange(24).reshape(12, 2)}
+    parts = s.split(rows, 3, unit=2)
+    assert parts["a"].tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    jax.tree.map(np.testing.assert_array_equal, s.unsplit(parts, unit=2), rows)
+    with pytest.raises(ValueError, match="12 samples do not split into 4 equal parts of runs of 2"):
+        s.split(rows, 4, unit=2)

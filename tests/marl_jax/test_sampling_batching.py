@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.sampling import batching
+from marl_jax.sampling import batching, decode
 from marl_jax.sampling.batching import Batcher
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax.tiny_engine import CONFIG, greedy_chain, make_engine, model_and_params, random_prompts
@@ -56,9 +56,16 @@ def check_same(answers, expected):
         np.testing.assert_allclose(mine.logps, theirs.logps, atol=1e-5)
 
 
+def check_idle(batcher):
+    """Only rows that have a request may go on."""
+    going = np.asarray(batcher._rows.finish) == decode.GOING
+    assert [r is not None for r in batcher._active] == going.tolist()
+
+
 def together(batcher, requests):
     numbers = [batcher.submit(*request) for request in requests]
     answers = batcher.run()
+    check_idle(batcher)
     assert set(answers) == set(numbers)
     return [answers[n] for n in numbers]
 
@@ -101,11 +108,12 @@ def test_the_batch_shrinks_at_the_end_and_grows_again(engine, requests):
         sizes.append(len(batcher._active))
     assert sizes == [4, 1, 1, 1]
     assert batcher.usage.slots == 4 * 4 + 3 * 4 and batcher.usage.tokens == 3 * 2 + 16
-    numbers += [batcher.submit(*r) for r in short]
+    numbers += [batcher.submit(*r) for r in (long, short[0])]
     batcher.step()
     assert len(batcher._active) == 4
+    check_idle(batcher)
     answers = batcher.run()
-    check_same([answers[n] for n in numbers], [*expected, *expected[1:]])
+    check_same([answers[n] for n in numbers], [*expected, *expected[:2]])
 
 
 def test_full_rows_are_all_useful(engine):
@@ -144,7 +152,11 @@ def test_stop_strings_end_an_answer_where_they_are_complete(engine):
     assert ends[2] == 1
     batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4, tokenizer=Letters())
     greedy = [Sampling(temperature=0, max_new_tokens=16, stop_strings=("never", s)) for s in stops]
-    answers = together(batcher, [(p, s, 0) for p, s in zip(prompts, greedy, strict=True)])
+    numbers = [batcher.submit(p, s) for p, s in zip(prompts, greedy, strict=True)]
+    batcher.step()
+    check_idle(batcher)  # the rows that have stopped know it, though their budget is not used up
+    answers = batcher.run()
+    answers = [answers[n] for n in numbers]
     assert [a.tokens.tolist() for a in answers] == [c[:n] for c, n in zip(chain, ends, strict=True)]
     assert [a.finish for a in answers] == ["stop", "stop", "stop", "length"]
     assert [len(a.logps) for a in answers] == ends

@@ -171,10 +171,12 @@ def test_an_answer_of_one_token_and_an_answer_behind_an_answer(engine):
 
 
 def test_appending_nothing_changes_nothing(engine):
+    """Neither to all rows nor to some of them."""
     conversation = engine.prefill(PROMPTS, slots=SLOTS)
     assert engine.append(conversation, [[], [], []]) is conversation
+    conversation = engine.append(conversation, [[], [5, 6], []])
     answers, _ = engine.generate(conversation, GREEDY)
-    assert lists(answers) == greedy_chain(PROMPTS, 12)
+    assert lists(answers) == greedy_chain([PROMPTS[0], PROMPTS[1] + [5, 6], PROMPTS[2]], 12)
 
 
 def test_a_conversation_can_be_used_once(engine):

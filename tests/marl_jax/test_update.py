@@ -22,7 +22,8 @@ GAME = TicTacToe()
 def played(**settings):
     """(policy, trained, frozen, samples of a rollout)."""
     policy = tiny_play.policy(**settings)
-    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(8), 6, (0, 1) if settings.get("lora") else (0, 0), (True,) * 2)
+    seats = (0, 1) if settings.get("lora") else (0, 0)
+    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(8), 6, seats, (True, True))
     trained, frozen = tiny_play.weights(policy, reference=True)
     samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), jax.random.key(1))
     return policy, trained, frozen, samples
@@ -76,10 +77,10 @@ def test_loss_equals_the_formula_written_out():
     rows = rows.replace(logps=rows.logps + 0.3 * jnp.sin(jnp.arange(48.0))[:, None], values=rows.values + 0.1)
     _, figures = step(algo, rows=rows)
     scores = jax.jit(policy.score)({**frozen, **trained}, rows)
-    logp, old, reference, advantage, value, old_value, target, entropy = (
-        np.asarray(x, np.float64)[:, 0]
-        for x in (scores.logps, rows.logps, rows.ref_logps, rows.advantages, scores.values, rows.values, rows.returns, scores.entropy)
-    )  # fmt: skip
+    first = lambda x: np.asarray(x, np.float64)[:, 0]  # noqa: E731
+    logp, entropy, value = map(first, scores)
+    old, reference, old_value = map(first, (rows.logps, rows.ref_logps, rows.values))
+    advantage, target = map(first, (rows.advantages, rows.returns))
     ratio = np.exp(logp - old)
     clipped = np.maximum(-ratio * advantage, -np.clip(ratio, 0.8, 1.2) * advantage).mean()
     kl = (np.exp(reference - logp) - 1 - (reference - logp)).mean()
@@ -138,7 +139,9 @@ def test_each_adapter_learns_from_its_own_agent_only():
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     only_first = rows.replace(weights=(rows.policy == 0).astype(jnp.float32))
     learner, _ = step(algo, rows=only_first, lora=2)
-    change = jax.tree.map(lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), learner.trained["adapters"], trained["adapters"])
+    change = jax.tree.map(
+        lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), learner.trained["adapters"], trained["adapters"]
+    )
     totals = sum(jax.tree.leaves(change))
     assert float(totals[0]) > 1e-5 and float(totals[1]) == 0
 
@@ -149,7 +152,8 @@ def test_kl_in_the_reward_lowers_what_the_mover_gets():
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     paid = np.asarray(samples.rewards)[:6].reshape(48, 2) - np.asarray(rows.rewards)
     mover = np.asarray(rows.agent)
-    np.testing.assert_allclose(paid[np.arange(48), mover], 0.5 * np.asarray(rows.logps - rows.ref_logps)[:, 0], atol=1e-5)
+    expected = 0.5 * np.asarray(rows.logps - rows.ref_logps)[:, 0]
+    np.testing.assert_allclose(paid[np.arange(48), mover], expected, atol=1e-5)
     assert (paid[np.arange(48), 1 - mover] == 0).all()
 
 

@@ -94,10 +94,10 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
         (dict(distributed__coordinator="host:1"), "enabled is False"),
         (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
-        (dict(reward__team=2.0), "config.reward.team is 2, but tic_tac_toe never pays at that level; accepted: a weight"),
+        (dict(reward__team=2.0), "config.reward.team is 2, but tic_tac_toe never pays at that level; accepted: a"),
         (dict(reward__agent=0.0), "config.reward.agent is 0, and tic_tac_toe pays at no other level"),
         (dict(algo=algorithms.grpo(), rollout__turns=8), "an episode of tic_tac_toe may take 9, and algo.name 'grpo'"),
-        (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the learner"),
+        (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the"),
         (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__games=1), "groups that share a prompt stay"),
     ],
 )  # fmt: skip
