@@ -100,7 +100,7 @@ def take(samples: Samples, rows: jax.Array) -> Samples:
 def split(tree, parts: int, unit: int = 1):
     """Every array [N, …] of a tree as [parts, N/parts, …], to scan over; a part takes every `parts`-th row.
 
-    Strided parts keep a batch that is split over a mesh split: each device gives its share to every part. Runs of `unit`
+    Strided parts keep a batch that is split over a mesh split: each device gives a share to every part. Runs of `unit`
     rows stay together.
     """
 
