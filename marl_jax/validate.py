@@ -238,7 +238,8 @@ def _rewards(c: ConfigDict) -> Iterator[str]:
                 f"a weight for {' or '.join(paid)}"
             )
     if not any(c.reward[level] for level in paid):
-        yield f"config.reward.{' and '.join(paid)} is 0, and {c.env.name} pays nothing else; accepted: another weight"
+        names = " and ".join(paid)
+        yield f"config.reward.{names} is 0, and {c.env.name} pays at no other level; accepted: another weight"
 
 
 COMBINATIONS = (_algorithm, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards)
