@@ -13,8 +13,14 @@ def get_config(variant: str | None = None):
     config = defaults.get_config()
     config.name = "tic_tac_toe_selfplay"
     config.env = defaults.environment("tic_tac_toe")
-    config.steps = 100
-    config.rollout.turns = 9  # the longest game
+    config.env.symmetry = True  # a position and its turned and mirrored forms teach the same
+    config.steps = 200
+    config.rollout.update(dict(games=512, turns=9))  # nine turns: the longest game
+    # One pass over fresh games each time, and enough entropy that self-play does not settle into one line of play.
+    config.algo.update(dict(epochs=1, minibatches=8, entropy_coef=0.1))
+    # Between equals a game is soon a draw; some games against a weak player keep the ways to win in practice.
+    config.opponents.update(dict(self_share=0.7, bots=("random",), bot_share=0.3))
+    config.optim.warmup = 2
     config.eval.every = 20
     config.checkpoint.every = 20
     config.eval.opponents = ("random", "minimax")

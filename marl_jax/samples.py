@@ -135,9 +135,9 @@ def join_answer(prompts: jax.Array, lengths: jax.Array, answers: jax.Array) -> j
 def row_length(prompt: int, answer: int) -> int:
     """T for prompts and answers of these greatest lengths: the answer's last token needs no place.
 
-    Short rows are rounded up to a multiple of 4, longer ones to a multiple of 64: equal shapes compile once, and
-    attention kernels like them.
+    Rounded up to a multiple that grows with the length, at most by a tenth or so: kernels like round numbers, and a
+    processor without them pays for every token of padding.
     """
     exact = prompt + answer - 1
-    step = 4 if exact <= 64 else 64
+    step = 2 if exact <= 32 else 8 if exact <= 128 else 32 if exact <= 512 else 128
     return -(-exact // step) * step

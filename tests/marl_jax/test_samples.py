@@ -71,7 +71,7 @@ def test_flat_goes_turn_by_turn():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "answer", "expected"), [(10, 1, 12), (10, 4, 16), (64, 1, 64), (64, 2, 128), (150, 8, 192)]
+    ("prompt", "answer", "expected"), [(10, 1, 10), (10, 4, 14), (64, 1, 64), (64, 2, 72), (150, 8, 160), (600, 1, 640)]
 )
 def test_row_length_leaves_room_for_all_but_the_last_token(prompt, answer, expected):
     assert s.row_length(prompt, answer) == expected >= prompt + answer - 1
