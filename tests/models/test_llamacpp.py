@@ -16,7 +16,7 @@ from models import fetch
 from models.model import build
 from models.tokenizers import load as load_tokenizer
 from models.weights import load
-from tests.conftest import shared_data
+from tests.conftest import published, shared_data
 
 MODELS = {  # ours -> theirs, and the largest mean difference of a log-prob: coarser files round worse
     "smollm2-135m": ("smollm2-135m-instruct", 0.1),
@@ -27,10 +27,7 @@ MODELS = {  # ours -> theirs, and the largest mean difference of a log-prob: coa
 
 @functools.cache
 def model_and_params(name: str):
-    path = fetch.locate(name)
-    if path is None or path.suffix != ".gguf":
-        pytest.skip(f"no GGUF file of {name} in {fetch.folder(name)}")
-    cfg, params = load(path, dtype=jnp.bfloat16)
+    cfg, params = load(published(name), dtype=jnp.bfloat16)
     return build(cfg), params
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import fetch, registry
+from models import registry
 from models.model import build
 from models.weights import load
+from tests.conftest import published
 from tests.models.tiny_models import unstack
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
@@ -20,11 +21,7 @@ CLOSE = 2e-3  # largest difference of a log-prob, natural units
 
 @pytest.fixture(scope="module")
 def smollm2():
-    try:
-        path = fetch.ensure("smollm2-135m")
-    except fetch.FetchError as error:
-        pytest.skip(f"the weights of SmolLM2-135M are not here and could not be fetched: {error}")
-    cfg, params = load(path)
+    cfg, params = load(published("smollm2-135m"))
     return build(cfg), params
 
 

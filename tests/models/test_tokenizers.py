@@ -17,7 +17,7 @@ from models import fetch, registry
 from models.tokenizers import ByteTokenizer, Tokenizer, check_fits, load
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, byte_characters, byte_level_bpe
 from models.tokenizers.tiktoken_file import from_tiktoken
-from tests.conftest import shared_data
+from tests.conftest import published, shared_data
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tokenizers.json").read_text(encoding="utf-8"))
 TEXTS = GOLDEN["texts"]
@@ -218,10 +218,7 @@ def test_gguf_sentencepiece_is_the_model_file(tok512, tmp_path):
 
 @pytest.mark.parametrize(("name", "golden"), [("smollm2-135m", "smollm2"), ("tinyllama-1.1b-chat", "tinyllama")])
 def test_published_gguf_ids_are_those_of_llama_cpp(name, golden):
-    path = fetch.locate(name)
-    if path is None or path.suffix != ".gguf":
-        pytest.skip(f"no GGUF file of {name} in {fetch.folder(name)}")
-    tokenizer = load(name)
+    tokenizer = load(published(name))
     for text, ids in zip(TEXTS, GOLDEN["ids"][golden], strict=True):
         assert tokenizer.encode(text) == ids, text
     model = {"smollm2": "smollm2-135m-instruct", "tinyllama": "tinyllama-1.1b-chat-iq2xxs"}[golden]
