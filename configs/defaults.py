@@ -77,11 +77,9 @@ def environment(name: str, **params) -> ConfigDict:
 
 
 def policy(**changes) -> ConfigDict:
-    """One policy: which weights it starts from and whether it learns."""
+    """One policy: its adapter and whether it learns."""
     return ConfigDict(
         dict(
-            model="",  # another model than `model.name` (separate models per role); "" is the shared one
-            weights="",  # a folder, a GGUF file or a run's folder; "" is `model.weights`
             adapter="",  # name of its LoRA adapter; "" is the name of the policy
             frozen=False,
             **changes,

@@ -88,8 +88,6 @@ RULES: dict[str, Rule] = {
     "model.lora.alpha": number(0, above=True),
     "model.lora.targets": some_of(*LORA_TARGETS),
     "agents": OPEN,
-    "policies.*.model": Rule(f"'' or {MODEL.accepted}", lambda x: x == "" or MODEL.holds(x)),
-    "policies.*.weights": TEXT,
     "policies.*.adapter": TEXT,
     "policies.*.frozen": SWITCH,
     "algo.name": choice("ppo", "grpo", "at_grpo"),

@@ -114,10 +114,9 @@ def _roles(c: ConfigDict) -> Iterator[str]:
     for name in c.policies:
         if name not in used:
             yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
-    shared = [name for name, policy in c.policies.items() if not policy.model]
-    if len(shared) > 1 and not c.model.lora.rank:
+    if len(c.policies) > 1 and not c.model.lora.rank:
         yield (
-            f"config.policies {', '.join(shared)} share one model and model.lora.rank is 0, so they would be one; "
+            f"config.policies {', '.join(c.policies)} share one model and model.lora.rank is 0, so they would be one; "
             "accepted: a rank from 1 up (an adapter each), or one policy"
         )
     owners: dict[str, str] = {}
@@ -144,11 +143,9 @@ def _model(c: ConfigDict) -> Iterator[str]:
     for field in c.model.shape:
         if field not in known:
             yield f"config.model.shape.{field} is not a field of a model{did_you_mean(field, known)}"
-    places = {"model.weights": c.model.weights}
-    places |= {f"policies.{name}.weights": policy.weights for name, policy in c.policies.items()}
-    for field, place in places.items():
-        if place not in ("", "random") and not Path(place).expanduser().exists():
-            yield f"config.{field} is {place!r}, which does not exist; accepted: '', 'random', a folder or a GGUF file"
+    place = c.model.weights
+    if place not in ("", "random") and not Path(place).expanduser().exists():
+        yield f"config.model.weights is {place!r}, which does not exist; accepted: '', 'random', a folder, a GGUF file"
 
 
 def _game(c: ConfigDict) -> Iterator[str]:
