@@ -43,9 +43,9 @@ def read(critic: dict, hidden: jax.Array) -> jax.Array:
     return hidden.astype(jnp.float32) @ critic["weight"] + critic["bias"]
 
 
-def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dtype, remat: str = "none") -> jax.Array:
+def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dtype, **settings) -> jax.Array:
     """Values float32 [N, T] of a critic with its own trunk, at every position of tokens int32 [N, T]."""
-    hidden, _ = model.forward(critic["model"], tokens, lengths=lengths, dtype=dtype, remat=remat)
+    hidden, _ = model.forward(critic["model"], tokens, lengths=lengths, dtype=dtype, **settings)
     return read(critic, hidden)
 
 

@@ -1,8 +1,8 @@
 """K answers of one prompt in one row of the learner: the prompt is read once, forward and backward.
 
-A row is `prompt | answer 1 | … | answer K`. An answer sees the prompt and itself, at the positions it would have alone,
-so loss and gradients are those of K separate rows. Of one-token answers nothing has to be read at all: the row is the
-prompt, and its last position predicts all K of them.
+A row is `prompt | answer 1 | … | answer K` (`models.layouts.Branches`). An answer sees the prompt and itself, at the
+positions it would have alone, so loss and gradients are those of K separate rows. Of one-token answers nothing has to
+be read at all: the row is the prompt, and its last position predicts all K of them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.samples import Samples
-
-PADDING = -1  # the segment of what lies behind a prompt: nobody looks there
+from models.layouts import Branches
 
 
 class Rows(NamedTuple):
-    """N/K rows for `Model.forward`, each array [N/K, …]; the last two are None for one-token answers.
+    """N/K rows for `Model.forward`; the last two are None for one-token answers.
 
     tokens     int32 [N/K, T']
     lengths    int32 [N/K], of the prompts
     positions  int32 [N/K, T']
-    segments   int32 [N/K, T']: 0 the prompt, k the answer k - 1
+    layout     who sees whom
     """
 
     tokens: jax.Array
     lengths: jax.Array
     positions: jax.Array | None
-    segments: jax.Array | None
+    layout: Branches | None
 
 
 def join(samples: Samples, group: int) -> Rows:
@@ -47,11 +46,8 @@ def join(samples: Samples, group: int) -> Rows:
     positions = jnp.concatenate(
         [jnp.broadcast_to(place, tokens.shape), lengths[:, None] + jnp.broadcast_to(behind, answers.shape)], axis=1
     )
-    branch = jnp.repeat(1 + jnp.arange(group), read)
-    segments = jnp.concatenate(
-        [jnp.where(place < lengths[:, None], 0, PADDING), jnp.broadcast_to(branch, answers.shape)], axis=1
-    )
-    return Rows(jnp.concatenate([tokens, answers], axis=1), lengths, positions, segments)
+    layout = Branches(lengths, group, read)
+    return Rows(jnp.concatenate([tokens, answers], axis=1), lengths, positions, layout)
 
 
 def before_answers(hidden: jax.Array, rows: Rows, group: int, width: int) -> jax.Array:

@@ -9,33 +9,37 @@ import jax.numpy as jnp
 
 from models import cache as kv
 from models import decode_kernel
+from models.layouts import Branches, Packed
 
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
     """Who sees whom in one forward pass; made once and used by every layer.
 
-    starts    int32 [B], tokens a row has in its cache already (None: no cache, the T new tokens are all there is)
-    lengths   int32 [B], real new tokens per row
-    segments  int32 [B, T] or None: a token sees earlier tokens of its own segment and of segment 0, the shared prefix
-    window    a token sees itself and the `window` − 1 tokens before it
-    positions int32 [B, T], by which the window is measured between segments: a branch may lie far from its prefix
-    keep      return keys and values of fresh tokens, for a new cache
-    kernel    "xla", "cudnn", or "pallas": cuDNN for fresh tokens and our own kernel for steps of one token
+    starts   int32 [B], tokens a row has in its cache already (None: no cache)
+    lengths  int32 [B], real new tokens per row
+    window   a token sees itself and the `window` − 1 tokens before it
+    keep     return keys and values of fresh tokens, for a new cache
+    kernel   "xla", "cudnn", or "pallas": cuDNN for fresh tokens and our own kernel for steps of one token
+    layout   how samples lie in the rows of fresh tokens; None: one in each
+    readers  float32 [B, n], one-hot: which row of a prefix each row continues; None: the only one
     """
 
     starts: jax.Array | None
     lengths: jax.Array
-    segments: jax.Array | None
     window: int | None
     keep: bool
     kernel: str
-    positions: jax.Array | None = None
+    layout: Packed | Branches | None = None
+    readers: jax.Array | None = None
 
     def __call__(self, q, k, v, layer):
-        """q [B, T, N, H], k and v [B, T, K, H], the layer's cache or None -> ([B, T, N, H], the layer's cache)."""
+        """q [B, T, N, H], k and v [B, T, K, H] -> ([B, T, N, H], the layer's cache).
+
+        layer  keys and values: the layer's cache, or without one a prefix [n, P, K, H] that all rows continue, or None
+        """
         if self.starts is None:
-            return self._fresh(q, k, v), (k, v) if self.keep else None
+            return self._fresh(q, k, v, layer), (k, v) if self.keep else None
         layer = kv.write(layer, k, v, self.starts, self.lengths)
         return self._cached(q, *layer), layer
 
@@ -54,20 +58,43 @@ class Attend:
         )
         return out[:, None], tuple(layer)
 
-    def _fresh(self, q, k, v):
-        if self.segments is None:
-            window = None if self.window is None or self.window >= q.shape[1] else (self.window - 1, 0)
-            kernel = "xla" if self.kernel == "xla" or q.dtype == jnp.float32 else "cudnn"
-            return jax.nn.dot_product_attention(
-                q, k, v, is_causal=True, local_window_size=window, implementation=kernel
-            )
-        seg = self.segments
-        shared = (seg[:, None, :] == seg[:, :, None]) | (seg[:, None, :] == 0)
-        time = jnp.arange(q.shape[1])
-        mask = shared & _band(time[None, :, None], time[None, None, :], None)
-        if self.window is not None:
-            mask &= _band(self.positions[:, :, None], self.positions[:, None, :], self.window)
-        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
+    def _fresh(self, q, k, v, prefix):
+        def causal(q, k, v, repeat=1):
+            if prefix is None:
+                return self._causal(q, k, v)
+            before = (self._of_rows(x, len(q), repeat).astype(q.dtype) for x in prefix)
+            return self._behind(q, k, v, *before)
+
+        return causal(q, k, v) if self.layout is None else self.layout.attend(q, k, v, causal)
+
+    def _of_rows(self, prefix, rows, repeat):
+        """A prefix [n, P, K, H] for every row."""
+        if self.readers is None:
+            return jnp.broadcast_to(prefix, (rows, *prefix.shape[1:]))
+        # As a product: the gradient of picking rows would be a scatter.
+        own = jnp.einsum("bn,npkh->bpkh", self.readers.astype(prefix.dtype), prefix)
+        return own if repeat == 1 else jnp.repeat(own, repeat, axis=0)
+
+    def _causal(self, q, k, v):
+        window = None if self.window is None or self.window >= q.shape[1] else (self.window - 1, 0)
+        if self.kernel == "xla" or q.dtype == jnp.float32:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window, implementation="xla")
+        # cuDNN's backward pass wants an even number of tokens; one more at the end is seen by nobody.
+        time = q.shape[1]
+        q, k, v = (jnp.pad(x, ((0, 0), (0, time % 2), (0, 0), (0, 0))) for x in (q, k, v))
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window, implementation="cudnn")
+        return out[:, :time]
+
+    def _behind(self, q, k, v, first_k, first_v):
+        """Causal attention of tokens that stand behind a prefix, [B, P, K, H]."""
+        start, time = first_k.shape[1], q.shape[1]
+        k, v = jnp.concatenate([first_k, k], axis=1), jnp.concatenate([first_v, v], axis=1)
+        if self.kernel == "xla" or q.dtype == jnp.float32:
+            mask = _band(start + jnp.arange(time)[:, None], jnp.arange(start + time), self.window)
+            return jax.nn.dot_product_attention(q, k, v, mask=mask[None, None], implementation="xla")
+        # cuDNN counts queries from the first key on; a mask would cost more than queries that nobody asks.
+        q = jnp.pad(q, ((0, 0), (start, 0), (0, 0), (0, 0)))
+        return self._causal(q, k, v)[:, start:]
 
     def _cached(self, q, k, v):
         time, slots = q.shape[1], k.shape[1]
@@ -89,12 +116,14 @@ def _band(query, key, window):
 
 
 def default_kernel(size: int, slots: int) -> str:
-    """The kernel for this platform, heads and cache.
+    """The kernel for these heads and this cache, on the platform of the mesh in scope (without one: the default).
 
     Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, XLA elsewhere.
     """
-    if jax.default_backend() != "gpu":
-        return "xla"
     mesh = jax.sharding.get_abstract_mesh()
+    # A program may be compiled here for a machine elsewhere: then its mesh knows, and this process does not.
+    platform = jax.default_backend() if mesh.empty or mesh.abstract_device is None else mesh.abstract_device.platform
+    if platform != "gpu":
+        return "xla"
     alone = mesh.empty or mesh.size == 1
     return "pallas" if alone and decode_kernel.supported(size, slots) else "cudnn"

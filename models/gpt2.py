@@ -8,7 +8,7 @@ from flax import nnx
 
 from models.attention import Attend
 from models.config import ModelConfig
-from models.decoder import Adapters, embed, param
+from models.decoder import Adapters, embed, param, to_logits
 from models.sharding import constrain
 
 
@@ -119,8 +119,7 @@ class Ends(nnx.Module):
 
     def logits(self, hidden, ids=None):
         """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
-        weight = self.embed[...] if ids is None else self.embed[...][ids]
-        return jnp.einsum("...d,vd->...v", hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return to_logits(hidden, self.embed[...] if ids is None else self.embed[...][ids])
 
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:

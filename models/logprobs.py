@@ -25,9 +25,12 @@ def token_logprobs(
     width = max(1, min(time, chunk * ways("B", batch) // max(batch, 1)))
     n = -(-time // width)
     pad = n * width - time
-    cut = lambda x: jnp.moveaxis(  # noqa: E731
-        jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2))).reshape(batch, n, width, *x.shape[2:]), 1, 0
-    )
+
+    def cut(x):
+        """[B, T, …] as [n, B, width, …]."""
+        padded = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(batch, n, width, *x.shape[2:]), 1, 0)
+
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))[:, None, None]
 
     # On a mesh the head is gathered here, once; left to the partitioner, the backward pass would gather logits instead.
@@ -37,10 +40,13 @@ def token_logprobs(
     @jax.checkpoint
     def piece(hidden, targets):
         logits = constrain(model.logits(params, constrain(hidden, "BTD")) / temperature, "BTV")
-        total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        entropy = total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
-        return chosen - total, entropy
+        # Both sums over the vocabulary are taken in one pass.
+        top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        odds = jnp.exp(logits - top)
+        mass, moment = jnp.sum(odds, axis=-1), jnp.sum(odds * logits, axis=-1)
+        total = jnp.log(mass) + top[..., 0]
+        return chosen - total, total - moment / mass
 
     _, (logp, entropy) = jax.lax.scan(lambda _, xs: (None, piece(*xs)), None, (cut(hidden), cut(targets)))
     join = lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, n * width)[:, :time]  # noqa: E731

@@ -17,6 +17,7 @@ from models import decoder, gpt2, lora
 from models.attention import Attend, default_kernel
 from models.cache import Cache
 from models.config import ModelConfig
+from models.layouts import Branches, Packed
 
 REMAT = ("none", "full", "dots")
 
@@ -87,36 +88,46 @@ class Model:
         *,
         positions: jax.Array | None = None,
         lengths: jax.Array | None = None,
-        segments: jax.Array | None = None,
+        layout: Packed | Branches | None = None,
+        prefix: tuple[jax.Array, jax.Array] | None = None,
         cache: Cache | None = None,
         new_cache: int | None = None,
         adapters: lora.Lora | None = None,
         dtype=jnp.bfloat16,
         remat: str = "none",
+        unroll: int = 1,
         kernel: str | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """tokens int32 [B, T], right-padded -> hidden [B, T, D] after the last norm, and the cache.
 
-        positions  int32 [B, T], default: counted on from the cache
+        positions  int32 [B, T], default: counted on from the cache or prefix
         lengths    int32 [B], real tokens per row, default: all T
-        segments   int32 [B, T]: see `Attend`; for packed rows and shared prefixes, without a cache
+        layout     several samples in a row, see `models/layouts.py`; without a cache
+        prefix     what all rows continue, from `read_prefix`; without a cache
         cache      what the rows have read; returned with the new tokens behind it
         new_cache  instead of `cache`: start one with this many slots
         adapters   LoRA, laid out as `params["layers"]` is
         remat      "none", "full" (keep only the input of each layer) or "dots" (keep matrix products)
+        unroll     layers of stacked parameters to one turn of the loop: more compile longer and copy less; 0: all of
+                   them on a GPU, where the copies cost a fifth of the time, one elsewhere
         """
         batch, time = tokens.shape
-        _check(time, segments, cache, new_cache, remat)
-        if self.cfg.family == "gpt2" and positions is None and time > self.cfg.max_positions:
-            raise ValueError(f"tokens are {time} wide; this model has learned {self.cfg.max_positions} positions")
+        _check(time, layout is not None or prefix is not None, cache, new_cache, remat)
+        skip = 0 if prefix is None else prefix[0].shape[2]
+        if self.cfg.family == "gpt2" and positions is None and skip + time > self.cfg.max_positions:
+            known = self.cfg.max_positions
+            raise ValueError(f"tokens are {skip + time} wide; this model has learned {known} positions")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths
         if positions is None:
-            before = jnp.zeros((batch,), jnp.int32) if starts is None else starts
+            before = jnp.full((batch,), skip, jnp.int32) if starts is None else starts
             positions = before[:, None] + jnp.arange(time)
         window, keep = self.cfg.sliding_window, new_cache is not None
         kernel = kernel or default_kernel(self.cfg.head_dim, 0 if cache is None else cache.slots)
-        attend = Attend(starts, lengths, segments, window, keep, kernel, positions)
+        readers = None
+        if prefix is not None and prefix[0].shape[1] > 1:
+            readers = jax.nn.one_hot(adapters.ids, prefix[0].shape[1])
+        attend = Attend(starts, lengths, window, keep, kernel, layout, readers)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()
@@ -131,8 +142,8 @@ class Model:
         elif cache is not None:
             raise ValueError("a cache needs unstacked parameters: pass params through Model.unstack first")
         else:
-            body = _rematerialised(lambda x, xs: layer(self._block_def, x, xs[0], None, xs[1]), remat)
-            x, stacked = jax.lax.scan(body, x, (layers, own))
+            body = _rematerialised(lambda x, xs: layer(self._block_def, x, *xs), remat)
+            x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=self._turn(unroll))
             kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
         if new_cache is not None:
             room = ((0, 0), (0, new_cache - time), (0, 0), (0, 0))
@@ -141,6 +152,17 @@ class Model:
         elif cache is not None:
             cache = Cache(kvs, starts + lengths)
         return ends.finish(x), cache
+
+    def read_prefix(self, params: dict, tokens: jax.Array, **settings) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [L, n, P, K, H] of tokens int32 [n, P] for `forward(prefix=…)`; gradients flow through them.
+
+        n is 1, or with adapters one row for each, since they read the same words differently.
+        """
+        _, cache = self.forward(params, tokens, new_cache=tokens.shape[1], **settings)
+        return tuple(jnp.stack(x) for x in zip(*cache.layers, strict=True))
+
+    def _turn(self, unroll: int) -> int:
+        return min(unroll or (self.cfg.n_layers if jax.default_backend() == "gpu" else 1), self.cfg.n_layers)
 
     def _unrolled(self, layer, x, layers, cache, own):
         block_def = self._fused_def if "qkv" in layers[0]["attn"] else self._block_def
@@ -159,13 +181,13 @@ class Model:
         return nnx.merge(self._ends_def, {k: v for k, v in params.items() if k != "layers"})
 
 
-def _check(time, segments, cache, new_cache, remat):
+def _check(time, arranged, cache, new_cache, remat):
     if remat not in REMAT:
         raise ValueError(f"remat is {remat!r}; accepted: {', '.join(REMAT)}")
     if cache is not None and new_cache is not None:
         raise ValueError("cache and new_cache are both given; accepted: one of them")
-    if cache is not None and segments is not None:
-        raise ValueError("segments are given with a cache; accepted: segments over fresh tokens only")
+    if cache is not None and arranged:
+        raise ValueError("a layout or prefix is given with a cache; accepted: fresh tokens only")
     if new_cache is not None and new_cache < time:
         raise ValueError(f"new_cache is {new_cache} slots; expected at least the {time} tokens to be read")
 

@@ -48,6 +48,31 @@ def param_shardings(mesh: Mesh, axes_tree, abstract_tree):
     return jax.tree.map(one, axes_tree, abstract_tree, is_leaf=lambda x: isinstance(x, tuple))
 
 
+def constrain_params(axes_tree, tree):
+    """Pins parameters to the mesh in scope, by their axis letters; without a mesh it does nothing."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return tree
+    sizes = dict(mesh.shape)
+
+    def one(axes, x):
+        return jax.lax.with_sharding_constraint(x, partition_spec(axes, x.shape, sizes, PARAM_RULES))
+
+    return jax.tree.map(one, axes_tree, tree, is_leaf=lambda x: isinstance(x, tuple) and not any(map(_is_tree, x)))
+
+
+def whole(tree):
+    """Pins arrays to be whole on every device of the mesh in scope, so that any process can read them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
+def _is_tree(x) -> bool:
+    return isinstance(x, dict | tuple)
+
+
 def constrain(x: jax.Array, axes: str) -> jax.Array:
     """Pins an activation to the mesh in scope (`jax.set_mesh`); without a mesh it does nothing."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from marl_jax import compiler
 from marl_jax.sampling import choice, decode
 from marl_jax.sampling.settings import row_keys
 from models import cache as kv
@@ -18,9 +19,6 @@ from models import lora
 from models.cache import Cache
 from models.model import Model
 from models.sharding import constrain
-
-# Triton's small matrix products were slower than cuBLAS at every decoding shape tried (docs/performance.md).
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +53,7 @@ class Programs:
 
     @staticmethod
     def compiler_options() -> dict | None:
-        return GPU_OPTIONS if jax.default_backend() == "gpu" else None
+        return compiler.options()
 
     def jit(self, function, **kwargs):
         """Compiles under this engine's mesh and options."""

@@ -33,7 +33,7 @@ def plain(qkv, cos, sin, k_cache, v_cache, starts, heads, window=None):
     kv_heads = k_cache.shape[2]
     q, k, v = jnp.split(qkv[:, None], (heads, heads + kv_heads), axis=2)
     q, k = (rotate(x, cos[:, None, None], sin[:, None, None]) for x in (q, k))
-    attend = Attend(starts, jnp.asarray(GOING), None, window, False, "xla")
+    attend = Attend(starts, jnp.asarray(GOING), window=window, keep=False, kernel="xla")
     out, layer = attend(q, k, v, (k_cache, v_cache))
     return out[:, 0], *layer
 
@@ -42,9 +42,7 @@ def check(group, window=None, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOT
     heads = group * kv_heads
     inputs = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
     expected = jit(plain, static_argnums=(6, 7))(*inputs, heads, window)
-    run = jit(
-        lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, **options)
-    )
+    run = jit(lambda *x: decode_attention(*x, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, **options))
     out, *layer = run(*inputs)
     going = GOING > 0
     np.testing.assert_allclose(*(np.asarray(x[going], np.float32) for x in (out, expected[0])), atol=atol)

@@ -68,6 +68,16 @@ def test_bf16_hidden_states_give_fp32_log_probs():
     np.testing.assert_allclose(logps, plain(model, params, hidden, targets, 1.0)[0], atol=0.05)
 
 
+def test_no_product_of_the_head_runs_in_fp32():
+    """Logits are float32; what is multiplied, forward and backward, is not."""
+    model, params, hidden, targets = inputs("llama")
+    loss = lambda p, h: jnp.sum(token_logprobs(model, p, h, targets)[0])  # noqa: E731
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, hidden.astype(jnp.bfloat16)).as_text()
+    products = [line.split(" : ")[-1].split(" -> ")[0] for line in text.splitlines() if "dot_general" in line]
+    assert len(products) == 3, "logits and two gradients"
+    assert not any("f32" in operands.replace("bf16", "") for operands in products)
+
+
 def test_the_logits_of_all_tokens_are_never_held():
     """No [B, T, V] in the compiled program, forward or backward, however it is flattened, and little memory."""
     batch, time, vocab = 4, 128, 2_000

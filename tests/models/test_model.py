@@ -1,6 +1,7 @@
 """The model as pure functions: initial scale, precision, rematerialisation, packed rows and shared prefixes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from models.cache import empty
 from models.config import ModelConfig
+from models.layouts import Branches, Packed
 from models.model import build
 from tests.models.tiny_models import (
     CONFIGS,
@@ -38,9 +40,7 @@ def test_abstract_and_axes_mirror_the_parameters(family):
     cfg, axes, shapes = model.cfg, model.axes(), jax.tree.map(lambda x: x.shape, model.abstract())
     sizes = {"V": cfg.vocab_size, "D": cfg.d_model, "L": cfg.n_layers, "N": cfg.n_heads, "K": cfg.n_kv_heads}
     sizes |= {"H": cfg.head_dim, "F": cfg.d_ff, "S": cfg.max_positions}
-    named = jax.tree.map(
-        lambda letters: tuple(sizes[x] for x in letters), axes, is_leaf=lambda x: isinstance(x, tuple)
-    )
+    named = jax.tree.map(lambda letters: tuple(sizes[x] for x in letters), axes, is_leaf=lambda x: isinstance(x, tuple))
     assert named == shapes
     assert sum(x.size for x in jax.tree.leaves(model.abstract())) == cfg.n_params
 
@@ -115,11 +115,12 @@ def test_padding_changes_nothing():
 
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
 def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
-    """One prompt with K answers of unequal length, in three ways: loss and gradient must agree.
+    """One prompt with K answers of unequal length, in four ways: loss and gradient must agree.
 
     apart   K rows of prompt and answer, padded
-    packed  one row of K segments
-    shared  one row [prompt | answer 1 | … | answer K], the prompt read once as segment 0
+    packed  one row of K samples
+    shared  one row [prompt | answer 1 | … | answer K], with a gap behind the prompt and answers padded
+    behind  K rows without the first tokens, which are read once and continued
 
     Mistral has a window shorter than the prompt, GPT-2 learned positions.
     """
@@ -136,25 +137,45 @@ def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
 
     def packed(params):
         row = np.concatenate([np.append(prompt, answer) for answer in answers])[None]
-        segments = np.concatenate([np.full(start + n, i + 1) for i, n in enumerate(sizes)])[None]
+        lengths = start + np.array([sizes])
+        layout = Packed(jnp.cumsum(lengths, axis=1) - lengths, lengths, start + max(sizes))
         positions = np.concatenate([np.arange(start + n) for n in sizes])[None]
-        logps = next_logps(model, params, row, segments=segments, positions=positions)
+        logps = next_logps(model, params, row, layout=layout, positions=positions)
         return jnp.sum(logps[positions[:, 1:] >= start] * weights)
 
     def shared(params):
-        row = np.concatenate([prompt, *answers])[None]
-        segments = np.concatenate([np.zeros(start, int), *(np.full(n, i + 1) for i, n in enumerate(sizes))])[None]
-        positions = np.concatenate([np.arange(start), *(start + np.arange(n) for n in sizes)])[None]
-        hidden, _ = model.forward(params, row, segments=segments, positions=positions, dtype=F32)
+        room, read = start + 2, max(sizes)
+        row = np.concatenate([np.pad(prompt, (0, 2)), *(np.pad(x, (0, read - len(x))) for x in answers)])[None]
+        positions = np.concatenate([np.arange(room), np.tile(start + np.arange(read), len(sizes))])[None]
+        layout = Branches(jnp.array([start]), len(sizes), read)
+        hidden, _ = model.forward(params, row, layout=layout, positions=positions, dtype=F32)
         # A token is predicted at the position before it, the first of each answer at the end of the prompt.
-        before = np.where(positions[0] == start, start - 1, np.arange(row.size) - 1)[start:]
+        places = [room + i * read + np.arange(n) for i, n in enumerate(sizes)]
+        before = np.concatenate([np.append(start - 1, place[:-1]) for place in places])
         logps = jax.nn.log_softmax(model.logits(params, hidden[0, before]))
-        return jnp.sum(jnp.take_along_axis(logps, row[0, start:, None], axis=-1)[:, 0] * weights)
+        return jnp.sum(jnp.take_along_axis(logps, row[0, np.concatenate(places), None], axis=-1)[:, 0] * weights)
 
-    (loss, grads), *others = (quick_jit(jax.value_and_grad(f))(params) for f in (apart, packed, shared))
+    def behind(params):
+        first = 6
+        rows = np.stack([np.pad(np.append(prompt, answer), (0, max(sizes) - len(answer))) for answer in answers])
+        prefix = model.read_prefix(params, rows[:1, :first], dtype=F32)
+        logps = next_logps(model, params, rows[:, first:], prefix=prefix)[:, start - first - 1 :]
+        return jnp.sum(jnp.concatenate([row[:n] for row, n in zip(logps, sizes, strict=True)]) * weights)
+
+    (loss, grads), *others = (quick_jit(jax.value_and_grad(f))(params) for f in (apart, packed, shared, behind))
     for other_loss, other_grads in others:
         np.testing.assert_allclose(other_loss, loss, atol=1e-5)
         assert largest_difference(other_grads, grads) < 1e-5 * largest(grads)
+
+
+def test_layers_in_one_loop_or_unrolled_are_the_same():
+    model, params = make("qwen2")
+    tokens = random_tokens(2, 6)
+    loss = lambda unroll, params: jnp.sum(next_logps(model, params, tokens, unroll=unroll))  # noqa: E731
+    grads = [quick_jit(jax.grad(functools.partial(loss, unroll)))(params) for unroll in (1, 2)]
+    assert largest_difference(*grads) < 1e-5 * largest(grads[0])
+    programs = [jax.jit(functools.partial(loss, unroll)).lower(params).as_text() for unroll in (1, 2)]
+    assert ["stablehlo.while" in text for text in programs] == [True, False]
 
 
 def test_calls_that_make_no_sense_are_refused():
@@ -169,8 +190,8 @@ def test_calls_that_make_no_sense_are_refused():
         model.forward(params, tokens, new_cache=3)
     with pytest.raises(ValueError, match="cache and new_cache are both given"):
         model.forward(params, tokens, cache=cache, new_cache=8)
-    with pytest.raises(ValueError, match="segments are given with a cache"):
-        model.forward(params, tokens, cache=cache, segments=tokens)
+    with pytest.raises(ValueError, match="a layout or prefix is given with a cache"):
+        model.forward(params, tokens, cache=cache, prefix=cache.layers[0])
     model, params = make("gpt2")
     with pytest.raises(ValueError, match="tokens are 65 wide; this model has learned 64 positions"):
         model.forward(params, random_tokens(1, 65))

@@ -1,0 +1,118 @@
+"""How long one whole step of reinforcement learning takes: rollout and update, as one JSON line and a table.
+
+    python -m benchmarks.rl_step
+    python -m benchmarks.rl_step --share=1      # the learner reads a prompt once for every answer
+
+Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
+groups of `--group`, temperature 1, no KL. The rollout is `Policy.act` (each prompt is read once, its cache repeated);
+the update is `marl_jax.grpo.prepare` and `marl_jax.update.make_update` with AT-GRPO's settings, AdamW, master weights
+and moments in float32, arithmetic in bfloat16; laying the new weights out for the sampler is part of the rollout. A
+random number stands for the reward. Each time is the median of `--repeats` steps after a first one.
+
+`mfu` is the operations of all tokens that are read or written, 2 · parameters · tokens in the rollout and
+6 · parameters · tokens in the update (prompts counted as often as they are read), over seconds · 790 TFLOP/s, the rate
+of a large bf16 matrix product measured on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.sampler import FLOPS_PER_S, report
+from benchmarks.update import GIB, make_policy, make_samples
+from configs import algorithms, defaults
+from marl_jax import compiler, grpo
+from marl_jax.samples import Samples, join_answer
+from marl_jax.update import make_optimiser, make_update, new_learner
+
+
+def rollout(policy, group: int, weights: dict, blank: Samples, key: jax.Array) -> Samples:
+    """Answers [1, N, …] to the prompts of `blank` [N, …], `group` neighbours to each."""
+    n = blank.n
+    prompts, lengths = blank.tokens[::group], blank.prompt_lengths[::group]
+    reply = policy.act(
+        policy.ready(weights), prompts, lengths, blank.legal[::group], jax.random.split(key, n),
+        blank.policy[::group], candidates=group,
+    )  # fmt: skip
+    samples = blank.replace(
+        tokens=join_answer(blank.tokens, blank.prompt_lengths, reply.answers),
+        answers=reply.answers, answer_lengths=reply.lengths, logps=reply.logps,
+        rewards=jax.random.uniform(jax.random.fold_in(key, 1), (n, 1)),
+    )  # fmt: skip
+    return jax.tree.map(lambda x: x[None], samples)
+
+
+def main():
+    gpu = jax.default_backend() == "gpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-0.5b" if gpu else "tiny")
+    parser.add_argument("--completions", type=int, default=256 if gpu else 16)
+    parser.add_argument("--group", type=int, default=8 if gpu else 4)
+    parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
+    parser.add_argument("--new", type=int, default=256 if gpu else 16)
+    parser.add_argument("--share", type=int, default=None, help="answers that share a prompt in the update")
+    parser.add_argument("--accumulate", type=int, default=2)
+    parser.add_argument("--remat", default="none")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    share = args.group if args.share is None else args.share
+    policy = make_policy(args.model, args.new, dtype, share=share, remat=args.remat)
+    algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
+    algo.update(dict(minibatches=1, is_clip=0.0, accumulate=args.accumulate, share_prefix=share > 1))
+    optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
+    optimiser = make_optimiser(optim, 1, 1)
+    cfg, n = policy.model.cfg, args.completions
+
+    def learn(learner, samples, key):
+        rows, found = grpo.prepare(policy, learner.weights, samples, algo, 1)
+        learner, figures = make_update(policy, optimiser, algo)(learner, rows, key)
+        return learner, {**figures, **found}
+
+    options = compiler.options()
+    play = jax.jit(lambda *given: rollout(policy, args.group, *given), compiler_options=options)
+    learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
+    start = jax.jit(lambda key: new_learner(*policy.init(policy.model.init(key), key), optimiser))
+    learner = start(jax.random.key(0))
+    blank = make_samples(cfg.vocab_size, [args.prompt] * n, [args.new] * n, args.group)
+
+    laps = []
+    for step in range(args.repeats + 1):
+        key = jax.random.key(step)
+        begin = time.perf_counter()
+        samples = jax.block_until_ready(play(learner.weights, blank, key))
+        played = time.perf_counter()
+        learner, figures = jax.block_until_ready(learn(learner, samples, key))
+        laps.append((played - begin, time.perf_counter() - played))
+    rollout_s, update_s = np.median(laps[1:], axis=0)
+    total = float(np.median(np.sum(laps[1:], axis=1)))
+
+    written = n * args.new
+    sampled = n // args.group * args.prompt + written
+    learnt = n // share * args.prompt + written - n
+    flops = 2 * cfg.n_params * sampled, 6 * cfg.n_params * learnt
+    stats = jax.devices()[0].memory_stats() or {}
+    report(
+        case="rl_step", model=args.model, completions=n, prompt=args.prompt, new=args.new, group=args.group,
+        share=share, device=jax.devices()[0].device_kind, total_s=total, rollout_s=rollout_s, update_s=update_s,
+        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, gap=float(figures["gap"]),
+        loss=float(figures["loss"]), grad_norm=float(figures["grad_norm"]),
+        peak_gib=stats.get("peak_bytes_in_use", 0) / GIB, first_step_s=sum(laps[0]),
+    )  # fmt: skip
+    print("| phase | s | tokens | MFU |\n| --- | --- | --- | --- |")
+    for phase, seconds, tokens, work in (
+        ("rollout", rollout_s, sampled, flops[0]),
+        ("update", update_s, learnt, flops[1]),
+        ("whole step", total, sampled + learnt, sum(flops)),
+    ):
+        print(f"| {phase} | {seconds:.3f} | {tokens:,} | {work / seconds / FLOPS_PER_S:.1%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""How fast the learner updates, as one JSON line per case and a table at the end.
+
+    python -m benchmarks.update                                    # every case that fits this machine
+    python -m benchmarks.update --cases=full --remat=none,dots,full
+
+Random weights in the published shapes, random tokens, `marl_jax.update.make_update` with GRPO's loss and AdamW: one
+minibatch, one epoch, state donated. On accelerators arithmetic is in bfloat16; master weights and moments are in
+float32 unless the case says otherwise. All cases are compiled first, several at a time; each time is the median of
+`--repeats` updates after a first one.
+
+full     all weights, 16 rows of 512 tokens, each of which is predicted
+large    7 billion parameters: LoRA of rank 32 on a bf16 base; all weights, with moments as `--moments` says
+share    256 answers in groups of 8 to prompts of 256 tokens, every prompt read 8 times and once
+pack     256 samples, prompts of 64–256 and answers of 16–256 tokens, in padded and in packed rows
+prefix   1,024 one-token answers to prompts of 115 tokens, 66 of which are the same in all, read in every row and once
+
+`tokens_per_s` counts all tokens of all samples but the last of each, however often a case reads them, so ways of
+reading the same samples compare. `mfu` is 6 · parameters · those tokens / seconds over 790 TFLOP/s, the rate of a large
+bf16 matrix product measured on an H200; it is given where every token is read once and predicted (under LoRA the
+gradients of the base are not computed, so that 4 would be the truer factor). `forecast_gib` is what the compiler says
+the update holds at its peak, `peak_gib` what the device reports: the most of the process so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
+from configs import algorithms, defaults
+from marl_jax import compiler
+from marl_jax.policy import Free, LoraSpec, Policy
+from marl_jax.samples import Samples, join_answer, row_length
+from marl_jax.sampling.choice import make_choices
+from marl_jax.update import Learner, make_optimiser, make_update, new_learner
+from models import lora, registry
+from models.model import build
+
+GIB = 2**30
+
+
+@dataclasses.dataclass
+class Case:
+    """One thing to measure; `algo` are fields of the algorithm."""
+
+    name: str
+    note: str
+    model: str
+    policy: Policy
+    samples: Samples
+    moments: str = "float32"
+    param_dtype: jnp.dtype = jnp.float32
+    algo: dict = dataclasses.field(default_factory=dict)
+    compiled: jax.stages.Compiled | None = None
+    compile_s: float = 0.0
+
+    def make_learner(self):
+        """A learner with random weights, to be jitted or evaluated in shapes only."""
+        key = jax.random.key(0)
+        weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
+        return new_learner(*weights, self.optimiser())
+
+    def optimiser(self):
+        optim = defaults.optimiser()
+        optim.update(dict(lr=1e-6, schedule="constant", warmup=0, moments=self.moments))
+        return make_optimiser(optim, 1, 1)
+
+    def compile(self) -> None:
+        """Compiles the update from shapes alone."""
+        algo = algorithms.grpo()
+        algo.update(dict(minibatches=1, is_clip=0.0, agg="token") | self.algo)
+        update = make_update(self.policy, self.optimiser(), algo)
+        jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler.options())
+        start = time.perf_counter()
+        shapes = jax.eval_shape(self.make_learner)
+        self.compiled = jitted.lower(shapes, self.samples, jax.random.key(0)).compile()
+        self.compile_s = time.perf_counter() - start
+
+    def forecast(self) -> int:
+        """Bytes that the compiled update holds at its peak."""
+        memory = self.compiled.memory_analysis()
+        held = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+        return held - memory.alias_size_in_bytes
+
+    @property
+    def learner_kind(self) -> tuple:
+        """Cases of one kind can go on with each other's learner."""
+        return self.model, self.policy.lora, self.moments, self.param_dtype
+
+    def run(self, learner: Learner, repeats: int) -> tuple[Learner, dict]:
+        """Times the update and reports it."""
+
+        def one():
+            nonlocal learner
+            learner, figures = self.compiled(learner, self.samples, jax.random.key(0))
+            jax.block_until_ready((learner, figures))
+
+        one()
+        seconds = median_seconds(one, repeats)
+        tokens = int(jnp.sum(self.samples.prompt_lengths + self.samples.answer_lengths)) - self.samples.n
+        rate = 6 * self.policy.model.cfg.n_params * tokens / seconds if self.name in ("full", "large") else 0.0
+        stats = jax.devices()[0].memory_stats() or {}
+        row = dict(
+            case=self.name, model=self.model, note=self.note, device=jax.devices()[0].device_kind, ms=seconds * 1e3,
+            tokens=tokens, tokens_per_s=tokens / seconds, tflops=rate / 1e12, mfu=rate / FLOPS_PER_S,
+            forecast_gib=self.forecast() / GIB, peak_gib=stats.get("peak_bytes_in_use", 0) / GIB,
+            compile_s=self.compile_s,
+        )  # fmt: skip
+        report(**row)
+        return learner, row
+
+
+def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
+    """A policy that answers with any text of up to `width` tokens."""
+    free = Free(np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width)
+    spec = LoraSpec(1, rank, 2.0 * rank, lora.TARGETS) if rank else None
+    model = build(registry.get(name).config)
+    return Policy(model, make_choices([[0]]), lora=spec, critic="none", dtype=dtype, free=free, **changes)
+
+
+def make_samples(vocab: int, prompts, answers, group: int = 1, prefix: tuple[int, ...] = ()) -> Samples:
+    """Samples of prompts and answers of these lengths, both int [N]; `group` neighbours answer the same prompt."""
+    rng = np.random.default_rng(0)
+    n, width = len(prompts), int(max(answers))
+    time = row_length(int(max(prompts)), width)
+    tokens = np.repeat(rng.integers(0, vocab, (n // group, time), np.int32), group, axis=0)
+    tokens[:, : len(prefix)] = prefix
+    lengths = jnp.asarray(prompts, jnp.int32)
+    mask = np.arange(width) < np.asarray(answers)[:, None]
+    said = jnp.asarray(rng.integers(0, vocab, (n, width), np.int32) * mask)
+    zeros, column = jnp.zeros((n, width), jnp.float32), jnp.zeros((n,), jnp.int32)
+    return Samples(
+        tokens=join_answer(jnp.where(jnp.arange(time) < lengths[:, None], tokens, 0), lengths, said),
+        prompt_lengths=lengths, answers=said, answer_lengths=jnp.asarray(answers, jnp.int32), action=column,
+        legal=jnp.ones((n, 1), bool), logps=jnp.asarray(-12.0 * mask, jnp.float32), values=zeros,
+        weights=jnp.ones((n,)), agent=column, policy=column, episode=column, turn=column, rewards=jnp.zeros((n, 1)),
+        ends=jnp.ones((n,), bool), group=jnp.arange(n) // group, returns=zeros,
+        advantages=jnp.asarray(rng.standard_normal((n, 1)) * mask, jnp.float32),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- cases
+
+
+def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat="none", **settings) -> Case:
+    """Rows of which every token but the first is predicted, and one behind them."""
+    policy = make_policy(name, time, dtype, rank=rank, remat=remat)
+    samples = make_samples(policy.model.cfg.vocab_size, [1] * rows, [time] * rows)
+    return Case(
+        "large" if settings else "full", f"{note}{rows}×{time}, remat {remat}", name, policy, samples, **settings
+    )
+
+
+def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...], accumulate: int) -> list[Case]:
+    """Groups of 8 answers, each prompt read for every answer or once."""
+    cases = []
+    for width in answers:
+        for share in (1, 8):
+            policy = make_policy(name, width, dtype, share=share)
+            samples = make_samples(policy.model.cfg.vocab_size, [prompt] * groups * 8, [width] * groups * 8, group=8)
+            note = f"answers of {width}, prompts read {'once' if share > 1 else '8 times'}"
+            cases.append(Case("share", note, name, policy, samples, algo=dict(accumulate=accumulate)))
+    return cases
+
+
+def uneven(name: str, dtype, rows: int, longest: int, accumulate: int) -> list[Case]:
+    """Prompts and answers of uneven lengths, padded and packed."""
+    rng = np.random.default_rng(0)
+    prompts, answers = rng.integers(longest // 4, longest + 1, rows), rng.integers(longest // 16, longest + 1, rows)
+    policy = make_policy(name, int(answers.max()), dtype)
+    samples = make_samples(policy.model.cfg.vocab_size, prompts, answers)
+    return [
+        Case("pack", f"{'packed' if pack else 'padded'} rows", name, policy, samples,
+             algo=dict(accumulate=accumulate, pack=pack))
+        for pack in (0, 4)
+    ]  # fmt: skip
+
+
+def common_beginning(name: str, dtype, rows: int) -> list[Case]:
+    """Prompts that begin alike."""
+    cases = []
+    for prefix in ((), tuple(range(1, 67))):
+        policy = make_policy(name, 1, dtype, prefix=prefix)
+        samples = make_samples(policy.model.cfg.vocab_size, [115] * rows, [1] * rows, prefix=tuple(range(1, 67)))
+        note = f"66 of 115 tokens read {'once' if prefix else 'in every row'}"
+        cases.append(Case("prefix", note, name, policy, samples))
+    return cases
+
+
+def make_cases(names: list[str], models: list[str], remats: list[str], moments: str, gpu: bool) -> list[Case]:
+    """The cases of these names, small models first."""
+    dtype = jnp.bfloat16 if jax.default_backend() != "cpu" else jnp.float32
+    rows, time = (16, 512) if gpu else (2, 32)
+    cases = []
+    if "prefix" in names:
+        cases += common_beginning("smollm2-135m" if gpu else models[0], dtype, 1024 if gpu else 16)
+    whole = [whole_rows(model, dtype, rows, time, "", remat=remat) for model in models for remat in remats]
+    if "full" in names:
+        cases += whole[: len(remats)]
+    if "pack" in names:
+        cases += uneven(models[0], dtype, 256 if gpu else 16, 256 if gpu else 16, 16 if gpu else 4)
+    if "share" in names:
+        cases += shared(models[0], dtype, 32 if gpu else 2, 256 if gpu else 16, (1, 16, 256) if gpu else (1, 4), 2)
+    if "full" in names:
+        cases += whole[len(remats) :]
+    if "large" in names:
+        model, base = ("qwen2.5-7b", dict(param_dtype=jnp.bfloat16)) if gpu else (models[0], dict(moments="bfloat16"))
+        cases.append(whole_rows(model, dtype, rows, time, "LoRA, ", rank=32, **base))
+        note = f"all weights, {moments} moments, "
+        cases.append(whole_rows(model, dtype, rows, time, note, remat="full", moments=moments))
+    return cases
+
+
+def table(rows: list[dict]) -> str:
+    """The figures as Markdown."""
+    lines = ["| model | case | ms | tokens/s | MFU | forecast GiB | peak GiB |", "| --- " * 7 + "|"]
+    for r in rows:
+        mfu = f"{r['mfu']:.1%}" if r["mfu"] else "–"
+        lines.append(
+            f"| {r['model']} | {r['case']}: {r['note']} | {r['ms']:.1f} | {r['tokens_per_s']:,.0f} | {mfu} | "
+            f"{r['forecast_gib']:.1f} | {r['peak_gib']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    gpu = jax.default_backend() == "gpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="prefix,full,pack,share,large")
+    parser.add_argument("--models", default="qwen2.5-0.5b,qwen2.5-1.5b" if gpu else "tiny")
+    parser.add_argument("--remat", default="none")
+    parser.add_argument("--moments", default="bfloat16", help="of the largest model when all its weights are trained")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=8 if gpu else 1, help="cases compiled at a time")
+    args = parser.parse_args()
+    cases = make_cases(args.cases.split(","), args.models.split(","), args.remat.split(","), args.moments, gpu)
+    with ThreadPoolExecutor(args.threads) as threads:
+        futures = [threads.submit(case.compile) for case in cases]
+    rows, kind = [], None
+    for case, future in zip(cases, futures, strict=True):
+        try:
+            future.result()
+            if case.learner_kind != kind:
+                learner = None  # the old one makes room first
+                learner, kind = jax.jit(case.make_learner)(), case.learner_kind
+            learner, row = case.run(learner, args.repeats)
+            rows.append(row)
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            # Out of memory, or a shape that a kernel does not take: the other cases still count.
+            report(case=case.name, model=case.model, note=case.note, error=str(error).splitlines()[0])
+            kind = None  # its buffers may have been given away
+        case.compiled = None
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
