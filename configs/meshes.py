@@ -1,10 +1,15 @@
-"""Meshes: how many ways each axis is split; -1 takes the devices that the others leave."""
+"""Meshes: how many ways each axis is split; -1 takes the devices that the others leave.
+
+`sampling` says how the weights lie while answers are written: "same" as for learning; "replicated", whole on every
+device; "tensor", heads and feed-forward split and nothing else. The last two cost one gathering of the weights a step
+and save those at every token (docs/pods.md has the figures).
+"""
 
 from ml_collections import ConfigDict
 
 
-def _mesh(data: int, fsdp: int, tensor: int) -> ConfigDict:
-    return ConfigDict(dict(data=data, fsdp=fsdp, tensor=tensor))
+def _mesh(data: int, fsdp: int, tensor: int, sampling: str = "same") -> ConfigDict:
+    return ConfigDict(dict(data=data, fsdp=fsdp, tensor=tensor, sampling=sampling))
 
 
 def automatic() -> ConfigDict:

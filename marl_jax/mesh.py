@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import jax
-import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
@@ -34,13 +34,28 @@ def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
 
 
 def make(config: ConfigDict, devices=None) -> Mesh:
-    """The mesh over all devices (or those given), neighbours on the tensor axis."""
+    """The mesh over all devices (or those given, also of another machine), neighbours on the tensor axis."""
     devices = jax.devices() if devices is None else list(devices)
     shape = tuple(sizes(config, len(devices)).values())
     types = (AxisType.Auto,) * len(MESH_AXES)
-    if len(devices) == jax.device_count():
-        return jax.make_mesh(shape, MESH_AXES, axis_types=types)
-    return Mesh(np.asarray(devices).reshape(shape), MESH_AXES, axis_types=types)
+    # On TPUs this follows the wires; axes that do not match them are cut anyway.
+    ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(ordered, MESH_AXES, axis_types=types)
+
+
+def for_sampling(mesh: Mesh, kind: str) -> Mesh:
+    """The devices of a mesh in the same order, arranged for sampling.
+
+    same        as they are
+    replicated  every device has all weights and its own rows: nothing travels while answers are written
+    tensor      heads and feed-forward stay split, FSDP becomes copies: no weights travel, only activations do
+    """
+    shape = {
+        "same": tuple(mesh.shape.values()),
+        "replicated": (mesh.size, 1, 1),
+        "tensor": (mesh.size // mesh.shape["tensor"], 1, mesh.shape["tensor"]),
+    }[kind]
+    return Mesh(mesh.devices.reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def batch_ways(mesh: Mesh) -> int:
@@ -48,25 +63,34 @@ def batch_ways(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def check_batches(config: ConfigDict, ways: int) -> None:
-    """Refuses batches that the `ways` parts do not divide, with the nearest sizes that do."""
+def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:
+    """Refuses batches that the parts do not divide, with the nearest sizes that do.
+
+    ways           parts of a batch that is learnt from
+    sampling_ways  parts of a batch of games, where that is another number; the first divides it
+    """
     problems = []
-    if config.rollout.games % ways:
-        near = " or ".join(map(str, nearest(config.rollout.games, ways)))
+    play_ways = sampling_ways or ways
+    if config.rollout.games % play_ways:
+        near = " or ".join(map(str, nearest(config.rollout.games, play_ways)))
+        axes = "mesh.data x mesh.fsdp" if play_ways == ways else f"mesh.sampling {config.mesh.sampling!r}"
         problems.append(
-            f"config.rollout.games is {config.rollout.games}, not a multiple of the {ways} parts of the batch "
-            f"(mesh.data x mesh.fsdp); nearest: {near}"
+            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_ways} parts of the batch "
+            f"({axes}); nearest: {near}"
         )
-    if config.eval.games % ways:
-        near = " or ".join(map(str, nearest(config.eval.games, ways)))
-        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {ways}; nearest: {near}")
+    if config.eval.games % play_ways:
+        near = " or ".join(map(str, nearest(config.eval.games, play_ways)))
+        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_ways}; nearest: {near}")
     parts = config.algo.minibatches * config.algo.accumulate * ways
-    total = samples(config)
+    # The learner reads samples that share a prompt as one row, so they lie on one device.
+    together = config.algo.group if config.algo.share_prefix else 1
+    total = samples(config) // together
     if not problems and total % parts:
-        step = math.lcm(ways, parts // math.gcd(parts, total // config.rollout.games))
+        step = math.lcm(play_ways, parts // math.gcd(parts, total // config.rollout.games))
         near = " or ".join(map(str, nearest(config.rollout.games, step)))
+        what = "samples" if together == 1 else f"groups of {together} samples that share a prompt"
         problems.append(
-            f"config.rollout.games is {config.rollout.games}: {total} samples do not split into algo.minibatches "
+            f"config.rollout.games is {config.rollout.games}: {total} {what} do not split into algo.minibatches "
             f"{config.algo.minibatches} x algo.accumulate {config.algo.accumulate} x {ways} parts of the mesh; "
             f"nearest: {near}"
         )

@@ -1,11 +1,38 @@
-"""Several processes as one run, through `jax.distributed`."""
+"""Several processes as one run, through `jax.distributed`: they meet, agree on what to do, and notice a lost one.
+
+All processes carry out the same programs in the same order; whatever a process decides by itself (a signal that it
+got, a file that it read) must be agreed on first. Without other processes everything here answers at once.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from marl_jax.errors import RunError
+
+LOST = re.compile(r"gloo|nccl|connection (closed|reset)|heartbeat|coordination|unavailable|peer", re.IGNORECASE)
+"""What errors of the runtime say when another process does not answer any more."""
+
+AGAIN = "start the same command on all machines again: the run goes on from its newest checkpoint"
+
+# Says its argument when the process that holds the other end of the pipe ends without a word.
+_WITNESS = "import sys\nif not sys.stdin.read(): sys.stderr.write(sys.argv[1])"
+
+
+class LostProcess(RunError):
+    """Another process of the run does not answer any more."""
 
 
 def join(config: ConfigDict) -> int:
@@ -16,14 +43,86 @@ def join(config: ConfigDict) -> int:
     """
     given = {}
     if config.coordinator:
-        given = dict(
-            coordinator_address=config.coordinator, num_processes=config.processes, process_id=config.index
-        )
+        given = dict(coordinator_address=config.coordinator, num_processes=config.processes, process_id=config.index)
+    # SIGTERM belongs to `signals.GracefulStop`, and what follows from it is agreed on by `anyone`.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **given, initialization_timeout=config.timeout, heartbeat_timeout_seconds=config.timeout
+            **given,
+            initialization_timeout=config.timeout,
+            heartbeat_timeout_seconds=config.timeout,
+            shutdown_timeout_seconds=config.timeout,
         )
     except (ValueError, RuntimeError) as error:
         where = config.coordinator or "the address that the machine gives"
         raise RunError(f"config.distributed: could not join the other processes at {where}: {error}") from error
+    _witness()
     return jax.process_index()
+
+
+def anyone(flag: bool) -> bool:
+    """Whether the flag is set in any process; all must ask."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def first(text: str | None) -> str | None:
+    """The text of the first process that has one, None if none has; all must ask."""
+    if jax.process_count() == 1:
+        return text
+    mine = np.frombuffer((text or "").encode(), np.uint8)
+    longest = int(np.max(multihost_utils.process_allgather(np.array(mine.size))))
+    if not longest:
+        return None
+    everyone = multihost_utils.process_allgather(np.pad(mine, (0, longest - mine.size)))
+    found = next(row for row in everyone if row.any())
+    return found.tobytes().rstrip(b"\0").decode()
+
+
+def meet(place: str) -> None:
+    """Waits until every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(place)
+
+
+@contextlib.contextmanager
+def losses_told() -> Iterator[None]:
+    """Turns the errors that a lost process causes in this one into `LostProcess`; others pass."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or not LOST.search(str(error)):
+            raise
+        reason = str(error).splitlines()[0][:300]
+        raise LostProcess(f"another process of the run is lost ({reason}); {AGAIN}") from error
+
+
+def leave(status: int) -> None:
+    """Ends this process at once: a lost process will never come to the orderly end for which JAX would wait."""
+    sys.stderr.flush()
+    sys.stdout.flush()
+    _let_go()
+    os._exit(status)
+
+
+@functools.cache
+def _witness() -> subprocess.Popen:
+    """A tiny process that says what happened if this one is ended from outside.
+
+    When another process is lost, JAX may end this one from a thread of its own, where nothing can be said but its own
+    pages of details.
+    """
+    message = (
+        f"launch.py: process {jax.process_index()} of {jax.process_count()} has ended: it was killed, or another "
+        f"process was lost and JAX ended this one (its lines are above); {AGAIN}\n"
+    )
+    atexit.register(_let_go)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", _WITNESS, message], stdin=subprocess.PIPE, start_new_session=True
+    )
+
+
+def _let_go() -> None:
+    """Tells the witness that all has been said."""
+    _witness().communicate(b"an orderly end")

@@ -28,7 +28,8 @@ class GracefulStop:
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: a handler that was not set from Python cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, _frame) -> None:
         if self.asked:

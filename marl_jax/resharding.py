@@ -1,0 +1,39 @@
+"""The weights as the sampler wants them, where sampling and learning split them differently (`config.mesh.sampling`).
+
+Learning keeps every device's share of the parameters small; writing answers reads all of them at every token. With
+"replicated" or "tensor" they are cast and gathered once a step, by a program of its own, so that what it costs is
+measured (`seconds/reshard`). What is never trained is gathered once and kept.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from marl_jax.setup import Setup
+from marl_jax.update import Learner
+
+
+class SamplerWeights:
+    """`SamplerWeights(setup)(learners)`: weights for playing, by the names of the models.
+
+    With "same", those of the learners themselves, and the rollout program lays them out.
+    """
+
+    def __init__(self, setup: Setup):
+        self.apart = setup.config.mesh.sampling != "same" and setup.mesh.size > 1
+        self._lay_out = jax.jit(setup.team.lay_out)
+        self._frozen: dict[str, dict] | None = None
+
+    def __call__(self, learners: dict[str, Learner]) -> dict[str, dict]:
+        """In the scope of `setup.sampling_mesh`."""
+        if not self.apart:
+            return {name: learner.weights for name, learner in learners.items()}
+        if self._frozen is None:
+            self._frozen = self._lay_out({name: _played(learner.frozen) for name, learner in learners.items()})
+        trained = self._lay_out({name: _played(learner.trained) for name, learner in learners.items()})
+        return {name: {**self._frozen[name], **trained[name]} for name in trained}
+
+
+def _played(weights: dict) -> dict:
+    """Without the reference, which only the learner reads."""
+    return {name: part for name, part in weights.items() if name != "reference"}

@@ -1,0 +1,232 @@
+"""Training on a mesh: play, update and checkpoints on eight devices give what one device gives.
+
+All in float32. Sums are taken in another order, so numbers may differ in their last bits: log-probabilities, losses and
+gradients by 1e-5 of their size, parameters by 1e-6; sampled tokens are the same.
+"""
+
+import functools
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from configs import planning
+from marl_jax import placement, train
+from marl_jax import setup as setups
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.moments import scale_by_adam
+from marl_jax.resharding import SamplerWeights
+from marl_jax.team import Mind
+from marl_jax.update import make_optimiser
+from tests.marl_jax import tiny_run
+
+SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
+MESHES = {  # ways of data, fsdp and tensor
+    "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "all": (2, 2, 2), "four": (1, 2, 2),
+}  # fmt: skip
+
+
+def config_of(case: str):
+    """The smallest runs of two kinds.
+
+    full     all weights; PPO with a value head
+    adapters LoRA, one for each of two roles; AT-GRPO with shared prompts, a KL to the base, accumulation, 8-bit moments
+    """
+    if case == "full":
+        config = tiny_run.get_config()
+        config.rollout.update(dict(games=16, turns=2))
+        config.algo.minibatches = 1
+    else:
+        config = planning.puzzle("plan_path", "at_grpo_lora", 10, size=5, n_train=24, n_test=8)
+        config.rollout.update(dict(games=8, turns=2))
+        config.algo.update(dict(minibatches=1, accumulate=2, drop_equal=False, kl_coef=0.1))
+        config.eval.games = 8
+        config.model.lora.update(dict(rank=2, targets=("q", "down")))
+        config.optim.moments = "int8"
+        assert config.algo.share_prefix
+    config.model.update(dict(shape=SHAPE, dtype="float32", remat="none" if case == "full" else "full"))
+    config.optim.update(dict(warmup=0, schedule="constant"))
+    return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These programs run for milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@functools.cache
+def random_parameters(model):
+    """On the host: a program that makes them takes longer to compile than all else that is not tested here."""
+    return jax.device_get(jax.jit(model.init)(jax.random.key(0)))
+
+
+def placed_parameters(mind: Mind, _key) -> dict:
+    """In place of `Mind.params`."""
+    return jax.device_put(
+        random_parameters(mind.model), placement.of(mind.abstract()[mind.policy.lora is not None])["model"]
+    )
+
+
+class Run:
+    """A run on some devices, with what happened in each of its steps."""
+
+    def __init__(self, case: str, mesh: str, sampling: str = "same"):
+        config = config_of(case)
+        config.mesh.update(dict(zip(("data", "fsdp", "tensor"), MESHES[mesh], strict=True), sampling=sampling))
+        self.setup = setup = setups.make(config, jax.devices()[: int(np.prod(MESHES[mesh]))])
+        self.key, self.steps = jax.random.key(0), []
+        rollout = setup.rollout()
+        optimiser = make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
+        with jax.set_mesh(setup.mesh), mock.patch.object(Mind, "params", placed_parameters):
+            self.learners, self.games, _ = train.at_start(setup, rollout, optimiser, self.key)
+            self.play, self.learn = train.programs(setup, rollout, optimiser, self.learners, self.games, None)
+        self.sampler = SamplerWeights(setup)
+
+    def sample(self):
+        """One rollout: (key, the weights with which it was played, samples, figures)."""
+        key = jax.random.fold_in(self.key, len(self.steps))
+        with jax.set_mesh(self.setup.sampling_mesh):
+            weights = self.sampler(self.learners)
+            samples, self.games, _, figures = self.play(weights, self.games, None, key)
+        return key, weights, samples, figures
+
+    def step(self) -> tuple:
+        """A rollout and an update."""
+        key, _, samples, figures = self.sample()
+        with jax.set_mesh(self.setup.mesh):
+            self.learners, more = self.learn(self.learners, samples, key)
+        self.steps.append(jax.device_get((samples, {**figures, **more}, self.learners)))
+        return self.steps[-1]
+
+    def restore(self, workdir) -> None:
+        """Goes back, or on, to the newest checkpoint."""
+        checkpoints = Checkpoints(workdir, read_only=True)
+        restored = checkpoints.restore(train.saved(self.learners, self.games, None))
+        checkpoints.close()
+        self.learners, self.games, _ = train.resumed(self.learners, restored.state)
+        self.steps = self.steps[: restored.step] or [None] * restored.step
+
+
+@functools.cache
+def run(case: str, mesh: str) -> Run:
+    """Two steps."""
+    made = Run(case, mesh)
+    made.step()
+    made.step()
+    return made
+
+
+def check(found, expected, tolerance):
+    """The same within a share of the largest value."""
+    for (path, x), y in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        if np.issubdtype(np.asarray(y).dtype, np.integer) or np.asarray(y).dtype == bool:
+            np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
+        else:
+            largest = max(1e-3, np.max(np.abs(y), initial=0.0))
+            np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * largest, err_msg=jax.tree_util.keystr(path))
+
+
+def assert_close(parameters, others):
+    for x, y in zip(jax.tree.leaves(parameters), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+
+
+def gradients(learner):
+    """The first moments: after one step they are a share of the gradients, and then of those of two steps."""
+    return learner.optimiser[1].mu
+
+
+def assert_in_place(setup, learners):
+    """Weights lie as their axis letters say, and moments as their weights do."""
+    for mind in setup.minds:
+        learner, wanted = learners[mind.name], mind.abstract()
+        places = (placement.of(wanted), placement.like_parameters(setup.mesh, learner.optimiser, wanted[0]))
+        state = ((learner.trained, learner.frozen), learner.optimiser)
+        for x, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
+            assert x.sharding.is_equivalent_to(place, x.ndim)
+
+
+@pytest.mark.parametrize(
+    "case, mesh",
+    [("full", "data"), ("full", "fsdp"), ("full", "tensor"), ("full", "all"), ("adapters", "all")],
+)
+def test_a_mesh_gives_what_one_device_gives(case, mesh):
+    ours, theirs = run(case, mesh), run(case, "one")
+    for found, expected in zip(ours.steps[:2], theirs.steps[:2], strict=True):
+        (samples, figures, learners), (their_samples, their_figures, their_learners) = found, expected
+        np.testing.assert_array_equal(samples.tokens, their_samples.tokens)
+        np.testing.assert_array_equal(samples.action, their_samples.action)
+        check((samples.logps, samples.values), (their_samples.logps, their_samples.values), 1e-5)
+        check((figures["loss"], figures["grad_norm"]), (their_figures["loss"], their_figures["grad_norm"]), 1e-5)
+        assert figures["gap"] < 1e-5
+        for name, learner in learners.items():
+            if case == "full":  # 8-bit moments round
+                check(gradients(learner), gradients(their_learners[name]), 1e-5)
+            assert_close(learner.trained, their_learners[name].trained)
+    first, second = (jax.tree.leaves([x.trained for x in ours.steps[i][2].values()]) for i in (0, 1))
+    assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("case", ["full", "adapters"])
+def test_state_lies_where_its_parameters_do_after_updates_too(case):
+    made = run(case, "all")
+    assert_in_place(made.setup, made.learners)
+    if case == "full":  # adapters are small and mostly whole
+        state = jax.tree.leaves(made.learners["main"].optimiser)
+        assert sum(x.addressable_shards[0].data.nbytes for x in state) < 0.5 * sum(x.nbytes for x in state)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_moments_of_every_kind_are_split_as_their_parameters_are(kind):
+    setup = run("full", "all").setup
+    mind = setup.minds[0]
+    trained = mind.abstract()[0]
+    state = jax.eval_shape(scale_by_adam(0.9, 0.99, 1e-8, kind).init, trained)
+    places = placement.like_parameters(setup.mesh, state, trained)
+    up, moment = trained["model"]["layers"]["mlp"]["up"], places.mu["model"]["layers"]["mlp"]["up"]
+    assert up.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
+    if kind == "int8":
+        assert moment.code.spec == up.sharding.spec
+        assert moment.top.spec == PartitionSpec(None, "fsdp", None)
+    else:
+        assert moment.spec == up.sharding.spec
+    assert places.count.is_fully_replicated
+
+
+@pytest.mark.parametrize("sampling", ["replicated", "tensor"])
+def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
+    made = Run("full", "all", sampling)
+    assert dict(made.setup.sampling_mesh.shape) == {
+        "replicated": {"data": 8, "fsdp": 1, "tensor": 1}, "tensor": {"data": 4, "fsdp": 1, "tensor": 2}
+    }[sampling]  # fmt: skip
+    _, weights, samples, _ = made.sample()
+    expected = run("full", "all").steps[0][0]
+    np.testing.assert_array_equal(samples.tokens, expected.tokens)
+    check(samples.logps, expected.logps, 1e-5)
+    if sampling == "replicated":
+        assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(weights))
+    else:
+        layers = weights["main"]["model"]["layers"]
+        up = (layers[0] if isinstance(layers, tuple) else layers)["mlp"]["up"]
+        assert up.sharding.shard_shape(up.shape)[-2:] == (16, 8)  # all of D, half of F
+
+
+def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
+    eight, one, four = run("full", "all"), run("full", "one"), Run("full", "four")
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, train.saved(eight.learners, eight.games, None), {})
+    checkpoints.close()
+    samples, _, learners = one.step()  # never interrupted, never on eight devices
+    for other in (one, four):
+        other.restore(tmp_path)
+        for x, y in zip(jax.tree.leaves(other.learners), jax.tree.leaves(eight.learners), strict=True):
+            np.testing.assert_array_equal(x, y)
+        assert_in_place(other.setup, other.learners)
+        found, _, further = other.step()
+        np.testing.assert_array_equal(found.tokens, samples.tokens)
+        assert_close(further["main"].trained, learners["main"].trained)

@@ -1,0 +1,93 @@
+"""The scripts for pods and clusters: they parse, and every flag, field and file they name exists."""
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launch
+from configs import defaults
+from marl_jax.validate import fields
+
+ROOT = Path(__file__).resolve().parents[1]
+SHELL = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch")])
+NAMING = [*SHELL, ROOT / "scripts" / "gke_jobset.yaml", ROOT / "docs" / "pods.md"]
+KEEP = ROOT / "scripts" / "keep_running.sh"
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=names(SHELL))
+def test_bash_can_read_it(script):
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("script", SHELL, ids=names(SHELL))
+def test_shellcheck_has_nothing_to_say(script):
+    found = subprocess.run(["shellcheck", "--shell=bash", script], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("file", NAMING, ids=names(NAMING))
+def test_the_fields_flags_and_experiments_it_names_exist(file):
+    text = file.read_text()
+    known = dict(fields(defaults.get_config()))
+    for field in re.findall(r"--config\.([a-z_.]+)", text):
+        assert field in known or field.startswith(launch.OPEN_GROUPS), f"{file.name} names config.{field}"
+    for group, field in re.findall(r"`(mesh|distributed|log|checkpoint)\.([a-z_]+)`", text):
+        assert f"{group}.{field}" in known, f"{file.name} names {group}.{field}"
+    ours = launch.define_flags(defaults.get_config(), ["launch.py"])
+    for command in re.findall(r"launch\.py ((?:[^\n]*\\\n)*[^\n]*)", text):
+        for flag in re.findall(r"(?<=--)(workdir|mode|profile|topology|compilation_cache|verbose)\b", command):
+            assert flag in ours
+    for experiment, variant in re.findall(r"(experiments/\w+\.py)(?::([\w.+-]+\w))?", text):
+        launch.load_experiment(str(ROOT / experiment), variant or None)
+    for script in re.findall(r"scripts/[\w.]+\w", text):
+        assert (ROOT / script).is_file(), f"{file.name} names {script}"
+
+
+def test_the_job_set_asks_for_as_many_chips_as_the_mesh_has():
+    job = yaml.safe_load((ROOT / "scripts" / "gke_jobset.yaml").read_text())["spec"]["replicatedJobs"][0]
+    spec = job["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    rows, columns = map(int, pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"))
+    chips = spec["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
+    ways = [int(word.partition("=")[2]) for word in container["command"] if word.startswith("--config.mesh.")]
+    assert rows * columns == chips == ways[0] * ways[1]
+    assert {v["mountPath"] for v in container["volumeMounts"]} == {"/mnt/share"}
+
+
+def keep_running(tmp_path, code, **environment):
+    """`keep_running.sh` with a command that counts its starts in a file."""
+    command = f"echo x >> starts; {code}"
+    return subprocess.Popen([KEEP, "bash", "-c", command], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", **environment})
+
+
+@pytest.mark.parametrize(
+    "code, status, starts",
+    [("exit 0", 0, 1), ("exit 2", 2, 1), ("exit 1", 1, 3), ("test $(wc -l < starts) = 2", 0, 2)],
+    ids=["well", "refused", "never well", "well the second time"],
+)
+def test_a_command_is_run_again_until_it_ends_well(tmp_path, code, status, starts):
+    assert keep_running(tmp_path, code, ATTEMPTS="3", PAUSE="0").wait(20) == status
+    assert len((tmp_path / "starts").read_text().split()) == starts
+
+
+def test_sigterm_reaches_the_command_and_ends_the_attempts(tmp_path):
+    code = "trap 'echo saved > saved; exit 0' TERM; echo x > ready; for i in $(seq 400); do sleep 0.05; done"
+    running = keep_running(tmp_path, code, PAUSE="0")
+    while not (tmp_path / "ready").exists():
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(20) == 0
+    assert (tmp_path / "saved").exists() and len((tmp_path / "starts").read_text().split()) == 1
