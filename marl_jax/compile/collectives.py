@@ -1,0 +1,222 @@
+"""What a compiled program sends between chips, read from its text.
+
+XLA prints a program as computations of instructions; loops name the computation that is their body and, where it is
+known, how often it runs. A collective counts as often as it runs, in a loop of unknown length once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "token": 0}
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
+_ARRAY = re.compile(r"\b(pred|token|bf16|[sufc]\d+\w*)\[([\d,]*)\]")
+_CALLS = re.compile(r"(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_LATER = ("async-update", "async-done")  # they name the computation that `async-start` has already run
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One instruction: `size` bytes a chip holds before it is scattered or after it is gathered, run `times` times.
+
+    axes  of the mesh along which chips talk, e.g. ("fsdp",)
+    ways  how many of them talk to each other
+    """
+
+    kind: str
+    size: float
+    ways: int
+    axes: tuple[str, ...]
+    times: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that leave a chip in all, by the ring algorithm (a permutation sends what it has)."""
+        if self.kind == "collective-permute":
+            return self.size * self.times
+        share = (self.ways - 1) / self.ways
+        return self.size * self.times * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def read(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+    """Every collective of a program compiled for a mesh of these ways; those among one chip are left out."""
+    computations, entry = _computations(text)
+    found = []
+    for name, times in _runs(computations, entry).items():
+        for kind, shape, line in computations[name]:
+            base = kind.removesuffix("-start")
+            if base not in KINDS:
+                continue
+            group = _group(line, math.prod(mesh.values()))
+            if len(group) > 1:
+                size = _whole(base, shape, len(group), started=kind.endswith("-start"))
+                if base == "all-reduce" and "all-reduce-scatter" in name:
+                    base = "reduce-scatter"  # the TPU compiler's form of it: the sum, fused with taking one's part
+                found.append(Collective(base, size, len(group), _axes(group, mesh), times))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """All collectives of one kind along the same axes: how many run, bytes held and bytes sent, of one chip."""
+
+    kind: str
+    axes: tuple[str, ...]
+    ways: int
+    count: int
+    size: float
+    sent: float
+
+
+def totals(collectives: Sequence[Collective]) -> list[Total]:
+    """Collectives added up by kind and axes."""
+    table: dict[tuple, list[Collective]] = {}
+    for c in collectives:
+        table.setdefault((KINDS.index(c.kind), c.axes, c.ways), []).append(c)
+    return [
+        Total(
+            KINDS[kind], axes, ways,
+            count=sum(c.times for c in members),
+            size=sum(c.size * c.times for c in members),
+            sent=sum(c.sent for c in members),
+        )
+        for (kind, axes, ways), members in sorted(table.items())
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- the text
+
+
+def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str]]], str]:
+    """Instructions (operation, type, line) by computation, and the name of the first one to run."""
+    computations, entry, current = {}, "", None
+    for line in text.splitlines():
+        if current is None:
+            if (header := _HEADER.match(line)) and not line.startswith("HloModule"):
+                current = computations.setdefault(header[2], [])
+                entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif " = " in line:
+            shape, rest = _split_type(line.split(" = ", 1)[1])
+            current.append((rest.split("(", 1)[0].strip(), shape, line))
+    return computations, entry
+
+
+def _split_type(text: str) -> tuple[str, str]:
+    """The type at the beginning of an instruction, which may be a tuple of tuples, and what follows it."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return text[: i + 1], text[i + 1 :].lstrip()
+    raise ValueError(f"no end of the type in {text[:80]!r}")
+
+
+def _runs(computations, entry: str) -> dict[str, int]:
+    """How often each computation runs."""
+    runs: dict[str, int] = {}
+
+    def visit(name: str, times: int) -> None:
+        runs[name] = runs.get(name, 0) + times
+        for operation, _, line in computations[name]:
+            if operation not in _LATER:
+                for what, called in _called(line):
+                    if called in computations:
+                        visit(called, times * (_trips(line, computations) if what == "body" else 1))
+
+    visit(entry, 1)
+    return runs
+
+
+def _called(line: str) -> Iterator[tuple[str, str]]:
+    """(how, name) of every computation that an instruction runs."""
+    for how, names in _CALLS.findall(line):
+        for name in re.findall(r"[\w.\-]+", names):
+            yield how, name
+
+
+def _trips(line: str, computations) -> int:
+    """How often the body of a loop runs: as the compiler notes it, or from a condition `counter < constant`.
+
+    Loops that XLA makes count up from 0 by one.
+    """
+    if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
+        return int(noted[1])
+    condition = next((name for how, name in _called(line) if how == "condition"), None)
+    lines = [text for _, _, text in computations.get(condition, [])]
+    last = next((text for text in lines if text.lstrip().startswith("ROOT")), "")
+    compared = re.search(r"compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", last)
+    bounds = [re.search(r"%?([\w.\-]+) = \S+ constant\((\d+)\)", text) for text in lines]
+    return next((int(bound[2]) for bound in bounds if bound and compared and bound[1] == compared[1]), 1)
+
+
+def _bytes(shape: str) -> float:
+    """Bytes of all arrays in a type."""
+    total = 0.0
+    for kind, sizes in _ARRAY.findall(shape):
+        bits = _BITS.get(kind) if kind in _BITS else int(re.search(r"\d+", kind)[0])
+        total += math.prod(int(n) for n in sizes.split(",") if n) * bits / 8
+    return total
+
+
+def _whole(kind: str, shape: str, ways: int, started: bool) -> float:
+    """Bytes of the whole: what is gathered, or what there was before it was scattered."""
+    if kind == "collective-permute" and started:  # what goes, what comes, and two counters
+        return _bytes(shape.replace("u32[]", "")) / 2
+    total = _bytes(shape)
+    if kind == "reduce-scatter":
+        return total * ways / (ways + 1) if started else total * ways
+    if kind == "all-gather" and started:  # its type has the parts that go in and the whole that comes out
+        return total * ways / (ways + 1)
+    return total
+
+
+# --------------------------------------------------------------------------------------------------- who talks to whom
+
+
+def _group(line: str, n: int) -> list[int]:
+    """Places on the mesh of the first group of chips that talk to each other."""
+    if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
+        moves = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
+        return next(([int(a), int(b)] for a, b in moves if a != b), [0])
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return [int(i) for i in listed[1].split(",")]
+    if counted := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        groups, sizes, order = ([int(i) for i in part.split(",")] if part else None for part in counted.groups())
+        places = np.arange(math.prod(sizes)).reshape(sizes)
+        return (places.transpose(order) if order else places).reshape(groups)[0].tolist()
+    if named := re.search(r"replica_groups=@?mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line):
+        return _along(named[1], named[2])
+    return list(range(n))
+
+
+def _along(mesh: str, axes: str) -> list[int]:
+    """The places that differ from 0 along some axes, or parts of axes: `'a'=4,'b'=2` and `'a'` or `'a':(1)2`."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name] = stride
+        stride *= sizes[name]
+    places = [0]
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
+        ways = int(part) if part else sizes[name]
+        step = strides[name] * (sizes[name] // (int(before) * ways) if part else 1)
+        places = [place + i * step for place in places for i in range(ways)]
+    return places
+
+
+def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of the mesh along which the chips of a group differ."""
+    coordinates = np.unravel_index(np.asarray(group), tuple(mesh.values()))
+    return tuple(name for name, where in zip(mesh, coordinates, strict=True) if len(set(where.tolist())) > 1)
