@@ -36,6 +36,9 @@ def ppo() -> ConfigDict:
             drop_equal=True,  # leave out groups whose rewards are all equal
             continuation="best",  # AT-GRPO: the candidate an episode goes on with
             team_term="immediate",  # AT-GRPO: immediate or lookahead
+            overlong="none",  # free answers that reach rollout.max_new_tokens: none, mask (no loss) or penalty
+            overlong_buffer=2,  # tokens before the limit over which the penalty grows from 0 to 1
+            pack=0,  # short samples share rows of so many times the longest (free answers, accumulate > 1); 0 is off
             share_prefix=False,  # K answers of one prompt share its forward and backward pass
         )
     )
@@ -58,9 +61,9 @@ def at_grpo(group: int = 4) -> ConfigDict:
 
 
 def dapo(group: int = 8) -> ConfigDict:
-    """DAPO: GRPO with a higher upper clip, a mean over tokens, equal groups dropped."""
+    """DAPO: GRPO with a higher upper clip, a mean over tokens, equal groups dropped, a price for over-long answers."""
     config = grpo(group)
-    config.update(dict(clip_high=0.28, agg="token", drop_equal=True))
+    config.update(dict(clip_high=0.28, agg="token", drop_equal=True, overlong="penalty"))
     return config
 
 
@@ -82,4 +85,11 @@ def rloo(group: int = 4) -> ConfigDict:
     """RLOO: each sample against the mean of the others."""
     config = grpo(group)
     config.update(dict(group_std=False, group_baseline="leave_one_out"))
+    return config
+
+
+def dr_mas(group: int = 8) -> ConfigDict:
+    """Dr. MAS: the spread of advantages taken per agent over the batch, so that agents learn at one pace."""
+    config = grpo(group)
+    config.update(dict(normalise="agent"))
     return config

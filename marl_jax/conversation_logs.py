@@ -100,8 +100,8 @@ class GameLogs:
         self._head = f"{config.name}: {game}, model {config.model.name}, from step {start}\n"
 
     def due(self, step: int) -> bool:
-        """Whether games belong in the logs at this step."""
-        return self._main and self._config.log.games > 0 and step % self._config.log.games_every == 0
+        """Whether games belong in the logs at this step; the same in all processes, which play them together."""
+        return self._config.log.games > 0 and step % self._config.log.games_every == 0
 
     def write(self, step: int, games: Sequence[GameRecord]) -> None:
         """Appends the games (the first `log.games` of them) to every log."""

@@ -58,10 +58,14 @@ class Evaluation:
         self._opponents = [contestant(name, setup) for name in config.opponents]
         self._matches = [Match(self._game, (self._player, other.plays)) for other in self._opponents]
         self._alone = Match(self._game, (self._player,))
+        self._swapped = Match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
         """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
+
+        With `eval.swap_roles` the team also plays "swapped", every role with the policy of the next: what is lost
+        against "self" is what the policies have learnt for their own roles only.
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
@@ -69,6 +73,8 @@ class Evaluation:
         rows = []
         if not game.competitive:
             rows.append(self._row("self", self._alone, (weights,), alone=True))
+            if self._swapped is not None:
+                rows.append(self._row("swapped", self._swapped, (weights,), alone=True))
             if baselines:
                 names = dict.fromkeys(["random", *(o.name for o in self._opponents if o.weights is None)])
                 for name in names:
@@ -191,23 +197,37 @@ def contestant(name: str, setup: Setup) -> Contestant:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
     weights = restore_weights(other, path, int(step) if step else None)[1]
     # Runs of one shape share a compiled match; their weights are arguments.
-    mine, theirs = ((s.model, s.policy.lora, s.tokenizer.fingerprint, s.config.env.to_dict()) for s in (setup, other))
-    one = setup if mine == theirs else other
-    player = Player(one.policy, one.prompt, other.seat_policy, other.seat_bots)
+    one = setup if _shape(setup) == _shape(other) else other
+    player = dataclasses.replace(other.player(), policy=one.team, prompt=one.team.prompt(other.seat_policy))
     return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
 
 
-def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict]:
-    """(step, weights of the player) from a run's newest checkpoint or that of `step`; step -2 means the best."""
-    trained, frozen = setup.abstract()
+def _shape(setup: Setup) -> tuple:
+    """What two teams must agree in to be one program."""
+    minds = tuple((m.name, m.policies, m.model, m.policy.lora, m.tokenizer.fingerprint) for m in setup.minds)
+    return minds, setup.config.env.to_dict()
+
+
+def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict[str, dict]]:
+    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best."""
+    trained = {mind.name: mind.policy.player(mind.abstract()[0]) for mind in setup.learners}
     checkpoints = Checkpoints(workdir, read_only=True)
     wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else None
-    restored = checkpoints.restore({"trained": setup.policy.player(trained)}, step=wanted, partial=True)
+    restored = checkpoints.restore({"trained": trained}, step=wanted, partial=True)
     checkpoints.close()
     if restored is None:
         raise RunError(f"{workdir} has no checkpoint")
-    base = {"model": setup.weights_at_start()[1]["model"]} if "model" in frozen else {}
-    return restored.step, {**base, **restored.state["trained"]}
+    weights = {mind.name: restored.state["trained"].get(mind.name, {}) for mind in setup.minds}
+    for mind in setup.minds:
+        if "model" not in weights[mind.name]:  # it is only read: a frozen model, or the base of adapters
+            weights[mind.name] = {**mind.policy.player(mind.weights_at_start()[1]), **weights[mind.name]}
+    return restored.step, weights
+
+
+def weights_as_they_come(setup: Setup) -> dict[str, dict]:
+    """The weights of every model before any training."""
+    parts = {mind.name: mind.weights_at_start() for mind in setup.minds}
+    return setup.team.player({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
@@ -217,8 +237,9 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         if (workdir / "checkpoints").is_dir():
             step, weights = restore_weights(setup, workdir, config.eval.step)
         else:
-            log.info("%s has no checkpoints: evaluating %s as it comes", workdir, config.model.name)
-            step, weights = 0, setup.policy.player({k: v for part in setup.weights_at_start() for k, v in part.items()})
+            names = ", ".join(dict.fromkeys(mind.config.name for mind in setup.minds))
+            log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
+            step, weights = 0, weights_as_they_come(setup)
         rows = Evaluation(setup)(weights, baselines=True)
         result: dict[str, Any] = {"step": step, "rows": rows}
         others = [contestant(name, setup) for name in config.eval.opponents]

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.evaluate import restore_weights
+from marl_jax.team import Mind
 from models import lora, peft
 from models import registry as models
 from models.weights.export import export
@@ -29,16 +30,22 @@ def main(config: ConfigDict, workdir: Path) -> list[Path]:
     with jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         written = []
-        for index, name in enumerate(setup.policies):
-            params, folder = weights["model"], workdir / "export" / name
-            if "adapters" in weights:
-                spec = setup.policy.lora
-                scale = lora.scales(spec.n, spec.rank, spec.alpha)
-                alone, base = folder.with_name(f"{name}-adapter"), models.get(config.model.name).hub_id or ""
-                adapter = peft.take(weights["adapters"], scale, index)
-                written.append(peft.export(alone, setup.model.cfg, adapter, base_model=base, overwrite=True))
-                params = lora.merge(params, weights["adapters"], scale, index)
-            written.append(export(folder, setup.model.cfg, params, tokenizer=setup.tokenizer, overwrite=True))
+        for mind in setup.minds:
+            for index, name in enumerate(mind.policies):
+                written += write_policy(workdir / "export" / name, mind, weights[mind.name], index)
     for folder in written:
         log.info("step %d: %s", step, folder)
     return written
+
+
+def write_policy(folder: Path, mind: Mind, weights: dict, index: int) -> list[Path]:
+    """Writes one policy of a model, the adapter of this number or all weights; the folders that were written."""
+    params, written = weights["model"], []
+    if "adapters" in weights:
+        spec = mind.policy.lora
+        scale = lora.scales(spec.n, spec.rank, spec.alpha)
+        alone, base = folder.with_name(f"{folder.name}-adapter"), models.get(mind.config.name).hub_id or ""
+        adapter = peft.take(weights["adapters"], scale, index)
+        written.append(peft.export(alone, mind.model.cfg, adapter, base_model=base, overwrite=True))
+        params = lora.merge(params, weights["adapters"], scale, index)
+    return [*written, export(folder, mind.model.cfg, params, tokenizer=mind.tokenizer, overwrite=True)]

@@ -53,7 +53,8 @@ def by_turn(samples: Samples, algo: ConfigDict, n_players: int) -> tuple[jax.Arr
     agents = rows.agent.reshape(-1, algo.group)[:, 0]
     found = groups.advantages(mine, agents=agents, n_agents=n_players, **_settings(algo))
     telling = jnp.repeat(found.telling, algo.group)
-    return found.advantages.reshape(-1), telling, _figures(found, jnp.ones_like(found.telling), mine)
+    counts = jnp.any(rows.weights.reshape(mine.shape) > 0, axis=1)
+    return found.advantages.reshape(-1), telling, _figures(found, counts, mine)
 
 
 def by_episode(samples: Samples, algo: ConfigDict) -> tuple[jax.Array, jax.Array, dict]:
@@ -72,7 +73,10 @@ def by_episode(samples: Samples, algo: ConfigDict) -> tuple[jax.Array, jax.Array
         return per_row[jnp.arange(batch), samples.episode, samples.agent].reshape(-1)
 
     telling = of_samples(jnp.broadcast_to(found.telling[..., None], grouped.shape))
-    return of_samples(found.advantages), telling, _figures(found, jnp.any(members, axis=-1), grouped, members)
+    place = (jnp.arange(batch), samples.episode, samples.agent)
+    taught = in_groups(jnp.zeros(returns.shape, bool).at[place].max(samples.weights > 0))
+    counts = jnp.any(members & taught, axis=-1)
+    return of_samples(found.advantages), telling, _figures(found, counts, grouped, members)
 
 
 def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
@@ -91,7 +95,7 @@ def _settings(algo: ConfigDict) -> dict:
 
 
 def _figures(found: Groups, exists: jax.Array, rewards: jax.Array, members: jax.Array | None = None) -> dict:
-    """Of the groups that exist: how many, the share in which all were paid alike, and their spread."""
+    """Of the groups that teach someone: how many, the share in which all were paid alike, and their spread."""
     count = jnp.maximum(jnp.sum(exists), 1)
     spread = groups.spread(rewards, jnp.ones_like(rewards, bool) if members is None else members)
     return {

@@ -21,16 +21,27 @@ from marl_jax.opponents import seat_actions
 from marl_jax.policy import Policy
 from marl_jax.rollout import like, row_keys
 from marl_jax.samples import row_length
+from marl_jax.team import Prompts, Team
+from models.sharding import whole
+from models.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
-    """A policy at the table: how it reads the game, which of its adapters plays which seat, seats it leaves to bots."""
+    """A policy or a team at the table: what it reads, which of its policies plays which seat, seats it leaves to bots.
 
-    policy: Policy
-    prompt: Prompt
+    tokenizers  for each seat, that of the model that plays it: to write out what was said
+    """
+
+    policy: Policy | Team
+    prompt: Prompt | Prompts
     seat_policy: tuple[int, ...]
     seat_bots: tuple[Bot | None, ...] = ()
+    tokenizers: tuple[Tokenizer, ...] = ()
+
+    def leaves(self, seat: int) -> bool:
+        """Whether a bot has the seat."""
+        return bool(self.seat_bots) and self.seat_bots[seat] is not None
 
 
 class Played(NamedTuple):
@@ -106,7 +117,7 @@ class Match:
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), record)
         _, state, total, length, record = jax.lax.while_loop(going, step, carry)
         success = jax.vmap(game.success)(state) if hasattr(game, "success") else None
-        return Played(total, length, *record, success)
+        return whole(Played(total, length, *record, success))
 
     def _act(self, contestant, weights, state, player, keys, temperature, width):
         """(action [B], answer [B, W], its length [B]) of one contestant in all rows."""

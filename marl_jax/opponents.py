@@ -17,6 +17,8 @@ from envs.bots import Bot, UniformBot
 from envs.game import Game
 from envs.roles import solver
 
+BOT = "bot:"  # in front of a bot's name where the name of a policy could stand
+
 MEMORY = 0.95  # of old results when new ones come in: past selves are judged by how the learner fares against them now
 FLOOR = 0.05  # smallest weight, so that a past self that is always beaten is still met now and then
 

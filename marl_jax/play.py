@@ -65,7 +65,9 @@ class PolicySeat:
         tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
         ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
         rows = (tokens, length, self.game.legal(state), key, ids)
-        return policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action[0]
+        action = policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action
+        one = jax.tree.map(lambda x: x[None], (state, seat, key))
+        return opponents.seat_actions(self.player.seat_bots, *one, action)[0]
 
 
 Seat = Person | Bot

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from envs import view
 from envs.game import Game
 from marl_jax.conversation_logs import GameRecord, Move
 from marl_jax.matches import Match, Played, Player
-from models.tokenizers import Tokenizer
 
 
 def write_out(
-    match: Match, played: Played, seating: jax.Array, key: jax.Array, names: Sequence[str], tokenizer: Tokenizer,
+    match: Match,
+    played: Played,
+    seating: jax.Array,
+    key: jax.Array,
+    names: Sequence[str | Sequence[str]],
     source: str,
-) -> list[GameRecord]:  # fmt: skip
-    """The games of a call of `match` with this seating and key; `names` are the contestants'."""
+) -> list[GameRecord]:
+    """The games of a call of `match` with this seating and key; `names` are the contestants', for all seats or each."""
     played, seating = jax.device_get((played, seating))
     starts = match.start_keys(key, len(seating))
-    return [_follow(match, played, seating[i], starts[i], i, names, tokenizer, source) for i in range(len(seating))]
+    return [_follow(match, played, seating[i], starts[i], i, names, source) for i in range(len(seating))]
 
 
-def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, names, tokenizer, source) -> GameRecord:
+def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, names, source) -> GameRecord:
     game = match.game
     reset, player_of, step = _programs(game)
-    draw = importlib.import_module(f"envs.{game.name}.draw")
+    shown = lambda state: dict(board=view.board(game, state), svg=view.svg(game, state))  # noqa: E731
     state = reset(key)
-    start, moves = (draw.board(state), draw.svg(state)), []
+    start, moves = shown(state), []
     for turn in range(int(played.length[row])):
         seat = int(player_of(state))
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
         prompt, answer = "", game.action_names[action]
-        if isinstance(who, Player):
+        if isinstance(who, Player) and not who.leaves(seat):
             prompt = who.prompt.first_text(state, seat)
-            answer = tokenizer.decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
+            answer = who.tokenizers[seat].decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
         state, reward = step(state, action)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
-        moves.append(
-            Move(seat, prompt, answer, game.action_names[action], paid, board=draw.board(state), svg=draw.svg(state))
-        )
+        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state)))
     scores = played.total.team[row] + played.total.agent[row] + played.total.process[row]
     outcome, winner = "end", -1
     if game.competitive:
@@ -52,13 +53,13 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         outcome, winner = ("win", best) if (agent < agent[best]).any() else ("draw", -1)
     return GameRecord(
         game=game.name,
-        players=tuple(names[c] for c in seats),
+        players=tuple(names[c] if isinstance(names[c], str) else names[c][seat] for seat, c in enumerate(seats)),
         moves=tuple(moves),
         outcome=outcome,
         scores=tuple(float(x) for x in scores),
         winner=winner,
-        start_board=start[0],
-        start_svg=start[1],
+        start_board=start["board"],
+        start_svg=start["svg"],
         source=source,
     )
 

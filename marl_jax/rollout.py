@@ -25,6 +25,7 @@ from marl_jax import critic as critics
 from marl_jax.opponents import seat_actions
 from marl_jax.policy import Decision, Policy
 from marl_jax.samples import Samples, join_answer, row_length
+from marl_jax.team import Prompts, Team
 from models.sharding import constrain
 
 
@@ -99,6 +100,7 @@ class Sections:
 class Rollout:
     """The program: `start` makes the games, calling it plays `turns` turns of all of them.
 
+    policy       one, or a team of several models (`team.py`), which is asked the same way
     seat_policy  for each seat, the number of the policy that plays it; -1 where a bot does
     learns       for each policy, whether its samples count
     symmetry     a module with `n_symmetries`, `apply` and `map_action` (Other-Play), or None
@@ -109,8 +111,8 @@ class Rollout:
     """
 
     game: Game
-    prompt: Prompt
-    policy: Policy
+    prompt: Prompt | Prompts
+    policy: Policy | Team
     sections: Sections
     turns: int
     seat_policy: tuple[int, ...]
@@ -133,11 +135,11 @@ class Rollout:
         The last P turns look ahead: each seat decides once more, which closes the streams of `advantages.gae`. They
         have weight 0, and the games go on from before them.
 
-        weights  of the learner: {"model", "adapters", "critic"}
-        past     of a past self: {"model"} or {"adapters"}; read when there is a section for it
+        weights  of the learner: {"model", "adapters", "critic"}, or of a team, that of each of its models by name
+        past     of a past self: {"model"} or {"adapters"}, or of a team; read when there is a section for it
         """
         fast = self.policy.ready(weights)
-        past_fast = self.policy.ready({**weights, **past}) if self.sections.past else None
+        past_fast = self.policy.ready(self.policy.as_player(weights, past)) if self.sections.past else None
         ahead = self.game.n_players
 
         def step(carry, turn):
@@ -192,6 +194,7 @@ class Rollout:
 
         return Games(state, games.episode, games.turn + 1, games.seat, games.symmetry, total), samples, finished
 
+    @jax.named_scope("prompt")
     def _look(self, games: Games):
         """Of every row: who moves, through which symmetry, what it sees, the prompt and its length, what is legal."""
         player = jax.vmap(self.game.player)(games.state)
@@ -199,6 +202,7 @@ class Rollout:
         view, prompts, lengths, legal = jax.vmap(self._view)(games.state, player, through)
         return player, through, view, constrain(prompts, "BT"), lengths, legal
 
+    @jax.named_scope("rules")
     def _step(self, state, action, failed, player, through):
         """The states after the actions, and what these paid; an answer that named none has its price."""
         move = action if self.symmetry is None else jax.vmap(self._unmap)(action, through)

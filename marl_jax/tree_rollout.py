@@ -75,7 +75,7 @@ class TreeRollout(Rollout):
         action = seat_actions(self.seat_bots, view, player, self._each_key(other_keys), action)
         state, reward = self._step(before.state, action, failed & (who >= 0), player, through)
         ended = jax.vmap(self.game.done)(state)
-        paid = self._score(fast, dataclasses.replace(before, state=state), reward, player)
+        paid = self._score(fast, dataclasses.replace(before, state=state), reward, player, self._each_key(other_keys))
         samples = self._samples(before, prompts, lengths, legal, decision, player, who, paid, ended, None)
         samples = samples.replace(group=group)
 
@@ -96,35 +96,37 @@ class TreeRollout(Rollout):
             return pick(jnp.ones_like(scores, bool), key)
         return pick(scores == jnp.max(scores), key)
 
-    def _score(self, fast: dict, after: Games, reward: Reward, player: jax.Array) -> jax.Array:
+    def _score(self, fast: dict, after: Games, reward: Reward, player: jax.Array, keys: jax.Array) -> jax.Array:
         """float32 [B·K, P]: what each candidate brought to every seat, levels weighed and added.
 
         after   the games behind the candidates; `total` is still what was paid before
         reward  of the candidates' own steps
+        keys    for bots that have a seat
         """
         state = after.state
         if self.team_term == "lookahead":
-            state, more = self._rest_of_turn(fast, after, player)
+            state, more = self._rest_of_turn(fast, after, player, keys)
             reward = jax.tree.map(jnp.add, reward, more)
         if self.dense:
             return self._weigh(reward)
         ended = jax.vmap(self.game.done)(state)
         return self._weigh(jax.tree.map(jnp.add, after.total, reward)) * ended[:, None]
 
-    def _rest_of_turn(self, fast: dict, games: Games, player: jax.Array) -> tuple[Any, Reward]:
-        """The turn finished by the most likely answers of the others, who move in the order of their seats.
+    def _rest_of_turn(self, fast: dict, games: Games, player: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
+        """The turn finished by the most likely answers of the others (and by bots), who move in the order of seats.
 
         A turn is over when the next seat is not a later one than the last that moved, or the game is.
         """
         paid = jax.tree.map(jnp.zeros_like, games.total)
         for _ in range(self.game.n_players - 1):
-            following, through, _, prompts, lengths, legal = self._look(games)
+            following, through, view, prompts, lengths, legal = self._look(games)
             goes_on = (following > player) & ~jax.vmap(self.game.done)(games.state)
             who = jnp.asarray(self.seat_policy, jnp.int32)[following]
-            keys = row_keys(jax.random.key(0), following.shape[0])  # the most likely answer needs no luck
             action = self.policy.act(fast, prompts, lengths, legal, keys, who, temperature=0.0).action
-            failed = action < 0
+            failed = (action < 0) & (who >= 0)
             action = jnp.where(failed, jnp.argmax(legal, axis=1), action)
+            keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+            action = seat_actions(self.seat_bots, view, following, keys, action)
             state, reward = self._step(games.state, action, failed, following, through)
             keep = lambda new, old, goes_on=goes_on: jnp.where(like(goes_on, new), new, old)  # noqa: E731
             games = dataclasses.replace(games, state=jax.tree.map(keep, state, games.state))

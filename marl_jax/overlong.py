@@ -1,0 +1,43 @@
+"""Free answers that run into the limit of their length: what DAPO does about them.
+
+An answer that was cut may have been on a good way, so its reward says little; and without a price answers grow. `mask`
+leaves cut answers out of the loss; their rewards still count in the means of their groups. `penalty` takes from an
+answer's reward what grows from 0 to 1 over the last `overlong_buffer` tokens before the limit. Answers that are names
+of actions cannot be too long.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from marl_jax.policy import Policy
+from marl_jax.samples import Samples
+
+
+def handle(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+    """Samples [...] with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
+    if policy.free is None:
+        return samples, {"truncated_answers": jnp.zeros(())}
+    cut = truncated(samples, policy.free.stop_ids)
+    counts = samples.weights > 0
+    share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
+    if algo.overlong == "mask":
+        samples = samples.replace(weights=samples.weights * ~cut)
+    elif algo.overlong == "penalty":
+        price = penalty(samples.answer_lengths, policy.free.max_new, algo.overlong_buffer)
+        own = jax.nn.one_hot(samples.agent, samples.rewards.shape[-1])
+        samples = samples.replace(rewards=samples.rewards + (price * (samples.policy >= 0))[..., None] * own)
+    return samples, {"truncated_answers": share}
+
+
+def truncated(samples: Samples, stop_ids: tuple[int, ...]) -> jax.Array:
+    """bool [...]: answers that used all their tokens and did not end with a stop."""
+    stopped = jnp.isin(samples.answers[..., -1], jnp.asarray(stop_ids, jnp.int32))
+    return (samples.answer_lengths == samples.answers.shape[-1]) & ~stopped
+
+
+def penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
+    """float32 [...]: 0 up to `longest - buffer` tokens, then falling to -1 at `longest`."""
+    return -jnp.clip((lengths - (longest - buffer)) / buffer, 0.0, 1.0)

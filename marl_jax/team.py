@@ -1,0 +1,282 @@
+"""A team: the models behind the policies, and which of them answers for which seat.
+
+    L1  all seats have one policy                              one mind, one set of weights
+    L2  a policy for each role, LoRA adapters on one base      one mind, a row picks its adapter in the forward pass
+    L3  policies with models of their own, of any shape and    a mind each, with its own tokenizer, prompts, weights,
+        tokenizer, or copies of one model trained apart        optimiser and samples
+
+`Team` stands wherever a `Policy` stands in rollouts and matches, and `Prompts` wherever a `Prompt` does; weights are
+then a dict by the names of the minds. With one mind both only pass on what they are asked. With several, each seat
+reads and writes in the tokens of its own model, in rows as long as the longest of them needs; for learning, `own` cuts
+out what belongs to one mind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from envs.text import Prompt
+from marl_jax import placement, starts
+from marl_jax.policy import Decision, Policy
+from marl_jax.samples import Samples, row_length, take
+from marl_jax.starts import Start
+from models.model import Model
+from models.sharding import param_shardings
+from models.tokenizers import Tokenizer
+from models.weights.load import load
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mind:
+    """One model with the policies that live on it; `name` is that of the first.
+
+    policies   their names; more than one where they are LoRA adapters
+    learns     for each of them, whether it does
+    config     of the model
+    place      of its weights; None for a model from scratch
+    number     its place in the team
+    seed       of the run
+    reference  whether the update compares with the policy at the start
+    start      the run whose weights it begins with, or None
+    """
+
+    name: str
+    policies: tuple[str, ...]
+    learns: tuple[bool, ...]
+    config: ConfigDict
+    place: str | None
+    model: Model
+    tokenizer: Tokenizer
+    prompt: Prompt
+    policy: Policy
+    mesh: Mesh
+    number: int = 0
+    seed: int = 0
+    reference: bool = False
+    start: Start | None = None
+
+    @property
+    def row(self) -> int:
+        """T: the length of a row of its prompts and answers."""
+        return row_length(self.prompt.first_length, self.policy.width)
+
+    def params(self, key: jax.Array) -> dict:
+        """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
+        if self.start is not None:
+            return starts.params(self.start, self)
+        dtype = jnp.dtype(self.config.param_dtype)
+        shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
+        if self.place is not None:
+            return load(self.place, self.model.cfg, dtype, shardings)[1]
+        return jax.jit(lambda k: self.model.init(k, dtype), out_shardings=shardings)(key)
+
+    def keys(self) -> jax.Array:
+        """Of the seed, for the model's parameters and for its adapters: keys [2]."""
+        key = jax.random.key(self.seed)
+        key = jax.random.fold_in(key, self.number) if self.number else key  # copies of one model start apart
+        return jax.random.split(key)
+
+    def weights_at_start(self) -> tuple[dict, dict]:
+        """(what is trained, what is only read), from the seed and the model's weights."""
+        model_key, adapter_key = self.keys()
+        adapters = None if self.start is None else starts.adapters(self.start, self)
+
+        def make(params, key, adapters):
+            return self._sorted(*self.policy.init(params, key, self.reference, adapters))
+
+        # Donated, so that a large model is not there twice.
+        program = jax.jit(make, donate_argnums=(0, 2), out_shardings=placement.of(self.abstract()))
+        return program(self.params(model_key), adapter_key, adapters)
+
+    def abstract(self) -> tuple[dict, dict]:
+        """Shapes, dtypes and shardings of `weights_at_start`."""
+        dtype = jnp.dtype(self.config.param_dtype)
+        make = lambda p, k: self.policy.init(p, k, self.reference)  # noqa: E731
+        shapes = self._sorted(*jax.eval_shape(make, self.model.abstract(dtype), jax.random.key(0)))
+        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return tuple(
+            jax.tree.map(placed, tree, param_shardings(self.mesh, axes, tree))
+            for axes, tree in zip(self._sorted(*self.policy.axes(self.reference)), shapes, strict=True)
+        )
+
+    def _sorted(self, trained: dict, frozen: dict) -> tuple[dict, dict]:
+        """Where no policy learns, everything is only read: no optimiser, no critic, nothing in checkpoints."""
+        return (trained, frozen) if any(self.learns) else ({}, self.policy.player({**frozen, **trained}))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Team:
+    """All minds of a run; `policies` are the names of all policies, whose places are their numbers."""
+
+    minds: tuple[Mind, ...]
+    policies: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """W: tokens of the longest answer of anyone."""
+        return max(mind.policy.width for mind in self.minds)
+
+    @property
+    def free(self) -> bool:
+        """Whether answers are any text."""
+        return self.minds[0].policy.free is not None
+
+    @property
+    def critic(self) -> str:
+        """The kind of critic, the same for all."""
+        return self.minds[0].policy.critic
+
+    def mind_of(self, policy: int) -> int:
+        """The number of the mind of a policy; -1, a bot, has none and counts as the first's."""
+        name = self.policies[max(policy, 0)]
+        return next(i for i, mind in enumerate(self.minds) if name in mind.policies)
+
+    def prompt(self, seat_policy: tuple[int, ...]) -> Prompt | Prompts:
+        """The prompts of seats with these policies, each in the tokens of its model."""
+        if len(self.minds) == 1:
+            return self.minds[0].prompt
+        return Prompts(tuple(mind.prompt for mind in self.minds), tuple(map(self.mind_of, seat_policy)))
+
+    def player(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.player`, of every mind."""
+        return {mind.name: mind.policy.player(weights[mind.name]) for mind in self.minds}
+
+    def as_player(self, weights: dict[str, dict], player: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.as_player`, of every mind."""
+        return {mind.name: mind.policy.as_player(weights[mind.name], player[mind.name]) for mind in self.minds}
+
+    def lay_out(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.lay_out`, of every mind that is given."""
+        return {mind.name: mind.policy.lay_out(weights[mind.name]) for mind in self.minds if mind.name in weights}
+
+    def ready(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.ready`, of every mind."""
+        return {mind.name: mind.policy.ready(weights[mind.name]) for mind in self.minds}
+
+    def act(
+        self,
+        fast: dict[str, dict],
+        tokens: jax.Array,
+        lengths: jax.Array,
+        legal: jax.Array,
+        keys: jax.Array,
+        ids: jax.Array,
+        temperature: float | None = None,
+        central: tuple[jax.Array, jax.Array] | None = None,
+        candidates: int = 1,
+    ) -> Decision:
+        """As `Policy.act`; `ids` are numbers of policies, and tokens those of their models.
+
+        A mind that no row asks is not run. Where all rows have the same mover at the same time, as with planner and
+        executor, a turn therefore costs one forward pass, whatever the number of models; where movers are mixed, every
+        model reads every row, its own and (empty) those of the others.
+        """
+        given = (temperature, central, candidates)
+        if len(self.minds) == 1:
+            mind = self.minds[0]
+            return mind.policy.act(fast[mind.name], tokens, lengths, legal, keys, self.own_ids(ids, 0), *given)
+        answers = []
+        for number, mind in enumerate(self.minds):
+            own = self.own_ids(ids, number)
+            mine = own >= 0
+
+            def ask(mind=mind, own=own, mine=mine):
+                read = jnp.where(mine[:, None], tokens[:, : mind.row], 0)
+                length = jnp.where(mine, lengths, 1 + len(mind.prompt.prefix))
+                return self._padded(mind.policy.act(fast[mind.name], read, length, legal, keys, own, *given))
+
+            silence = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))
+            answers.append((jnp.repeat(mine, candidates), jax.lax.cond(jnp.any(mine), ask, lambda s=silence: s)))
+        decision = answers[0][1]
+        for mine, other in answers[1:]:
+            pick = lambda a, b, mine=mine: jnp.where(mine.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
+            decision = jax.tree.map(pick, other, decision)
+        return decision
+
+    def _padded(self, decision: Decision) -> Decision:
+        room = ((0, 0), (0, self.width - decision.answers.shape[1]))
+        return decision._replace(answers=jnp.pad(decision.answers, room), logps=jnp.pad(decision.logps, room))
+
+    def own_ids(self, ids: jax.Array, number: int) -> jax.Array:
+        """Numbers of policies as the numbers of their adapters on one mind, -1 for everybody else's: int32 [...]."""
+        mind = self.minds[number]
+        place = [mind.policies.index(name) if name in mind.policies else -1 for name in self.policies]
+        return jnp.asarray([*place, -1], jnp.int32)[ids]  # -1, a bot, is the last entry
+
+    def own(self, samples: Samples, number: int) -> Samples:
+        """The samples [...] for one mind to learn from: rows of its length, and weight 0 where another answered."""
+        if len(self.minds) == 1:
+            return samples
+        mind = self.minds[number]
+        own = self.own_ids(samples.policy, number)
+        mine = own >= 0
+        only = lambda x, length: jnp.where(mine[..., None], x[..., :length], 0)  # noqa: E731
+        width = mind.policy.width
+        short = ("answers", "logps", "values", "advantages", "returns")
+        return samples.replace(
+            tokens=only(samples.tokens, mind.row),
+            prompt_lengths=jnp.where(mine, samples.prompt_lengths, 1),
+            answer_lengths=jnp.where(mine, samples.answer_lengths, 0),
+            weights=samples.weights * mine,
+            policy=own,
+            **{name: only(getattr(samples, name), width) for name in short},
+        )
+
+
+def learn_from_few(update, learner, rows: Samples, key: jax.Array, few: int, share: int) -> tuple:
+    """`update(learner, rows, key)`, on the rows that teach something where `few` of them [N] are enough.
+
+    Rows of other models, bots and frozen policies have weight 0 and would be read for nothing. How many there are is
+    known only when the program runs, so it has both ways in it; runs of `share` rows stay together.
+    """
+    if few >= rows.n:
+        return update(learner, rows, key)
+    teaches = jnp.max(rows.weights.reshape(-1, share), axis=1) > 0
+    order = jnp.argsort(~teaches, stable=True)[: few // share]
+    picked = (order[:, None] * share + jnp.arange(share)).reshape(-1)
+    return jax.lax.cond(
+        jnp.sum(teaches) * share <= few,
+        lambda: update(learner, take(rows, picked), key),
+        lambda: update(learner, rows, key),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompts:
+    """The prompts of one game for several models; `seat_mind` says whose each seat reads."""
+
+    prompts: tuple[Prompt, ...]
+    seat_mind: tuple[int, ...]
+
+    @property
+    def text(self) -> Any:
+        """The game's text, which is the same for all."""
+        return self.prompts[0].text
+
+    @property
+    def context(self) -> str:
+        """The context, which is the same for all."""
+        return self.prompts[0].context
+
+    @property
+    def first_length(self) -> int:
+        """T of `first`: the longest of them."""
+        return max(prompt.first_length for prompt in self.prompts)
+
+    def first(self, state: Any, player: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Prompt.first`, in the tokens of the model that plays the seat."""
+        rendered = [prompt.first(state, player) for prompt in self.prompts]
+        rows = jnp.stack([jnp.pad(tokens, (0, self.first_length - tokens.shape[0])) for tokens, _ in rendered])
+        mind = jnp.asarray(np.asarray(self.seat_mind, np.int32))[player]
+        return rows[mind], jnp.stack([length for _, length in rendered])[mind]
+
+    def first_text(self, state: Any, player: int) -> str:
+        """As `Prompt.first_text`; chat formats differ between models."""
+        return self.prompts[self.seat_mind[player]].first_text(state, player)

@@ -1,0 +1,284 @@
+"""Separate models for separate roles: each reads, answers and learns in its own tokens, from its own samples."""
+
+import functools
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import models
+from marl_jax import evaluate, export, play, train, validate
+from marl_jax import setup as setups
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.errors import ConfigError
+from marl_jax.metrics import read_json_lines
+from marl_jax.team import learn_from_few
+from marl_jax.update import make_optimiser, new_learner
+from models.weights.load import load
+from tests.marl_jax import tiny_team
+from tests.marl_jax.tiny_engine import quick_jit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("team")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """Runs on one of the devices: programs for a mesh take much longer to compile, and are tested elsewhere."""
+    make = setups.make
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setups, "make", functools.partial(make, devices=jax.devices()[:1]))
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def start(config):
+    """(setup, optimiser, learners) of a config."""
+    validate.check(config)
+    setup = setups.make(config)
+    optimiser = make_optimiser(config.optim, config.steps, 1)
+    with jax.set_mesh(setup.mesh):
+        return setup, optimiser, {mind.name: new_learner(*mind.weights_at_start(), optimiser) for mind in setup.minds}
+
+
+@pytest.fixture(scope="module")
+def team(folder):
+    """(setup, optimiser, learners, samples [R, B·K, …]) of one step of AT-GRPO."""
+    setup, optimiser, learners = start(tiny_team.config(folder))
+    rollout = setup.rollout()
+    with jax.set_mesh(setup.mesh):
+        games = rollout.start(jax.random.key(0))
+        samples, _, _ = quick_jit(rollout)(train.all_weights(learners), games, jax.random.key(1))
+    return setup, optimiser, learners, jax.device_get(samples)
+
+
+def role(samples, i):
+    return ("planner", "executor")[samples.agent[i]]
+
+
+def test_models_differ_in_family_shape_and_tokenizer(team):
+    minds = {mind.name: mind for mind in team[0].minds}
+    planner, executor = minds["planner"], minds["executor"]
+    assert planner.model.cfg.family != executor.model.cfg.family
+    assert planner.model.cfg.d_model != executor.model.cfg.d_model
+    assert planner.tokenizer.vocab_size != executor.tokenizer.vocab_size
+    assert len(planner.tokenizer.encode("E:")) > len(executor.tokenizer.encode("E:"))
+
+
+def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
+    setup, _, _, samples = team
+    minds = {mind.name: mind for mind in setup.minds}
+    rows, answers = samples.flat(), set()
+    for i in range(rows.n):
+        who = role(rows, i)
+        assert setup.team.policies[rows.policy[i]] == who
+        tokenizer = minds[who].tokenizer
+        text = tokenizer.decode(rows.tokens[i, : rows.prompt_lengths[i]].tolist())
+        assert text.endswith(who[0].upper() + ":"), text
+        assert tokenizer.decode(rows.answers[i, : rows.answer_lengths[i]].tolist()) == "udlr"[rows.action[i]]
+        answers.add((who, int(rows.answers[i, 0])))
+    assert len({token for _, token in answers}) == len(answers) > 4  # the same four names in other ids
+
+
+def test_what_the_sampler_reports_is_what_each_learner_computes(team):
+    setup, _, learners, samples = team
+    for mind in setup.minds:
+        own = setup.team.own(samples, mind.number).flat()
+        mine = np.asarray(own.weights) > 0
+        np.testing.assert_array_equal(mine, samples.flat().agent == ["planner", "executor"].index(mind.name))
+        assert own.tokens.shape[1] == mind.row and int(own.tokens.max()) < mind.model.cfg.vocab_size
+        logps = quick_jit(mind.policy.score)(learners[mind.name].weights, own).logps
+        np.testing.assert_allclose(logps[mine], own.logps[mine], atol=1e-5)
+
+
+def test_samples_of_one_agent_change_its_own_model_only(team):
+    setup, optimiser, learners, samples = team
+    learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
+    kept = {}
+    for name, keeps in {"both": (1, 1), "planner": (1, 0), "executor": (0, 1)}.items():
+        weights = samples.weights * np.asarray(keeps, np.float32)[samples.agent]
+        with jax.set_mesh(setup.mesh):
+            learnt, figures = learn(learners, samples.replace(weights=weights), jax.random.key(2))
+        kept[name] = jax.device_get({mind: learner.trained for mind, learner in learnt.items()})
+        assert float(figures["planner/gap"]) < 1e-4 and float(figures["executor/gap"]) < 1e-4
+    before = jax.device_get({mind: learner.trained for mind, learner in learners.items()})
+    equal = lambda a, b: all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))  # noqa: E731
+    for own, other in (("planner", "executor"), ("executor", "planner")):
+        assert not equal(kept[own][own]["model"], before[own]["model"])
+        assert equal(kept[own][other], before[other])  # the other model stays as it was, to the last bit
+        assert equal(kept[own][own], kept["both"][own])  # and what the other did changes nothing here
+    assert int(figures["rows"]) == int(figures["executor/rows"]) > 0 == int(figures["planner/rows"])
+
+
+def test_rows_of_others_are_left_out_of_the_update(team):
+    """Half of the rows are each model's, so an update on that half is the update on all of them."""
+    setup, optimiser, learners, samples = team
+    n = samples.action.size
+    assert [setup.rows_to_learn(mind, n) for mind in setup.minds] == [n // 2] * 2
+    taken = []
+
+    def update(learner, rows, key):
+        taken.append(rows.n)
+        return jnp.sum(rows.weights), jnp.sum(rows.action * rows.weights)
+
+    rows = setup.team.own(samples, 0).flat()
+    few = learn_from_few(update, None, rows, None, n // 2, setup.minds[0].policy.share)
+    assert sorted(taken) == [n // 2, n]  # both ways are in the program
+    expected = update(None, rows, None)
+    np.testing.assert_array_equal(few, expected)
+    more = rows.replace(weights=jnp.ones_like(rows.weights))  # too many for the short way
+    np.testing.assert_array_equal(learn_from_few(update, None, more, None, n // 2, 2), update(None, more, None))
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """A run of two steps: (config, folder of the run)."""
+    config = tiny_team.config(folder)
+    train.train(config, folder / "run")
+    return config, folder / "run"
+
+
+def test_a_run_evaluates_also_with_roles_swapped_and_writes_games(finished):
+    config, workdir = finished
+    rows = read_json_lines(workdir / "eval.jsonl")
+    last = {row["opponent"]: row for row in rows if row["step"] == 2}
+    assert list(last) == ["self", "swapped"]
+    for row in last.values():
+        assert row["success_low"] <= row["success"] <= row["success_high"]
+    metrics = read_json_lines(workdir / "metrics.jsonl")
+    assert {"policy_loss", "planner/policy_loss", "executor/grad_norm", "truncated_answers"} <= metrics[0].keys()
+    game = read_json_lines(workdir / "games.jsonl")[0]
+    assert game["players"] == ["tiny planner", "smollm2-135m executor"]
+    for turn, move in enumerate(game["moves"]):
+        assert move["player"] == turn % 2 and move["prompt"].endswith("PE"[turn % 2] + ":")
+        assert move["answer"] in "udlr" and move["board"] and "<svg" in move["svg"]
+    assert (workdir / "report.html").stat().st_size > 1000
+
+
+def test_mode_eval_reads_the_checkpoint_and_swaps(finished):
+    config, workdir = finished
+    rows = {row["opponent"]: row for row in evaluate.main(config, workdir)}
+    assert {"self", "swapped", "random alone"} <= rows.keys()
+    newest = {row["opponent"]: row for row in read_json_lines(workdir / "eval.jsonl") if row["step"] == 2}
+    assert rows["self"]["score"] == newest["self"]["score"] and rows["swapped"]["score"] == newest["swapped"]["score"]
+
+
+def test_every_policy_is_exported_with_its_own_shape_and_tokenizer(finished):
+    config, workdir = finished
+    setup = setups.make(config)
+    _, weights = evaluate.restore_weights(setup, workdir)
+    assert [path.name for path in export.main(config, workdir)] == ["executor", "planner"]
+    for mind in setup.minds:
+        cfg, params = load(workdir / "export" / mind.name)[:2]
+        assert cfg.d_model == mind.model.cfg.d_model and cfg.vocab_size == mind.model.cfg.vocab_size
+        jax.tree.map(np.testing.assert_array_equal, params, weights[mind.name]["model"])
+    assert (workdir / "export" / "executor" / "tokenizer.json").is_file()
+
+
+def test_the_team_can_be_played_with(finished, monkeypatch):
+    config, workdir = finished
+    said = io.StringIO("prompt\nu\nquit\n")
+    monkeypatch.setattr("sys.stdin", said)
+    monkeypatch.setattr("sys.stdout", shown := io.StringIO())
+    config = config.copy_and_resolve_references()
+    config.play.seat = 0
+    play.main(config, workdir)
+    assert "P:" in shown.getvalue() and "executor (run): " in shown.getvalue()
+
+
+def test_a_checkpoint_holds_what_both_models_learnt(finished):
+    config, workdir = finished
+    setup, _, learners = start(config)
+    games = setup.rollout().start(jax.random.key(0))
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore(train.saved(learners, games, None), run=train.identity(setup))
+    checkpoints.close()
+    again, _, _ = train.resumed(learners, restored.state)
+    assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}
+    for name, learner in again.items():
+        same = jax.tree.map(np.array_equal, learner.trained["model"], learners[name].trained["model"])
+        assert not all(jax.tree.leaves(same)), name
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "dapo"])
+def test_a_step_of_every_algorithm_fits_together(folder, algo):
+    """Traced, not compiled."""
+    config = tiny_team.config(folder, "grpo" if algo == "dapo" else algo)
+    if algo == "dapo":
+        config.algo.overlong = "penalty"
+        config.rollout.update(dict(answer="free", max_new_tokens=4))
+    validate.check(config)
+    setup = setups.make(config)
+    key = jax.random.key(0)
+    with jax.set_mesh(setup.mesh):
+        rollout, optimiser = setup.rollout(), make_optimiser(config.optim, config.steps, 1)
+        new = lambda t, f: new_learner(t, f, optimiser)  # noqa: E731
+        learners = {mind.name: jax.eval_shape(new, *mind.abstract()) for mind in setup.minds}
+        games = jax.eval_shape(rollout.start, key)
+        given = (train.all_weights(learners), games, None, key)
+        samples, *_ = jax.eval_shape(functools.partial(train.play_step, setup, rollout), *given)
+        learn = functools.partial(train.learn_step, setup, optimiser)
+        learnt, figures = jax.eval_shape(learn, learners, samples, key)
+    assert jax.tree.structure(learnt) == jax.tree.structure(learners)
+    assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= figures.keys()
+
+
+# ---------------------------------------------------------------------------------------------- who shares what
+
+
+def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
+    config = tiny_team.config(folder)
+    config.policies.executor.model = {}
+    copies = setups.make(config)
+    assert [mind.policies for mind in copies.minds] == [("executor",), ("planner",)]
+    first, second = (mind.weights_at_start()[0]["model"]["embed"] for mind in copies.minds)
+    assert first.shape == second.shape and not np.array_equal(first, second)
+    config.model.lora.rank = 2
+    assert [mind.policies for mind in setups.make(config).minds] == [("executor", "planner")]
+    config.policies.executor.model = models.tiny()
+    assert [mind.policies for mind in setups.make(config).minds] == [("executor",), ("planner",)]
+
+
+def test_a_frozen_model_is_only_read(folder, team):
+    config = tiny_team.config(folder, executor=dict(frozen=True))
+    setup, optimiser, learners = start(config)
+    assert [mind.name for mind in setup.learners] == ["planner"] and not learners["executor"].trained
+    samples = team[3].replace(weights=team[3].weights * (team[3].agent == 0))
+    with jax.set_mesh(setup.mesh):
+        learnt, _ = quick_jit(functools.partial(train.learn_step, setup, optimiser))(
+            learners, samples, jax.random.key(0)
+        )
+    as_it_came = load(tiny_team.other_folder(folder))[1]
+    jax.tree.map(np.testing.assert_array_equal, learnt["executor"].weights, {"model": as_it_came})
+    same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], learners["planner"].trained["model"])
+    assert not all(jax.tree.leaves(same))
+
+    checkpoints = Checkpoints(folder / "frozen")
+    checkpoints.save(1, train.saved(learnt, jnp.zeros(3), None), {})
+    checkpoints.close()
+    _, weights = evaluate.restore_weights(setup, folder / "frozen")
+    jax.tree.map(np.testing.assert_array_equal, weights["executor"], {"model": as_it_came})
+    jax.tree.map(np.testing.assert_array_equal, weights["planner"]["model"], learnt["planner"].trained["model"])
+
+
+def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(folder):
+    config = tiny_team.config(folder, "ppo")
+    config.algo.critic = "central"
+    with pytest.raises(ConfigError, match="config.algo.critic is 'central', which reads the prompts of all seats, and"):
+        setups.make(config)
+    config.policies.executor.model = {}
+    setups.make(config)
+
+
+def test_what_works_with_one_model_says_so(folder):
+    setup = setups.make(tiny_team.config(folder))
+    with pytest.raises(ConfigError, match=r"models of their own: executor \(smollm2-135m\), planner \(tiny\)"):
+        _ = setup.policy

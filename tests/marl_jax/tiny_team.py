@@ -1,0 +1,60 @@
+"""The smallest teams: Plan-Path by planner and executor, each with a model of its own."""
+
+import functools
+from pathlib import Path
+
+import jax
+
+from configs import algorithms, defaults, models
+from models.chat_templates import BUILTIN
+from models.config import ModelConfig
+from models.model import build
+from models.tokenizers import Tokenizer
+from models.tokenizers.bpe import CONTROL, NORMAL, byte_characters, byte_level_bpe
+from models.tokenizers.tokenizer import build as build_tokenizer
+from models.weights.export import export
+from tests.marl_jax.tiny_play import SHAPE
+from tests.marl_jax.tiny_puzzle import PARAMS
+
+SPECIAL = ["<|pad|>", "<|end|>"]
+
+
+def other_tokenizer() -> Tokenizer:
+    """Bytes in another order, and the executor's question in one token."""
+    tokens = [*SPECIAL, *reversed(byte_characters()), "E:"]
+    types = [CONTROL] * 2 + [NORMAL] * 257
+    rust = byte_level_bpe(tokens, types, merges=[("E", ":")], pre="whole")
+    return build_tokenizer("pairs", rust, BUILTIN["chatml"], eos_id=1, pad_id=0)
+
+
+@functools.cache
+def other_folder(folder: Path) -> Path:
+    """The weights of a model of another family, shape and vocabulary, as a Hugging Face folder."""
+    cfg = ModelConfig(
+        "llama", vocab_size=260, d_model=24, n_layers=1, n_heads=3, n_kv_heads=3, head_dim=8, d_ff=32,
+        max_positions=256, eos_ids=(1,),
+    )  # fmt: skip
+    return export(folder / "other", cfg, build(cfg).init(jax.random.key(7)), tokenizer=other_tokenizer())
+
+
+def config(folder: Path, algo: str = "at_grpo", **policies):
+    """A run of a planner that is `tiny` and an executor that is the model in `folder`."""
+    c = defaults.get_config()
+    c.name = "tiny_team"
+    c.env = defaults.environment("plan_path", roles="two", **PARAMS)
+    c.env.update(dict(text="brief", style="plain"))
+    c.model.shape = SHAPE
+    c.agents = dict(planner="planner", executor="executor")
+    other = models.model("smollm2-135m", weights=str(other_folder(folder)), dtype="float32", remat="none")
+    c.policies = dict(planner=defaults.policy(), executor=defaults.policy(model=other))
+    for name, changes in policies.items():
+        c.policies[name].update(changes)
+    c.algo = algorithms.ppo() if algo == "ppo" else getattr(algorithms, algo)(2)
+    c.algo.update(dict(epochs=1, minibatches=1, is_clip=0.0, drop_equal=False))
+    c.steps = 2
+    c.optim.warmup = 1
+    c.rollout.update(dict(games=8, turns=20 if algo == "grpo" else 4))
+    c.eval.update(dict(every=2, games=8, opponents=(), swap_roles=True))
+    c.checkpoint.every = 1
+    c.log.update(dict(games=1, games_every=2, tensorboard=False, progress=False))
+    return c
