@@ -17,15 +17,18 @@ def get_config() -> ConfigDict:
             steps=200,  # updates; a run that has done them all says so and stops
             env=environment("tic_tac_toe"),
             model=models.tiny(),
-            # Who plays which seat: "all", or single seats ("seat_0") and roles ("planner"), to the name of a policy.
+            # Who plays which seat: "all", or single seats ("seat_0") and roles ("planner"), to the name of a policy, or
+            # to a bot: "bot:random".
             agents=dict(all="main"),
-            # A policy is the model above with its own weights or its own adapter.
+            # A policy is an adapter on the model above, or a copy of it, or a model of its own.
             policies=dict(main=policy()),
             algo=algorithms.ppo(),
             rollout=rollout(),
             optim=optimiser(),
             opponents=opponents(),
             reward=dict(team=1.0, agent=1.0, process=1.0, dense=True),  # weights; dense=False pays at the end only
+            curriculum=curriculum(),
+            sft=demonstrations(),
             eval=evaluation(),
             play=dict(
                 opponent="",  # a bot ("bot": the game's best) or the folder of a run; "" is this run's checkpoint
@@ -77,13 +80,14 @@ def environment(name: str, **params) -> ConfigDict:
 
 
 def policy(**changes) -> ConfigDict:
-    """One policy: its adapter and whether it learns."""
+    """One policy: its model or adapter, and whether it learns."""
     return ConfigDict(
         dict(
+            model={},  # a model of its own, e.g. models.smollm2(); {}: an adapter on the experiment's, or a copy of it
             adapter="",  # name of its LoRA adapter; "" is the name of the policy
             frozen=False,
-            **changes,
         )
+        | changes
     )
 
 
@@ -134,6 +138,37 @@ def opponents() -> ConfigDict:
     )
 
 
+def curriculum() -> ConfigDict:
+    """Puzzles while training: at grade g of n, levels are drawn from the easiest g/n of the pool."""
+    return ConfigDict(
+        dict(
+            enabled=False,
+            grades=5,  # n; at the last, all levels are drawn, as without a curriculum
+            start=1,
+            up=0.8,  # one grade up when this share of the last `window` games was solved …
+            down=0.2,  # … and one down below this share
+            window=256,
+        )
+    )
+
+
+def demonstrations() -> ConfigDict:
+    """Supervised training on what a bot plays, `--mode=sft`: a warm start for `model.start` of another run."""
+    return ConfigDict(
+        dict(
+            steps=100,
+            games=128,  # at once; each step sees `turns` moves of every game, in `minibatches` updates
+            turns=8,
+            minibatches=4,
+            lr=1e-3,
+            schedule="linear",  # as in `optim`, whose other fields hold here too
+            warmup=5,
+            bot="",  # who is imitated; "" is the game's best bot
+            noise=0.1,  # share of moves that are random instead, so that what a bot never gets into is seen too
+        )
+    )
+
+
 def evaluation() -> ConfigDict:
     """Matches played every n steps, and by `--mode=eval`."""
     return ConfigDict(
@@ -141,6 +176,7 @@ def evaluation() -> ConfigDict:
             every=50,
             games=512,  # per opponent, seats in turn
             opponents=("random",),  # bots, or folders of other runs; a cooperative game plays with itself besides
+            swap_roles=False,  # also let every role be played by the policy of the next one
             temperature=0.0,  # 0 is greedy
             confidence=0.95,
             step=-1,  # checkpoint to evaluate by --mode=eval: -1 the newest, -2 the best

@@ -12,10 +12,12 @@ def model(name: str, **changes) -> ConfigDict:
         dict(
             name=name,
             weights="",  # a Hugging Face folder or a GGUF file; "random" starts from noise
+            start="",  # the folder of a run to start from, with @STEP or not: its weights instead, or its adapters too
             shape={},  # fields of models.config.ModelConfig to change, for a model that starts from noise
             dtype="bfloat16",  # of the arithmetic
             param_dtype="float32",  # of the master weights (under LoRA: of the frozen base)
             remat="full",  # what is computed again in the backward pass: none, dots or full
+            unroll=0,  # layers to one turn of the learner's loop; 0: all of them on a GPU, one elsewhere
             lora=dict(rank=0, alpha=32.0, targets=ALL_LINEAR),  # rank 0 trains all weights
         )
     )
@@ -41,6 +43,21 @@ def smollm2() -> ConfigDict:
 def qwen2_5_half_billion() -> ConfigDict:
     """Qwen2.5-0.5B-Instruct, all weights trained."""
     return model("qwen2.5-0.5b-instruct")
+
+
+def qwen2_5_coder_half_billion() -> ConfigDict:
+    """Qwen2.5-Coder-0.5B-Instruct, all weights trained."""
+    return model("qwen2.5-coder-0.5b-instruct")
+
+
+def qwen3_two_billion() -> ConfigDict:
+    """Qwen3-1.7B, all weights trained."""
+    return model("qwen3-1.7b")
+
+
+def qwen3_eight_billion() -> ConfigDict:
+    """Qwen3-8B with LoRA on every projection over a bf16 base."""
+    return model("qwen3-8b", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0, targets=ALL_LINEAR))
 
 
 def qwen2_5_seven_billion() -> ConfigDict:

@@ -9,39 +9,61 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults, models, variants
 
 GROUP = 4
-ROLES = {"roles", "roles_grpo", "at_grpo", "at_grpo_lora"}
-FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora")
+SMALL = "+small"
+ROLES = {"roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart"}
+FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart")
 
 
 def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
-    """A puzzle of at most `moves` moves in one of its forms, written FORM or FORM+MODEL; the default is at_grpo.
+    """A puzzle of at most `moves` moves in one of its forms, written FORM, FORM+MODEL or FORM+MODEL+small.
 
-    single, roles            not trained, for `--mode=eval`: one agent, or planner and executor
-    grpo, roles_grpo         whole episodes from one start in groups
-    at_grpo, at_grpo_lora    candidates of one prompt in groups; one policy for both roles, or an adapter for each
+    single, roles             not trained, for `--mode=eval`: one agent, or planner and executor
+    grpo, roles_grpo          whole episodes from one start in groups
+    at_grpo                   candidates of one prompt in groups; one policy for both roles (the default)
+    at_grpo_lora              … an adapter for each role, on one model
+    at_grpo_apart             … a model for each role, copies of one at the start
+
+    With a policy for each role, evaluation also lets them play each other's role (`swapped`).
     """
-    form, _, model = (form or "at_grpo").partition("+")
+    form, model = _parts(form)
     if form not in FORMS:
         raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(FORMS)}, with +MODEL behind it or not")
     config = defaults.get_config()
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
     config.algo = algorithms.at_grpo(GROUP) if form.startswith("at_grpo") else algorithms.grpo(GROUP)
-    config.algo.update(dict(entropy_coef=0.01, minibatches=2))
+    config.algo.update(dict(minibatches=2, clip_high=0.28))
     config.rollout.turns = moves * (2 if roles else 1)
-    config.steps = 400
-    config.optim.lr = 1e-3
+    config.steps = 150
+    config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.best_metric = "self/success"
-    config = variants.choose(config, model or None)
+    config = variants.choose(config, model)
+    config.algo.entropy_coef = 0.01
     config.rollout.games //= (2 if roles else 1) * (GROUP if form.startswith("at_grpo") else 1)
-    if form == "at_grpo_lora":
-        per_role(config)
+    if form in ("at_grpo_lora", "at_grpo_apart"):
+        per_role(config, adapters=form == "at_grpo_lora")
     return config
 
 
-def per_role(config: ConfigDict) -> None:
-    """A LoRA adapter of its own for each role, on one base."""
+def per_role(config: ConfigDict, adapters: bool) -> None:
+    """A policy of its own for each role: a LoRA adapter on one base, or a copy of the model."""
     config.agents = ConfigDict(dict(planner="planner", executor="executor"))
     config.policies = ConfigDict(dict(planner=defaults.policy(), executor=defaults.policy()))
-    config.model.lora = ConfigDict(dict(rank=16, alpha=32.0, targets=models.ALL_LINEAR))
+    config.eval.swap_roles = True
+    if adapters and not config.model.lora.rank:
+        config.model.lora = ConfigDict(dict(rank=16, alpha=32.0, targets=models.ALL_LINEAR))
+        config.optim.lr = max(config.optim.lr, 3e-4)  # adapters learn with larger steps than all weights
+    elif not adapters:
+        config.model.lora.rank = 0
+
+
+def is_small(form: str | None) -> bool:
+    """Whether the puzzle has the size for the embedded model: with that, or where `small` stands behind another."""
+    return _parts(form)[1] is None or (form or "").endswith(SMALL)
+
+
+def _parts(form: str | None) -> tuple[str, str | None]:
+    """The form and the model; None is the embedded one."""
+    form, _, model = (form or "at_grpo").removesuffix(SMALL).partition("+")
+    return form, model or None

@@ -1,4 +1,4 @@
-"""The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b` and `:qwen2.5-7b` change.
+"""The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others change.
 
 A variant takes a pretrained model, so it learns with small steps and stays near where it began.
 """
@@ -18,7 +18,7 @@ def tiny(config: ConfigDict) -> ConfigDict:
 def smollm2(config: ConfigDict) -> ConfigDict:
     """SmolLM2-135M on one GPU, all weights."""
     config.model = models.smollm2()
-    _pretrained(config, lr=2e-5)
+    _pretrained(config, lr=4e-5)
     config.rollout.update(dict(games=512))
     return config
 
@@ -27,7 +27,7 @@ def smollm2_lora(config: ConfigDict) -> ConfigDict:
     """SmolLM2-135M on one GPU, LoRA adapters."""
     config = smollm2(config)
     config.model.lora.rank = 32
-    config.optim.lr = 3e-4
+    config.optim.lr = config.sft.lr = 3e-4
     return config
 
 
@@ -36,6 +36,32 @@ def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
     config.model = models.qwen2_5_half_billion()
     _pretrained(config, lr=5e-6)
     config.rollout.update(dict(games=512))
+    return config
+
+
+def qwen2_5_coder_half_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen2.5-Coder-0.5B on one GPU, all weights."""
+    config = qwen2_5_half_billion(config)
+    config.model = models.qwen2_5_coder_half_billion()
+    return config
+
+
+def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen3-1.7B on one GPU, all weights."""
+    config.model = models.qwen3_two_billion()
+    _pretrained(config, lr=2e-6)
+    config.rollout.update(dict(games=512))
+    config.algo.accumulate = 2
+    return config
+
+
+def qwen3_eight_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen3-8B with LoRA, parameters split over all devices."""
+    config.model = models.qwen3_eight_billion()
+    _pretrained(config, lr=1e-4)
+    config.rollout.update(dict(games=256))
+    config.algo.accumulate = 4
+    config.mesh = meshes.sharded()
     return config
 
 
@@ -54,7 +80,10 @@ VARIANTS = {
     "smollm2": smollm2,
     "smollm2-lora": smollm2_lora,
     "qwen2.5-0.5b": qwen2_5_half_billion,
+    "qwen2.5-coder-0.5b": qwen2_5_coder_half_billion,
     "qwen2.5-7b": qwen2_5_seven_billion,
+    "qwen3-1.7b": qwen3_two_billion,
+    "qwen3-8b": qwen3_eight_billion,
 }
 
 
@@ -71,6 +100,7 @@ def _pretrained(config: ConfigDict, lr: float) -> None:
     Without the entropy term self-play falls into one line of play within twenty updates and stops learning.
     """
     config.optim.lr = lr
+    config.sft.lr = lr  # from demonstrations too
     config.optim.critic_lr = 1e-3
     config.optim.schedule = "constant"
     config.optim.warmup = 5

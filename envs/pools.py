@@ -14,7 +14,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def generate(
     draw: Callable[[np.random.Generator], tuple[Arrays, list[bytes]]],
     n_train: int,
     n_test: int,
-    seed: int,
+    seed: int | tuple[int, int],
     patience: int = 40,
 ) -> Pool:
     """Fill both parts with distinct levels from `draw(rng) -> (arrays, keys)`, which makes a batch of candidates.
@@ -148,6 +148,11 @@ def generate(
     return Pool(game, stack("train"), stack("test"), source)
 
 
+def grade_seed(seed: int, number: int, grades: int) -> int | tuple[int, int]:
+    """The seed of grade `number` of 1 to `grades`: another stream for each, the pool's own for the hardest."""
+    return seed if number == grades else (seed, number)
+
+
 def from_parts(game: str, source: str, train: Arrays, test: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:
     """A pool of levels that came split: the test part stays whole, train loses what is the same as a test level."""
     tested = set(key(test))
@@ -160,6 +165,19 @@ def from_levels(game: str, source: str, levels: Arrays, key: Callable[[Arrays], 
     test = np.array([side(k) == "test" for k in key(levels)], bool)
     train = {name: array[~test] for name, array in levels.items()}
     return Pool(game, Levels(train), Levels({name: array[test] for name, array in levels.items()}), source)
+
+
+def graded(easier: Sequence[Pool], pool: Pool) -> Pool:
+    """`pool` with the train levels of easier pools before its own, each once; its test part stays as it is."""
+    if not easier:
+        return pool
+    parts = [*easier, pool]
+    train = {name: np.concatenate([part.train[name] for part in parts]) for name in pool.train.arrays}
+    first: dict[bytes, int] = {}
+    for i in range(sum(len(part.train) for part in parts)):
+        first.setdefault(b"|".join(train[name][i].tobytes() for name in sorted(train)), i)
+    kept, source = list(first.values()), "; ".join(part.source for part in parts)
+    return Pool(pool.game, Levels({name: array[kept] for name, array in train.items()}), pool.test, source)
 
 
 def check_arrays(arrays: Arrays, schema: Schema, where: str) -> None:

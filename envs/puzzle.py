@@ -25,6 +25,8 @@ class Puzzle(Game):
     part: "train" or "test"
     seed, n_train, n_test: of a generated pool
     budget: turns before the episode ends without success; left out, the game chooses
+    grades: of a generated pool; with more than one, the train part also has easier levels, in so many steps up to the
+        game's own parameters, each with an equal share (a curriculum climbs them); the test part has the hardest only
     """
 
     symbols: ClassVar[tuple[str, ...]]
@@ -36,11 +38,13 @@ class Puzzle(Game):
     n_train: int = 512
     n_test: int = 128
     budget: int | None = None
+    grades: int = 1
 
     n_players: ClassVar[int] = 1
 
     def __post_init__(self):
         check_choice(self.name, "part", self.part, PARTS)
+        check_range(self.name, "grades", self.grades, 1, 16)
         pool = self.pool
         if pool is None:
             pool = self.generate_pool()
@@ -82,6 +86,10 @@ class Puzzle(Game):
     def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
         """The cells someone on the spot can see, who has been told `action` (-1: nothing): bool[C]."""
 
+    @abc.abstractmethod
+    def difficulty(self) -> np.ndarray:
+        """How hard each level of the part is, to sort levels by: float[N]."""
+
     @property
     def levels(self) -> Levels:
         """The part of the pool that episodes are drawn from."""
@@ -96,6 +104,10 @@ class Puzzle(Game):
         """The first state of a uniformly drawn level."""
         return self.reset_level(jax.random.randint(key, (), 0, self.n_levels))
 
+    def reset_among(self, key: jax.Array, count: jax.Array | int) -> State:
+        """The first state of a level drawn uniformly from the `count` easiest (int[], may be traced)."""
+        return self.reset_level(jnp.asarray(self._easiest_first)[jax.random.randint(key, (), 0, count)])
+
     def reset_level(self, index: jax.Array | int) -> State:
         """The first state of level `index` (int[], may be traced) of the part: evaluations walk it in order."""
         return jax.tree.map(lambda rows: jnp.asarray(rows)[index], self._first_states)
@@ -106,6 +118,11 @@ class Puzzle(Game):
         with jax.ensure_compile_time_eval():
             make = jax.jit(jax.vmap(self.reset_from_level))
             return jax.device_get(make(self.levels.arrays, np.arange(self.n_levels)))
+
+    @functools.cached_property
+    def _easiest_first(self) -> np.ndarray:
+        """The levels' numbers by difficulty, equal ones in the order of the pool: int32[N]."""
+        return np.argsort(self.difficulty(), kind="stable").astype(np.int32)
 
     def player(self, state: State) -> jax.Array:
         """Always seat 0: int32[]."""

@@ -103,6 +103,10 @@ class TwoRole(Game):
         """The first state of a drawn level; the planner speaks first."""
         return self._begin(self.game.reset(key))
 
+    def reset_among(self, key: jax.Array, count: jax.Array | int) -> RoleState:
+        """The first state of a level drawn from the `count` easiest."""
+        return self._begin(self.game.reset_among(key, count))
+
     def reset_level(self, index: jax.Array | int) -> RoleState:
         """The first state of level `index`."""
         return self._begin(self.game.reset_level(index))

@@ -1,11 +1,17 @@
 """Plan-Path: find the way through a grid, alone or as planner and executor.
 
     python launch.py --config=experiments/plan_path.py                      # two roles, one policy, AT-GRPO
-    python launch.py --config=experiments/plan_path.py:at_grpo_lora         # an adapter for each role
+    python launch.py --config=experiments/plan_path.py:at_grpo_apart        # a model for each role
     python launch.py --config=experiments/plan_path.py:roles --mode=eval    # the model as it comes
 
-Forms: `single` and `roles` (not trained), `grpo` and `roles_grpo` (whole episodes in groups), `at_grpo` and
-`at_grpo_lora` (candidates of one prompt in groups). A model may follow, e.g. `:at_grpo+smollm2`, which plays on 8x8.
+Forms: `single` and `roles` (not trained), `grpo` and `roles_grpo` (whole episodes in groups), and candidates of one
+prompt in groups: `at_grpo` (one policy for both roles), `at_grpo_lora` (an adapter each) and `at_grpo_apart` (a model
+each). A model may follow (`smollm2`, `qwen2.5-coder-0.5b`, `qwen3-1.7b`, `qwen3-8b`, …): `:at_grpo+smollm2` plays on
+8x8, `:at_grpo+smollm2+small` on 5x5 as the embedded one.
+
+`--mode=sft` learns from shortest ways first and `--config.model.start=FOLDER` goes on from there;
+`experiments/tables/planning.py` compares the forms. Expect about 55 % of held-out 5x5 grids after 150 updates of
+`at_grpo` from scratch (random moves: 19 %).
 """
 
 from configs import planning
@@ -13,7 +19,7 @@ from configs import planning
 
 def get_config(form: str | None = None):
     """Plan-Path in one of its forms: 5x5 for the embedded model, 8x8 for others."""
-    small = "+" not in (form or "")
+    small = planning.is_small(form)
     config = planning.puzzle("plan_path", form, moves=12 if small else 24, size=5 if small else 8)
     config.name = "plan_path"
     return config

@@ -1,7 +1,7 @@
 """Sokoban: push the boxes onto the goals, alone or as planner and executor.
 
     python launch.py --config=experiments/sokoban.py                      # two roles, one policy, AT-GRPO
-    python launch.py --config=experiments/sokoban.py:at_grpo_lora         # an adapter for each role
+    python launch.py --config=experiments/sokoban.py:at_grpo_apart        # a model for each role
     python launch.py --config=experiments/sokoban.py:roles --mode=eval    # the model as it comes
 
 Forms and models are those of `plan_path.py`.
@@ -11,7 +11,9 @@ from configs import planning
 
 
 def get_config(form: str | None = None):
-    """Sokoban in one of its forms: 6x6 with one box, its generator's default."""
-    config = planning.puzzle("sokoban", form, moves=24)
+    """Sokoban in one of its forms, with one box: 5x5, walls included, for the embedded model, 6x6 for others."""
+    small = planning.is_small(form)
+    pool = dict(size=5, n_train=200, n_test=64) if small else dict(size=6)  # there are few distinct levels of 5x5
+    config = planning.puzzle("sokoban", form, moves=12 if small else 24, **pool)
     config.name = "sokoban"
     return config

@@ -140,10 +140,12 @@ def _full_pieces(game: Hanabi) -> tuple[Piece, ...]:
 
 
 def _options(values: tuple[str, ...], mask: int, everything: str) -> str:
-    """The values in a bit mask in words."""
+    """The values in a bit mask in words, as few as it takes: those that are in it, or those that are not."""
     if mask == 2 ** len(values) - 1 and len(values) > 1:
         return everything
-    return " or ".join(value for bit, value in enumerate(values) if mask >> bit & 1) or "none"
+    held = [value for bit, value in enumerate(values) if mask >> bit & 1]
+    rest = [value for value in values if value not in held]
+    return " or ".join(held) or "none" if len(held) <= len(rest) else "not " + " or ".join(rest)
 
 
 def _count(most: int) -> Table:
@@ -154,7 +156,7 @@ def _discarded(game: Hanabi) -> list[str]:
     """Every content of a colour's discard pile; the count of the lowest rank changes fastest."""
     counts = [range(n + 1) for n in reversed(copies(game.ranks))]
     piles = (tuple(reversed(pile)) for pile in itertools.product(*counts))
-    return ["".join(f" {r + 1}" * n for r, n in enumerate(pile)) or " none" for pile in piles]
+    return [" " + ("".join(str(r + 1) * n for r, n in enumerate(pile)) or "none") for pile in piles]
 
 
 def _actions_seen(game: Hanabi, names: list[str], offset: int) -> list[str]:

@@ -39,14 +39,36 @@ def keys(levels: pools.Arrays) -> list[bytes]:
     return pools.mirror_key(board)
 
 
-def _draw(rng: np.random.Generator, size: int, walls: float, min_distance: int, max_distance: int):
-    """A batch of candidates; those without a start at an allowed distance are left out."""
-    cells = size * size
-    order = np.argsort(rng.random((BATCH, cells)), axis=1)
-    n_walls = round(walls * cells)
-    grid = np.zeros((BATCH, cells), bool)
+def difficulty(levels: pools.Arrays) -> np.ndarray:
+    """Steps from start to goal; of equally far ones, those with more cells to walk on are harder: float[N]."""
+    distance = levels["distance"].reshape(len(levels["start"]), -1)
+    open_cells = ((distance >= 0) & (distance < UNREACHED)).mean(axis=1)
+    return distance[np.arange(len(distance)), levels["start"]] + 0.5 * open_cells
+
+
+def _draw(
+    rng: np.random.Generator, size: int, walls: float, min_distance: int, max_distance: int, inner: int | None = None
+):
+    """A batch of candidates; those without a start at an allowed distance are left out.
+
+    With `inner`, the grid is that small and lies somewhere in size x size cells, which are walls elsewhere.
+    """
+    inner = size if inner is None else inner
+    small = inner * inner
+    order = np.argsort(rng.random((BATCH, small)), axis=1)
+    n_walls = round(walls * small)
+    grid = np.zeros((BATCH, small), bool)
     np.put_along_axis(grid, order[:, :n_walls], True, axis=1)
-    distance = distances(grid.reshape(-1, size, size), order[:, n_walls])
+    goal = order[:, n_walls]
+    if inner < size:
+        # The place of the small grid's first cell in the large one, and of its cells from there.
+        corner = (rng.integers(0, size - inner + 1, (BATCH, 2)) * [size, 1]).sum(axis=1)
+        at = corner[:, None] + (np.arange(inner)[:, None] * size + np.arange(inner)).reshape(-1)
+        goal, inside = np.take_along_axis(at, goal[:, None], axis=1)[:, 0], grid
+        grid = np.ones((BATCH, size * size), bool)
+        np.put_along_axis(grid, at, inside, axis=1)
+    cells = size * size
+    distance = distances(grid.reshape(-1, size, size), goal)
     flat = distance.reshape(BATCH, cells)
     allowed = (flat >= min_distance) & (flat <= max_distance)
     start = np.argmax(allowed * (1 + rng.random((BATCH, cells))), axis=1).astype(np.int32)
@@ -64,10 +86,12 @@ def generate(
     n_test: int = 128,
     min_distance: int = 2,
     max_distance: int | None = None,
+    grades: int = 1,
 ) -> pools.Pool:
     """A pool of size x size grids with round(walls * size²) walls and a shortest way of min_distance to max_distance.
 
     max_distance is 2 * size unless given, so that a budget of 4 * size always leaves twice the moves that are needed.
+    Easier grades are smaller grids with fewer walls and shorter ways, closed in by walls.
     """
     check_range("plan_path", "size", size, 5, 16)
     if not 0 <= walls <= 0.6:
@@ -75,10 +99,19 @@ def generate(
     max_distance = 2 * size if max_distance is None else max_distance
     if not 1 <= min_distance <= max_distance:
         raise ValueError(f"plan_path: need 1 <= min_distance <= max_distance, found {min_distance} and {max_distance}")
-    source = f"generated: size {size}, walls {walls}, distance {min_distance} to {max_distance}, seed {seed}"
-    return pools.generate(
-        "plan_path", source, lambda rng: _draw(rng, size, walls, min_distance, max_distance), n_train, n_test, seed
-    )
+
+    def grade(number: int, n_test: int) -> pools.Pool:
+        share = number / grades
+        inner = max(3, round(size * share))
+        sparse = walls * share
+        far = max(min_distance, round(max_distance * share))
+        source = f"generated: size {inner}, walls {sparse:g}, distance {min_distance} to {far}, seed {seed}"
+        draw = lambda rng: _draw(rng, size, sparse, min_distance, far, inner)  # noqa: E731
+        return pools.generate(
+            "plan_path", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades)
+        )
+
+    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
 
 
 def load(path: str | os.PathLike) -> pools.Pool:

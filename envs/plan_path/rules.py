@@ -78,11 +78,15 @@ class PlanPath(Puzzle):
     def generate_pool(self) -> Pool:
         """A pool from size, walls, seed, n_train and n_test."""
         size = 8 if self.size is None else self.size
-        return levels_.generate(size, self.walls, self.seed, self.n_train, self.n_test)
+        return levels_.generate(size, self.walls, self.seed, self.n_train, self.n_test, grades=self.grades)
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
+
+    def difficulty(self):
+        """Steps from start to goal, mostly: float[N]."""
+        return levels_.difficulty(self.levels)
 
     @property
     def shape(self) -> tuple[int, int]:

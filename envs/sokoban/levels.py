@@ -93,6 +93,12 @@ def keys(levels: pools.Arrays) -> list[bytes]:
     return pools.mirror_key(np.where(reachable(cells), cells, WALL).astype(np.uint8))
 
 
+def difficulty(levels: pools.Arrays) -> np.ndarray:
+    """Boxes, then moves of the best solution known; among levels of unknown solution, boxes alone: float[N]."""
+    boxes = boxes_of(levels["cells"]).sum((1, 2))
+    return boxes + np.maximum(levels["moves"], 0) / (1.0 + max(levels["moves"].max(initial=0), 0))
+
+
 def check_cells(cells: np.ndarray, where) -> None:
     """Raise a ValueError for the first level that is none; `where(i)` names level i."""
     if cells.dtype != np.uint8 or cells.ndim != 3:
@@ -245,11 +251,13 @@ def generate(
     n_test: int = 128,
     min_moves: int = 4,
     max_moves: int | None = None,
+    grades: int = 1,
 ) -> pools.Pool:
     """A pool of size x size levels, rim of walls included, with all boxes off their goals.
 
     walls is the share of inner cells that are walls; the solver needs min_moves to max_moves, which is (size - 2)²
     unless given: half the default budget of the game. Its solutions are shortest up to two boxes; beyond, in pushes.
+    Easier grades have fewer boxes and shorter solutions.
     """
     check_range("sokoban", "size", size, 5, 12)
     check_range("sokoban", "boxes", boxes, 1, 5)
@@ -258,7 +266,14 @@ def generate(
     max_moves = (size - 2) ** 2 if max_moves is None else max_moves
     if not 1 <= min_moves <= max_moves:
         raise ValueError(f"sokoban: need 1 <= min_moves <= max_moves, found {min_moves} and {max_moves}")
-    source = f"generated: size {size}, boxes {boxes}, walls {walls}, {min_moves} to {max_moves} moves, seed {seed}"
-    return pools.generate(
-        "sokoban", source, lambda rng: _draw(rng, size, boxes, walls, min_moves, max_moves), n_train, n_test, seed
-    )
+
+    def grade(number: int, n_test: int) -> pools.Pool:
+        some = -(-boxes * number // grades)
+        most = max(min_moves, round(max_moves * number / grades))
+        source = f"generated: size {size}, boxes {some}, walls {walls}, {min_moves} to {most} moves, seed {seed}"
+        draw = lambda rng: _draw(rng, size, some, walls, min_moves, most)  # noqa: E731
+        return pools.generate(
+            "sokoban", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades)
+        )
+
+    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))

@@ -87,11 +87,15 @@ class Sokoban(Puzzle):
     def generate_pool(self) -> Pool:
         """A pool from size, boxes, walls, seed, n_train and n_test."""
         size = 6 if self.size is None else self.size
-        return levels_.generate(size, self.boxes, self.walls, self.seed, self.n_train, self.n_test)
+        return levels_.generate(size, self.boxes, self.walls, self.seed, self.n_train, self.n_test, grades=self.grades)
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
+
+    def difficulty(self):
+        """Boxes, then moves: float[N]."""
+        return levels_.difficulty(self.levels)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -52,6 +52,11 @@ def keys(levels: pools.Arrays) -> list[bytes]:
     return found
 
 
+def difficulty(levels: pools.Arrays) -> np.ndarray:
+    """Empty cells: float[N]."""
+    return (levels["puzzle"] == 0).sum((1, 2)).astype(float)
+
+
 def _dig_small(rng: np.random.Generator, low: int, high: int) -> dict[str, np.ndarray]:
     """Many 4x4 puzzles at once: a puzzle has one solution when one of the 288 grids agrees with its givens."""
     grids = all_grids()
@@ -89,20 +94,31 @@ def generate(
     seed: int = 0,
     n_train: int = 512,
     n_test: int = 128,
+    grades: int = 1,
 ) -> pools.Pool:
-    """A pool of size x size puzzles with empties[0] to empties[1] empty cells, each with exactly one solution."""
+    """A pool of size x size puzzles with empties[0] to empties[1] empty cells, each with exactly one solution.
+
+    Easier grades have fewer empty cells.
+    """
     check_choice("sudoku", "size", size, (4, 9))
     low, high = EMPTIES[size] if empties is None else empties
     if not 1 <= low <= high <= MOST_EMPTIES[size]:
         raise ValueError(f"sudoku: empties must be low, high from 1 to {MOST_EMPTIES[size]}, found {low}, {high}")
 
-    def draw(rng: np.random.Generator):
-        levels = _dig_small(rng, low, high) if size == 4 else _dig(rng, size, low, high)
-        return levels, keys(levels)
+    def grade(number: int, n_test: int) -> pools.Pool:
+        few, many = (max(1, round(cells * number / grades)) for cells in (low, high))
 
-    source = f"generated: size {size}, empties {low} to {high}, seed {seed}"
-    patience = 40 if size == 4 else 150  # a draw makes about 100 puzzles of 4x4, but at most one of 9x9
-    return pools.generate("sudoku", source, draw, n_train, n_test, seed, patience)
+        def draw(rng: np.random.Generator):
+            levels = _dig_small(rng, few, many) if size == 4 else _dig(rng, size, few, many)
+            return levels, keys(levels)
+
+        source = f"generated: size {size}, empties {few} to {many}, seed {seed}"
+        patience = 40 if size == 4 else 150  # a draw makes about 100 puzzles of 4x4, but at most one of 9x9
+        return pools.generate(
+            "sudoku", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades), patience
+        )
+
+    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
 
 
 def check_levels(levels: pools.Arrays, where: str) -> None:

@@ -77,11 +77,15 @@ class Sudoku(Puzzle):
     def generate_pool(self) -> Pool:
         """A pool from size, empties, seed, n_train and n_test."""
         size = 4 if self.size is None else self.size
-        return levels_.generate(size, self.empties, self.seed, self.n_train, self.n_test)
+        return levels_.generate(size, self.empties, self.seed, self.n_train, self.n_test, self.grades)
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
+
+    def difficulty(self):
+        """Empty cells: float[N]."""
+        return levels_.difficulty(self.levels)
 
     @property
     def shape(self) -> tuple[int, int]:

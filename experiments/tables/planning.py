@@ -1,0 +1,356 @@
+"""The planning table: one agent against planner and executor, prompts against GRPO and AT-GRPO, at equal budgets.
+
+    python -m experiments.tables.planning                                       # the embedded model, two CPU cores
+    python -m experiments.tables.planning --model=smollm2 --jobs=3              # one GPU
+    python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100
+
+A random model has nothing to improve by playing, so all rows start from a common warm start: `--sft_steps` updates on
+the solver's moves, one run for each game and form of roles; 0 leaves it out. Every row that learns then gathers the
+same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under --workdir, so the
+same command goes on where it was stopped and collects what is finished. Flags `--config.FIELD=VALUE` go to every run.
+
+Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import csv
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from experiments.tables.bars import Bar, chart
+
+ROOT = Path(__file__).resolve().parents[2]
+GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    words     what stands in it
+    form      the form of the experiment (`configs/planning.py`); PER_ROLE depends on the model
+    learns    whether it is trained; otherwise it is the model as it comes
+    opponent  the line of the evaluation that counts
+    run       whose folder it has; "" is its own
+    twin      the row that learns from the same start, whose evaluation before training says the same
+    """
+
+    words: str
+    form: str
+    learns: bool = True
+    opponent: str = "self"
+    run: str = ""
+    twin: str = ""
+
+
+PER_ROLE = "per role"
+ROWS = {
+    "single": Row("one agent", "single", learns=False, twin="grpo"),
+    "grpo": Row("one agent + GRPO", "grpo"),
+    "roles": Row("planner and executor, prompts only", "roles", learns=False, twin="at_grpo"),
+    "roles_grpo": Row("planner and executor + GRPO", "roles_grpo"),
+    "at_grpo": Row("planner and executor + AT-GRPO, shared", "at_grpo"),
+    "per_role": Row("planner and executor + AT-GRPO, per role", PER_ROLE),
+    "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
+}
+WARM = {"single": "sft_single", "roles": "sft_roles"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A success rate with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a row came to; `answers` were sampled in training, None where there was none."""
+
+    game: str
+    row: str
+    before: Rate | None
+    after: Rate | None
+    answers: int | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the table; the status is 1 when a run failed."""
+    flags, passed = parse(argv)
+    wanted = select(flags.only)
+    check_budgets(flags, wanted)
+    failed = [] if flags.collect else run_all(flags, passed, wanted)
+    results = collect(flags, wanted)
+    folder = Path(flags.workdir)
+    (folder / "planning.md").write_text(markdown(results, flags), encoding="utf-8")
+    (folder / "planning.svg").write_text(drawing(results), encoding="utf-8")
+    write_csv(results, folder / "planning.csv")
+    sys.stdout.write(markdown(results, flags))
+    for name in failed:
+        sys.stderr.write(f"planning.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
+    return 1 if failed else 0
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of the table, and those for every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="a variant of the experiments: smollm2, qwen3-1.7b, …; '': tiny")
+    parser.add_argument("--small", action="store_true", help="the small sizes of the embedded model, for any model")
+    parser.add_argument("--workdir", default="", help="default: runs/planning[-MODEL]")
+    parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
+    parser.add_argument("--steps", type=int, default=0, help="updates of every row that learns; 0: the experiment's")
+    parser.add_argument("--sft_steps", type=int, default=20, help="steps of the common warm start; 0: none")
+    parser.add_argument(
+        "--games", type=int, default=0, help="games at once of one agent; rows that answer more play less"
+    )
+    parser.add_argument("--eval_games", type=int, default=512)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; on a GPU they share its memory")
+    parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
+    flags, rest = parser.parse_known_args(argv)
+    for flag in rest:
+        if not flag.startswith("--config."):
+            parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
+    flags.workdir = flags.workdir or f"runs/planning{f'-{flags.model}' if flags.model else ''}"
+    return flags, rest
+
+
+def select(only: str) -> list[tuple[str, str]]:
+    """The (game, row) pairs that are asked for, in the order of the table."""
+    everything = [(game, row) for game in GAMES for row in ROWS]
+    if not only:
+        return everything
+    asked = only.split(",")
+    for name in asked:
+        game, _, row = name.partition("/")
+        if game not in GAMES or (row and row not in ROWS):
+            known = f"{', '.join(GAMES)}, and behind a slash {', '.join(ROWS)}"
+            raise SystemExit(f"planning.py: --only has {name!r}; accepted: {known}")
+    return [(game, row) for game, row in everything if game in asked or f"{game}/{row}" in asked]
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def experiment(flags: argparse.Namespace, row: str) -> str:
+    """What stands behind the colon of `--config` for a row."""
+    form = ROWS[row].form
+    if form == PER_ROLE:  # adapters on a random base learn little; copies of a large model are large
+        form = "at_grpo_lora" if flags.model else "at_grpo_apart"
+    parts = [form, flags.model, "small" if flags.small and flags.model else ""]
+    return "+".join(part for part in parts if part)
+
+
+def config_of(flags: argparse.Namespace, game: str, row: str):
+    """The config of a row as the experiment gives it, with the table's flags."""
+    config = importlib.import_module(f"experiments.{game}").get_config(experiment(flags, row))
+    if flags.steps:
+        config.steps = flags.steps
+    if flags.games:
+        share = 2 if "roles" in config.env.params and config.env.params.roles == "two" else 1
+        config.rollout.games = flags.games // share // (config.algo.group if config.algo.name == "at_grpo" else 1)
+    return config
+
+
+def answers(config: Mapping) -> int:
+    """How many answers a run samples in training: GRPO, which plays whole episodes only, at most so many."""
+    candidates = config["algo"]["group"] if config["algo"]["name"] == "at_grpo" else 1
+    return config["steps"] * config["rollout"]["games"] * config["rollout"]["turns"] * candidates
+
+
+def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> None:
+    """Ends the program unless all rows of a game that learn have the same budget."""
+    for game in GAMES:
+        found = {row: answers(config_of(flags, game, row)) for g, row in wanted if g == game and ROWS[row].learns}
+        if len(set(found.values())) > 1:
+            raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 8")
+
+
+def run_all(flags: argparse.Namespace, passed: Sequence[str], wanted: Sequence[tuple[str, str]]) -> list[str]:
+    """Runs what is not finished, warm starts first, `jobs` at a time; answers with the names of those that failed."""
+    failed: list[str] = []
+    for runs in plan(flags, wanted):
+        missing = {name: command for name, (command, done) in runs.items() if not done}
+        with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
+            launched = {
+                name: pool.submit(launch, flags, name, [*command, *passed]) for name, command in missing.items()
+            }
+            failed += [name for name, future in launched.items() if future.result()]
+        if failed:
+            break
+    return failed
+
+
+def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterator[dict[str, tuple[list[str], bool]]]:
+    """Two rounds of runs, warm starts and rows: by name, what follows `launch.py`, and whether it has been done."""
+    folder = Path(flags.workdir)
+    common = [f"--config.eval.games={flags.eval_games}"]
+    warm, rows = {}, {}
+    for game, row in wanted:
+        about, start = ROWS[row], []
+        if flags.sft_steps:
+            form = "single" if about.form in ("single", "grpo") else "roles"
+            name = f"{game}/{WARM[form]}"
+            command = [f"--config=experiments/{game}.py:{experiment(flags, 'grpo' if form == 'single' else 'at_grpo')}"]
+            command += ["--mode=sft", f"--config.sft.steps={flags.sft_steps}", *common]
+            command += [f"--config.sft.warmup={min(5, flags.sft_steps - 1)}"]
+            warm[name] = (command, is_done(folder / name, flags.sft_steps))
+            start = [f"--config.model.start={(folder / name).absolute()}"]
+        name = f"{game}/{about.run or row}"
+        config = config_of(flags, game, row)
+        command = [f"--config=experiments/{game}.py:{experiment(flags, row)}", *common, *start]
+        if about.learns:
+            command += [f"--config.steps={config.steps}", f"--config.rollout.games={config.rollout.games}"]
+            rows[name] = (command, is_done(folder / name, config.steps))
+        elif (game, about.twin) not in wanted:  # else it is the twin's evaluation before training
+            done = (folder / name / "evaluation.json").exists() or evaluation(
+                folder / game / about.twin, "self", first=True
+            )
+            rows[name] = ([*command, "--mode=eval"], bool(done))
+    yield warm
+    yield rows
+
+
+def launch(flags: argparse.Namespace, name: str, command: Sequence[str]) -> int:
+    """One run in a process of its own; its output goes to its folder."""
+    folder = Path(flags.workdir).absolute() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    if flags.jobs > 1:
+        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / flags.jobs:.2f}")
+    began = time.monotonic()
+    sys.stderr.write(f"{name}: python launch.py {' '.join(command)}\n")
+    with (folder / "launch.log").open("a", encoding="utf-8") as log:
+        command = [sys.executable, "launch.py", *command, f"--workdir={folder}", "--config.log.progress=false"]
+        status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False).returncode
+    sys.stderr.write(f"{name}: {'done' if not status else f'ended with status {status}'} after "
+                     f"{time.monotonic() - began:.0f} s\n")  # fmt: skip
+    return status
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def evaluations(folder: Path) -> list[dict]:
+    """The rows of a run's evaluations, whole lines only."""
+    path, rows = folder / "eval.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # cut short by a crash
+    return rows
+
+
+def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
+    """The success rate of a run in its first or newest evaluation; of a run that was only evaluated, in that one."""
+    rows = evaluations(folder)
+    if not rows and (folder / "evaluation.json").exists():
+        rows = [{"step": 0, **row} for row in json.loads((folder / "evaluation.json").read_text())["rows"]]
+    rows = [row for row in rows if row["opponent"] == opponent and (row["step"] == 0 or not first)]
+    return Rate(*(rows[-1][f"success{end}"] for end in ("", "_low", "_high"))) if rows else None
+
+
+def is_done(folder: Path, steps: int) -> bool:
+    """Whether a run has been evaluated after its last step and its checkpoint is there."""
+    evaluated = any(row["step"] >= steps for row in evaluations(folder))
+    return evaluated and any((folder / "checkpoints").glob(f"{steps}/seal.json"))
+
+
+def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> list[Result]:
+    """What there is of the rows asked for; a run that is not finished counts as far as it came."""
+    folder, results = Path(flags.workdir), []
+    for game, row in wanted:
+        about = ROWS[row]
+        here = folder / game / (about.run or row)
+        if about.learns:
+            path = here / "config.json"
+            sampled = answers(json.loads(path.read_text())) if path.exists() else None
+            after = evaluation(here, about.opponent) if any(r["step"] for r in evaluations(here)) else None
+            results.append(Result(game, row, evaluation(here, about.opponent, first=True), after, sampled))
+        else:
+            before = evaluation(folder / game / about.twin, "self", first=True) or evaluation(here, "self", first=True)
+            results.append(Result(game, row, before, None))
+    for game in GAMES:
+        found = {result.row: result.answers for result in results if result.game == game and result.answers}
+        if len(set(found.values())) > 1:
+            raise SystemExit(f"planning.py: the runs of {game} have different budgets: {found}; start anew elsewhere")
+    return results
+
+
+def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
+    """The table for people: success in percent, before and after, with intervals."""
+    games = list(dict.fromkeys(result.game for result in results))
+    found = {(result.game, result.row): result for result in results}
+    lines = [f"# Planning with {flags.model or 'the embedded model'}", ""]
+    lines += [
+        "Success on held-out levels in per cent, greedy answers, with 95 % intervals: before → after training.",
+        "",
+    ]
+    lines += ["| | " + " | ".join(GAMES[game] for game in games) + " |", "| --- |" + " --- |" * len(games)]
+    for row in dict.fromkeys(result.row for result in results):
+        cells = [cell(found.get((game, row))) for game in games]
+        lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
+    lines += ["", *notes(results, flags)]
+    return "\n".join(lines) + "\n"
+
+
+def cell(result: Result | None) -> str:
+    """One place in the table."""
+    if result is None or not (result.before or result.after):
+        return "–"
+    if not ROWS[result.row].learns:
+        return str(result.before)
+    return f"{result.before or '–'} → {f'**{result.after}**' if result.after else '–'}"
+
+
+def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]:
+    """What stands below the table."""
+    for game in dict.fromkeys(result.game for result in results):
+        sampled = next((result.answers for result in results if result.game == game and result.answers), None)
+        if sampled:
+            yield f"- {GAMES[game]}: every row that learns samples {sampled:,} answers (GRPO, in whole games, at most)."
+        floor = [evaluation(Path(flags.workdir) / game / row, "random alone", first=True) for row in ROWS]
+        floor = next((rate for rate in floor if rate), None)
+        if floor:
+            yield f"- {GAMES[game]}: random moves solve {floor}."
+    if flags.sft_steps:
+        yield f"- All rows start from {flags.sft_steps} steps of imitation of a solver on training levels."
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """The table for programs: one line per game and row, rates between 0 and 1."""
+    ends = ("value", "low", "high")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["game", "row", *(f"{when}_{end}" for when in ("before", "after") for end in ends), "answers"])
+        for r in results:
+            rates = [getattr(rate, end) if rate else "" for rate in (r.before, r.after) for end in ends]
+            writer.writerow([r.game, r.row, *rates, "" if r.answers is None else r.answers])
+
+
+def drawing(results: Sequence[Result]) -> str:
+    """The table as bars."""
+    groups = {}
+    for r in results:
+        of = lambda rate: None if rate is None else (rate.value, rate.low, rate.high)  # noqa: E731
+        groups.setdefault(GAMES[r.game], []).append(Bar(ROWS[r.row].words, of(r.before), of(r.after)))
+    return chart(groups)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

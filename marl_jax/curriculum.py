@@ -1,0 +1,132 @@
+"""A curriculum of puzzles: levels get harder as they are solved, and easier again when they are not.
+
+The levels of a pool are put in order of difficulty (`Puzzle.difficulty`: distance, boxes, empty cells). At grade g of n
+episodes start from the easiest g/n of them, so that what was learnt stays in practice, and at the last grade from all.
+Where a learner stands is a few numbers among the rollout's games: the program draws levels by them and moves them on,
+and a checkpoint has them like everything that survives from one rollout to the next. Evaluation knows nothing of it: it
+always plays the whole held-out part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs.game import Game, State
+from marl_jax.rollout import Finished, Games, Rollout, Sections
+from marl_jax.samples import Samples
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """Where a learner stands; every row has the same numbers, so that they lie on a mesh as the games do.
+
+    grade   int32 [B]    from 1 to n
+    solved  float32 [B]  games solved since the last decision whether to go up or down
+    ended   float32 [B]  games that ended since then
+    """
+
+    grade: jax.Array
+    solved: jax.Array
+    ended: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradedGames:
+    """Games in progress, and the ladder by which the next ones are drawn."""
+
+    games: Games
+    ladder: Ladder
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """When to go up and down; the fields are those of `config.curriculum`.
+
+    grades  n
+    start   the first grade
+    up      the share of solved games from which it goes up
+    down    the share below which it goes down
+    window  games to end before it is decided
+    """
+
+    grades: int
+    start: int
+    up: float
+    down: float
+    window: int
+
+    def begin(self, rows: int) -> Ladder:
+        """At the first grade."""
+        return Ladder(jnp.full((rows,), self.start, jnp.int32), jnp.zeros((rows,)), jnp.zeros((rows,)))
+
+    def climb(self, ladder: Ladder, finished: Finished) -> Ladder:
+        """Where the learner stands after some games; once it is decided, counting starts again.
+
+        A solved puzzle is one that paid the team. With AT-GRPO a game goes on from the best of some candidates, so more
+        of them are solved than the policy would solve alone.
+        """
+        solved = ladder.solved + jnp.sum(finished.ended & (finished.total.team > 0))
+        ended = ladder.ended + jnp.sum(finished.ended)
+        share = solved / jnp.maximum(ended, 1)
+        step = (share >= self.up).astype(jnp.int32) - (share < self.down).astype(jnp.int32)
+        decided = ended >= self.window
+        return Ladder(
+            grade=jnp.clip(ladder.grade + jnp.where(decided, step, 0), 1, self.grades),
+            solved=jnp.where(decided, 0.0, solved),
+            ended=jnp.where(decided, 0.0, ended),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graded:
+    """A rollout on the levels of the present grade; called as the rollout itself."""
+
+    rollout: Rollout
+    rule: Rule
+
+    @property
+    def sections(self) -> Sections:
+        """The rollout's."""
+        return self.rollout.sections
+
+    def start(self, key: jax.Array) -> GradedGames:
+        """Fresh games of the first grade."""
+        ladder = self.rule.begin(self.sections.rows)
+        return GradedGames(self._at(ladder).start(key), ladder)
+
+    def __call__(
+        self, weights: dict, graded: GradedGames, key: jax.Array, past: dict | None = None
+    ) -> tuple[Samples, Finished, GradedGames]:
+        """As `Rollout`'s, and the ladder after it."""
+        samples, finished, games = self._at(graded.ladder)(weights, graded.games, key, past)
+        return samples, finished, GradedGames(games, self.rule.climb(graded.ladder, finished))
+
+    def difficulty(self, graded: GradedGames) -> jax.Array:
+        """The share of the levels that are drawn from: float32 []."""
+        return graded.ladder.grade[0] / self.rule.grades
+
+    def _at(self, ladder: Ladder) -> Rollout:
+        game = self.rollout.game
+        count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.grades, 1)
+        return dataclasses.replace(self.rollout, game=Easiest(game, count))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Easiest:
+    """A puzzle, but that its episodes start from the `count` easiest levels (int32 [], may be traced)."""
+
+    puzzle: Game
+    count: jax.Array
+
+    def reset(self, key: jax.Array) -> State:
+        """The first state of one of them."""
+        return self.puzzle.reset_among(key, self.count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.puzzle, name)

@@ -1,0 +1,278 @@
+"""`--mode=sft`: supervised training on what a bot plays, so that small models have something to improve by playing.
+
+    python launch.py --config=experiments/plan_path.py --mode=sft --workdir=runs/warm
+    python launch.py --config=experiments/plan_path.py --workdir=runs/mine --config.model.start=runs/warm
+
+The loop is that of `train.py` with demonstrations for rollouts and the likelihood of their answers for the objective; a
+run has the same folder, goes on in the same way and is evaluated by the same matches. Besides these, `demonstrations`
+is how often the most likely answer is one of the bot's, in positions of games that training never sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from envs.registry import held_out
+from marl_jax import evaluate, opponents, placement, processes, report, stats
+from marl_jax import mesh as meshes
+from marl_jax import setup as setups
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.demonstrations import Demonstrations
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.metrics import Metrics, write_config
+from marl_jax.policy import Policy
+from marl_jax.profiling import Clock
+from marl_jax.resharding import SamplerWeights
+from marl_jax.rollout import Rollout, Sections, summary
+from marl_jax.samples import Samples, split, take
+from marl_jax.setup import Setup
+from marl_jax.signals import GracefulStop
+from marl_jax.train import best_metric, identity, resumed, saved, together
+from marl_jax.update import Learner, make_optimiser, new_learner
+from marl_jax.validate import nearest
+
+log = logging.getLogger(__name__)
+
+DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is right
+HELD_OUT_KEY = 7
+
+
+def main(config: ConfigDict, workdir: Path) -> None:
+    """Trains until `config.sft.steps`, from the newest checkpoint in `workdir` if there is one."""
+    setup = make(config)
+    with jax.set_mesh(setup.mesh), GracefulStop() as stop:
+        _train(setup, workdir, stop)
+
+
+def make(config: ConfigDict) -> Setup:
+    """The setup of a run with the fields of `sft` in their places, and policies without critic or reference."""
+    config = config.copy_and_resolve_references()
+    s = config.sft
+    config.steps = s.steps
+    config.optim.update(dict(lr=s.lr, schedule=s.schedule, warmup=s.warmup))
+    setup = setups.make(config)
+    ways = meshes.batch_ways(setup.mesh)
+    if s.games % ways:
+        near = " or ".join(map(str, nearest(s.games, ways)))
+        raise ConfigError(
+            [f"config.sft.games is {s.games}, not a multiple of the {ways} parts of the mesh; nearest: {near}"]
+        )
+    minds = tuple(
+        dataclasses.replace(mind, policy=dataclasses.replace(mind.policy, critic="none", share=1), reference=False)
+        for mind in setup.minds
+    )
+    return dataclasses.replace(setup, team=dataclasses.replace(setup.team, minds=minds))
+
+
+def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
+    config, s = setup.config, setup.config.sft
+    main_process, whole = jax.process_index() == 0, placement.whole(setup.mesh)
+
+    # ---------------------------------------------------------------------- what is trained, and where it stands
+    key = jax.random.key(config.seed)
+    shown = demonstrations(setup)
+    optimiser = make_optimiser(config.optim, s.steps, s.minibatches)
+    learners = {mind.name: new_learner(*mind.weights_at_start(), optimiser, setup.mesh) for mind in setup.minds}
+    games = placement.made(shown.start, functools.partial(placement.rows, setup.mesh), key)
+
+    c = config.checkpoint
+    checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
+    run = {**identity(setup), "algorithm": "sft", "critic": "none", "games": s.games}
+    restored = checkpoints.restore(saved(learners, games, None), run=run)
+    step = start = 0 if restored is None else restored.step
+    if restored is not None:
+        learners, games, _ = resumed(learners, restored.state)
+        log.info("resumed from step %d of %d in %s", start, s.steps, workdir)
+    else:
+        if main_process:
+            write_config(config, workdir)
+        log.info("learning from the bot %r, new run in %s", bot_name(config), workdir)
+
+    # ------------------------------------------------------------------------------------------------- programs
+    show = jax.jit(
+        functools.partial(show_step, shown), donate_argnums=(0,), out_shardings=(None, placement.of(games), whole)
+    )
+    learn = jax.jit(
+        functools.partial(learn_step, setup, optimiser),
+        donate_argnums=(0,),
+        out_shardings=(placement.of(learners), whole),
+    )
+    evaluation, imitation, sampler = evaluate.Evaluation(setup), Imitation(setup), SamplerWeights(setup)
+
+    def evaluated(baselines: bool = False) -> list[dict[str, Any]]:
+        with jax.set_mesh(setup.sampling_mesh):
+            weights = sampler(learners)
+            return [*evaluation(weights, baselines=baselines), imitation(weights)]
+
+    # ----------------------------------------------------------------------------------------------------- loop
+    metrics = Metrics(config, workdir, start=start, main=main_process)
+    if start == 0 and config.eval.every:
+        metrics.write_eval(0, evaluated(baselines=True))
+    if start >= s.steps:
+        log.info("all %d steps are done; raise --config.sft.steps or choose another --workdir to go on", s.steps)
+    stopping = False
+    with contextlib.ExitStack() as closing:
+        for resource in (checkpoints, metrics):
+            closing.callback(resource.close)
+        while step < s.steps and not stopping:
+            step_key, clock = jax.random.fold_in(key, step), Clock()
+            with clock.phase("rollout"):
+                samples, games, figures = show(games, step_key)
+                jax.block_until_ready(samples.action)
+            with clock.phase("update"):
+                learners, more = learn(learners, samples, step_key)
+                figures = jax.device_get({**figures, **more})
+            step += 1
+            if figures["skipped_in_a_row"] >= c.nan_limit:
+                raise RunError(
+                    f"step {step}: the last {figures['skipped_in_a_row']:d} updates were not finite and were skipped; "
+                    f"lower sft.lr (now {s.lr:g}) or optim.max_grad_norm"
+                )
+            metric = None
+            if config.eval.every and (step % config.eval.every == 0 or step == s.steps):
+                with clock.phase("evaluation"):
+                    rows = evaluated()
+                metrics.write_eval(step, rows)
+                metric = best_metric(config, rows)
+            metrics.write(step, {**figures, **clock.figures(figures)})
+            stopping = processes.anyone(stop.asked)
+            if checkpoints.due(step) or step == s.steps or stopping:
+                checkpoints.save(step, saved(learners, games, None), {"run": run}, metric)
+
+        # ------------------------------------------------------------------------------------------------- end
+        if step > start:
+            checkpoints.finish(step)
+        if stopping and step < s.steps:
+            log.info("stopped at step %d by %s; the same command goes on from there", step, stop.name or "a signal")
+    if main_process:
+        report.main(workdir)
+
+
+def bot_name(config: ConfigDict) -> str:
+    """Who is imitated: the bot of the config, or the best that the game has."""
+    return config.sft.bot or opponents.bot_names(config.env.name)[-1]
+
+
+def demonstrations(setup: Setup, **changes: Any) -> Demonstrations:
+    """The program that plays the bot's games."""
+    s, rollout = setup.config.sft, setup.plain_rollout()
+    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Rollout)}
+    fields |= dict(sections=Sections(s.games), turns=s.turns, noise=s.noise)
+    fields |= dict(bot=opponents.make_bot(setup.game, bot_name(setup.config)))
+    return Demonstrations(**{**fields, **changes})
+
+
+def show_step(shown: Demonstrations, games, key: jax.Array):
+    """Some turns of the bot's games: (samples, games, figures)."""
+    samples, finished, games = shown.show(games, key)
+    figures = summary(finished, shown.sections) | {
+        "tokens": jnp.sum(samples.prompt_lengths + samples.answer_lengths),
+        "prompt_length": jnp.mean(samples.prompt_lengths),
+        "answer_length": jnp.mean(samples.answer_lengths),
+        "rows": jnp.sum(samples.weights > 0),
+    }
+    return samples, games, figures
+
+
+def learn_step(setup: Setup, optimiser, learners: dict[str, Learner], samples: Samples, key: jax.Array):
+    """One pass over the samples [R, B, …], of every model over its own: (learners, figures)."""
+    found = {}
+    for mind in setup.learners:
+        rows = setup.team.own(samples, mind.number).flat()
+        settings = (setup.config.sft.minibatches, setup.config.algo.accumulate)
+        learner, figures = _pass(mind.policy, optimiser, learners[mind.name], rows, key, *settings)
+        learners, found[mind.name] = {**learners, mind.name: learner}, figures
+    return learners, together(found)
+
+
+def _pass(policy: Policy, optimiser, learner: Learner, rows: Samples, key, minibatches: int, accumulate: int):
+    def minibatch(learner, picked):
+        return _learn(policy, optimiser, learner, take(rows, picked), accumulate)
+
+    picks = jax.random.permutation(key, rows.n).reshape(minibatches, -1)
+    learner, metrics = jax.lax.scan(minibatch, learner, picks)
+    figures = {name: jnp.mean(x) for name, x in metrics.items() if name != "skipped"}
+    return learner, {**figures, "skipped": jnp.sum(metrics["skipped"]), "skipped_in_a_row": learner.skipped}
+
+
+def _learn(policy: Policy, optimiser, learner: Learner, rows: Samples, accumulate: int):
+    """One step of the optimiser on one minibatch; a loss or gradient that is not finite changes nothing."""
+    weights = rows.weights / jnp.maximum(jnp.sum(rows.weights), 1.0)
+    objective = jax.value_and_grad(_objective, argnums=1, has_aux=True)
+
+    def part(total, xs):
+        (_, figures), grads = objective(policy, learner.trained, learner.frozen, *xs)
+        return jax.tree.map(jnp.add, total, grads), figures
+
+    nothing = jax.tree.map(jnp.zeros_like, learner.trained)
+    grads, figures = jax.lax.scan(part, nothing, split((rows, weights), accumulate))
+    figures = jax.tree.map(lambda x: jnp.sum(x, axis=0), figures)
+    norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
+    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
+    trained = optax.apply_updates(learner.trained, policy.changes(changes))
+    keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+    learner = Learner(
+        trained=jax.tree.map(keep, trained, learner.trained),
+        frozen=learner.frozen,
+        optimiser=jax.tree.map(keep, state, learner.optimiser),
+        skipped=jnp.where(finite, 0, learner.skipped + 1),
+    )
+    return learner, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
+
+
+def _objective(policy: Policy, trained: dict, frozen: dict, rows: Samples, weights: jax.Array):
+    """Minus the mean log-probability of whole answers; `weights` [N] add up to 1 over a minibatch."""
+    scores = policy.score({**frozen, **trained}, rows)
+    mask = rows.mask()
+    answers = jnp.sum(scores.logps * mask, axis=1)
+    loss = -jnp.sum(weights * answers)
+    figures = {"loss": loss, "probability": jnp.sum(weights * jnp.exp(answers))}
+    return loss, figures | {"entropy": jnp.sum(weights * jnp.sum(scores.entropy * mask, axis=1))}
+
+
+# ----------------------------------------------------------------------------------------------------------- held out
+
+
+class Imitation:
+    """How well a team imitates the bot in games that training never sees, the same ones at every call."""
+
+    def __init__(self, setup: Setup):
+        self._team, self._confidence = setup.team, setup.config.eval.confidence
+        unseen = demonstrations(setup, game=held_out(setup.game), noise=0.0)
+        examine = jax.jit(unseen.examine, static_argnums=1)
+        self._samples, self._right = examine(jax.random.key(HELD_OUT_KEY), DRAWS)
+        self._program = jax.jit(self._answers)
+
+    def __call__(self, weights: dict[str, dict]) -> dict[str, Any]:
+        """A row of figures, as those of `evaluate.Evaluation`: `accuracy`, the share of answers that are the bot's."""
+        right, counts = jax.device_get(self._program(weights, self._samples, self._right))
+        accuracy = stats.wilson(int(np.sum(right & counts)), int(np.sum(counts)), self._confidence)
+        log.info("held-out demonstrations: accuracy %s of %d answers", accuracy, np.sum(counts))
+        row = dict(accuracy=accuracy.value, accuracy_low=accuracy.low, accuracy_high=accuracy.high)
+        return {"opponent": "demonstrations", "games": int(np.sum(counts)), **row}
+
+    def _answers(self, weights, samples: Samples, right):
+        """Whether the most likely answers are right, and whether they count: bool [R, B] each."""
+        fast = self._team.ready(weights)
+
+        def turn(xs):
+            shown, right = xs
+            keys = jax.vmap(jax.random.key)(jnp.arange(shown.n))  # the most likely answer needs no luck
+            said = self._team.act(
+                fast, shown.tokens, shown.prompt_lengths, shown.legal, keys, shown.policy, temperature=0.0
+            ).action
+            return jnp.take_along_axis(right, jnp.maximum(said, 0)[:, None], axis=1)[:, 0] & (said >= 0)
+
+        return jax.lax.map(turn, (samples, right)), samples.weights > 0

@@ -1,0 +1,261 @@
+"""Warm starts: what a bot shows, learning from it, and runs that begin where that ended."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs import registry as games
+from envs.plan_path import levels
+from marl_jax import demonstrations, sft, train, validate
+from marl_jax import setup as setups
+from marl_jax.checkpoint import Checkpoints
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.metrics import read_json_lines
+from tests.marl_jax import tiny_plan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Programs that several runs here have in common are compiled once."""
+    with tiny_plan.compiled_once(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+def state(workdir):
+    """Everything in a run's newest checkpoint."""
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore()
+    checkpoints.close()
+    return restored
+
+
+def shown(config, turns=24, **changes):
+    """(setup, program, samples [R, B, …], what ended, games after it)."""
+    setup = sft.make(config)
+    program = sft.demonstrations(setup, turns=turns, **changes)
+    first = jax.jit(program.start)(jax.random.key(1))
+    return setup, program, first, *jax.device_get(jax.jit(program.show)(first, jax.random.key(2)))
+
+
+@pytest.fixture(scope="module")
+def perfect():
+    return shown(tiny_plan.get_config(), noise=0.0)
+
+
+def test_the_bot_solves_every_level_in_the_fewest_moves(perfect):
+    _, _, _, samples, finished, _ = perfect
+    assert finished.ended.sum() > 20
+    np.testing.assert_allclose(finished.total.team[finished.ended], 1.5)  # goal and shortest way
+    assert (samples.weights == 1).all() and (samples.action >= 0).all()
+
+
+def test_the_executor_follows_and_reads_the_proposal(perfect):
+    setup, _, first, samples, _, _ = perfect
+    planner, executor = samples.action[0::2], samples.action[1::2]
+    assert (samples.agent[0::2] == 0).all() and (samples.agent[1::2] == 1).all()
+    np.testing.assert_array_equal(planner, executor)
+    mind = setup.mind
+    for row in range(3):
+        text = mind.prompt.first_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
+        read = samples.tokens[0, row, : samples.prompt_lengths[0, row]]
+        assert mind.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
+        proposal = "udlr"[samples.action[0, row]]
+        heard = mind.tokenizer.decode(samples.tokens[1, row, : samples.prompt_lengths[1, row]].tolist())
+        assert heard.endswith(f" {proposal}E:")
+
+
+def test_no_held_out_level_is_shown_in_any_form(perfect):
+    setup, program, _, _, _, after = perfect
+    test = set(levels.keys(games.held_out(setup.game).game.levels.arrays))
+    seen = after.state.inner
+    assert not set(levels.keys({"distance": seen.distance, "start": seen.start})) & test
+    assert not set(levels.keys(program.game.game.levels.arrays)) & test
+
+
+def test_noise_moves_the_executor_only_and_samples_keep_what_the_bot_would_do():
+    _, _, _, samples, finished, _ = shown(tiny_plan.get_config(), noise=0.5, turns=40)
+    np.testing.assert_array_equal(samples.action[0::2], samples.action[1::2])
+    assert finished.total.team[finished.ended].min() < 1.5  # some ways were longer
+
+
+@pytest.mark.parametrize("game, solved", [("sokoban", 10.0), ("sudoku", 1.0)])
+def test_the_other_puzzles_are_shown_too(game, solved):
+    config = tiny_plan.get_config()
+    params = dict(sokoban=dict(size=5, budget=12), sudoku=dict(empties=(3, 5), budget=8))[game]
+    with config.unlocked():
+        config.env.params = dict(roles="two", n_train=24, n_test=8, **params)
+    config.env.name = game
+    config.rollout.turns = 24 if game == "sokoban" else 16
+    _, _, _, samples, finished, _ = shown(config, noise=0.0)
+    ended = finished.ended
+    assert ended.sum() > 5
+    np.testing.assert_allclose(finished.total.team[ended], solved)
+    assert np.take_along_axis(samples.legal, samples.action[..., None], -1).all()
+
+
+def test_games_of_two_and_their_bots():
+    config = tiny_plan.get_config()
+    config.env.name = "tic_tac_toe"
+    with config.unlocked():
+        config.env.params = {}
+    _, program, _, samples, finished, _ = shown(config, noise=0.0, turns=18)
+    assert type(program.bot).__name__ == "MinimaxBot"
+    assert (finished.total.agent[finished.ended] == 0).all()  # minimax draws with itself
+    assert set(samples.agent.reshape(-1).tolist()) == {0, 1}
+
+
+def test_free_answers_are_written_as_they_would_be_sampled():
+    config = tiny_plan.get_config()
+    config.rollout.update(dict(answer="free", max_new_tokens=3))
+    setup = sft.make(config)
+    ids, lengths = demonstrations.names_to_write(setup.mind)
+    free, said = setup.policy.free, lengths - 1  # without the stop
+    legal = jnp.ones((4, 4), bool)
+    assert free.parse(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
+    assert all(ids[a, said[a]] in free.stop_ids for a in range(4))
+    longer = dataclasses.replace(free, ids=np.tile(free.ids, (1, 5)), lengths=free.lengths + 4)
+    policy = dataclasses.replace(setup.policy, free=longer)
+    with pytest.raises(ConfigError, match="max_new_tokens is 3, and the longest answer has 5 tokens; accepted: 5"):
+        demonstrations.names_to_write(dataclasses.replace(setup.mind, policy=policy))
+
+
+def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
+    setup, _, _, samples, _, _ = perfect
+    rows = jax.tree.map(jnp.asarray, samples).flat()
+    nothing = {"model": jax.tree.map(lambda x: jnp.zeros(x.shape), setup.mind.abstract()[0]["model"])}
+    weights = rows.weights / jnp.sum(rows.weights)
+    loss, figures = jax.jit(lambda p: sft._objective(setup.policy, p, {}, rows, weights))(nothing)
+    np.testing.assert_allclose([loss, figures["probability"]], [np.log(4), 0.25], rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A whole run with all weights: (config, folder)."""
+    config = tiny_plan.get_config()
+    config.eval.every = 4
+    workdir = tmp_path_factory.mktemp("sft") / "run"
+    sft.main(config, workdir)
+    return config, workdir
+
+
+def test_a_run_learns_and_leaves_what_runs_leave(run):
+    config, workdir = run
+    rows = read_json_lines(workdir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["loss"] < rows[0]["loss"] and {"probability", "grad_norm", "tokens_per_s"} <= rows[0].keys()
+    evals = read_json_lines(workdir / "eval.jsonl")
+    found = [(row["step"], row["opponent"]) for row in evals]
+    assert found == [(0, "self"), (0, "random alone"), (0, "demonstrations"), (4, "self"), (4, "demonstrations")]
+    assert {"accuracy", "accuracy_low", "accuracy_high"} <= evals[-1].keys()
+    assert json.loads((workdir / "config.json").read_text())["steps"] == 4 and (workdir / "report.html").exists()
+
+
+def test_an_interrupted_run_equals_one_that_was_not(run, tmp_path):
+    config, workdir = run
+    again = tmp_path / "again"
+    shutil.copytree(workdir, again)
+    shutil.rmtree(again / "checkpoints" / "4")
+    sft.main(config, again)
+    jax.tree.map(np.testing.assert_array_equal, state(workdir).state, state(again).state)
+    with pytest.raises(RunError, match="algorithm is 'sft' there and 'at_grpo' here"):
+        train.train(config, again)
+
+
+def starting_from(workdir, form="at_grpo", **lora):
+    config = tiny_plan.get_config(form)
+    config.model.start = str(workdir)
+    if lora:
+        config.model.lora.update(lora)
+    validate.check(config)
+    return config
+
+
+def test_a_run_begins_with_its_weights_and_measures_from_there(run, tmp_path):
+    _, workdir = run
+    config = starting_from(workdir)
+    config.algo.kl_coef = 0.1
+    config.steps = 2
+    mind = setups.make(config).mind
+    trained, frozen = mind.weights_at_start()
+    expected = state(workdir).state["trained"]["main"]["model"]
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(trained["model"]), expected)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(frozen["reference"]), expected)
+    train.train(config, tmp_path / "on")
+    assert read_json_lines(tmp_path / "on" / "metrics.jsonl")[0]["kl"] < 1e-3  # near the policy it began with
+    assert state(tmp_path / "on").meta["run"]["models"]["main"]["start"]["step"] == 4
+    config.model.start = f"{workdir}@2"
+    with pytest.raises(RunError, match=r"start.seal is .* there and .* here"):
+        train.train(config, tmp_path / "on")
+
+
+def test_roles_begin_with_copies_and_adapters_on_top_of_them(run):
+    _, workdir = run
+    expected = state(workdir).state["trained"]["main"]["model"]
+    apart = setups.make(starting_from(workdir, "at_grpo_apart"))
+    assert {mind.name for mind in apart.minds} == {"planner", "executor"}
+    for mind in apart.minds:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(mind.weights_at_start()[0]["model"]), expected)
+    trained, frozen = setups.make(starting_from(workdir, "at_grpo_lora")).mind.weights_at_start()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(frozen["model"]), expected)
+    assert all(not x["b"].any() for x in trained["adapters"].values())  # fresh: the policy is that run's
+
+
+def test_adapters_are_handed_on_to_every_role_and_are_the_reference(tmp_path):
+    config = tiny_plan.get_config()
+    config.model.lora.update(dict(rank=2, alpha=4.0, targets=("q", "v")))
+    config.sft.update(dict(steps=1, warmup=0))
+    sft.main(config, tmp_path)
+    stored = state(tmp_path).state["trained"]["main"]["adapters"]
+    roles = starting_from(tmp_path, "at_grpo_lora", rank=2, alpha=4.0, targets=("q", "v"))
+    roles.algo.kl_coef = 0.1
+    mind = setups.make(roles).mind
+    trained, frozen = mind.weights_at_start()
+    base = setups.make(config).mind.weights_at_start()[1]["model"]
+    jax.tree.map(np.testing.assert_array_equal, frozen["model"], base)  # a random base is that run's, too
+    for name in ("q", "v"):
+        for part in ("a", "b"):
+            assert trained["adapters"][name][part].shape[1] == 2
+            for role in range(2):
+                np.testing.assert_array_equal(trained["adapters"][name][part][:, role], stored[name][part][:, 0])
+    jax.tree.map(np.testing.assert_array_equal, trained["adapters"], frozen["reference"])
+    jax.tree.map(lambda a, b: a.shape == b.shape or pytest.fail("shapes"), (trained, frozen), mind.abstract())
+
+
+def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
+    _, workdir = run
+    config = starting_from(workdir)
+    config.model.shape.d_ff = 32
+    with pytest.raises(RunError, match=r"does not fit: shape is .*'d_ff': 16.* there and .*'d_ff': 32"):
+        setups.make(config)
+    config = starting_from(workdir)
+    config.model.start = f"{workdir}@3"
+    with pytest.raises(RunError, match="has no checkpoint of step 3; accepted: 2, 4"):
+        setups.make(config)
+    config.model.start = str(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="config.model.start is .*nowhere.*; accepted: '', or the folder of a run"):
+        validate.check(config)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(bot="minimax"), "config.sft.bot has 'minimax', which is no bot of plan_path; accepted: random, solver"),
+        (dict(games=3, turns=3), "config.sft.games x turns is 9, not a multiple of sft.minibatches x algo.accumulate"),
+        (dict(warmup=4), "config.sft.warmup is 4 with sft.steps 4; accepted: less than the steps"),
+        (dict(noise=1.0), "config.sft.noise is 1.0; accepted: a number from 0 up to 0.9"),
+    ],
+)
+def test_refused(changes, message):
+    config = tiny_plan.get_config()
+    config.sft.update(changes)
+    with pytest.raises(ConfigError) as refused:
+        validate.check(config)
+    assert message in str(refused.value)

@@ -1,0 +1,38 @@
+"""Runs of a few seconds on a puzzle: Plan-Path by planner and executor with a few thousand parameters."""
+
+import contextlib
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments import plan_path
+
+
+def get_config(form="at_grpo"):
+    """Plan-Path on 5x5 in one of its forms, with few levels, few games and short runs."""
+    config = plan_path.get_config(form)
+    config.name = "tiny_plan"
+    config.steps = 4
+    config.env.params.update(dict(n_train=24, n_test=8))
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.rollout.games = 8
+    config.optim.warmup = 1
+    config.eval.update(dict(every=0, games=16))
+    config.checkpoint.update(dict(every=2, best_metric=""))
+    config.sft.update(dict(steps=4, games=16, turns=4, minibatches=2, warmup=1, schedule="constant", lr=1e-2))
+    config.log.update(dict(games=0, tensorboard=False, progress=False))
+    return config
+
+
+@contextlib.contextmanager
+def compiled_once(folder):
+    """Keeps every compiled program in a folder while it lasts, so that a second run of a kind need not compile."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(folder), 0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -1,0 +1,120 @@
+"""The planning table: the same budget in every row, what is run and what is collected, what is written."""
+
+import csv
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from experiments.tables import planning
+from marl_jax import validate
+
+MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
+
+
+def flags_of(tmp_path, *more):
+    return planning.parse([f"--workdir={tmp_path}", *more])[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("game", planning.GAMES)
+def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, game, model):
+    for sizes in ([], ["--small", "--games=64", "--steps=30"]):
+        flags = flags_of(tmp_path, f"--model={model}", *sizes)
+        configs = {row: planning.config_of(flags, game, row) for row in planning.ROWS}
+        for config in configs.values():
+            validate.check(config)
+        assert len({planning.answers(configs[row]) for row in configs if planning.ROWS[row].learns}) == 1
+        assert {config.model.name for config in configs.values()} == {configs["grpo"].model.name}
+        assert configs["per_role"].eval.swap_roles and len(configs["per_role"].policies) == 2
+
+
+def test_unequal_budgets_are_refused(tmp_path):
+    flags = flags_of(tmp_path, "--games=20")
+    with pytest.raises(SystemExit, match="budgets of plan_path differ: .*--games must be a multiple of 8"):
+        planning.check_budgets(flags, planning.select(""))
+
+
+def test_rows_are_asked_for_by_name(tmp_path):
+    assert len(planning.select("")) == 3 * 7
+    assert planning.select("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]
+    assert {game for game, _ in planning.select("sokoban")} == {"sokoban"}
+    with pytest.raises(SystemExit, match="--only has 'chess/grpo'; accepted: plan_path, sokoban, sudoku, and"):
+        planning.select("chess/grpo")
+    with pytest.raises(SystemExit):
+        planning.parse(["--stepps=3"])
+    assert planning.parse(["--config.model.weights=x"])[1] == ["--config.model.weights=x"]
+
+
+def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
+    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=9"), planning.select("plan_path"))
+    assert list(warm) == ["plan_path/sft_single", "plan_path/sft_roles"]
+    command, done = warm["plan_path/sft_roles"]
+    assert not done and "--mode=sft" in command and "--config.sft.steps=9" in command
+    assert list(rows) == [f"plan_path/{row}" for row in ("grpo", "roles_grpo", "at_grpo", "per_role")]
+    assert f"--config.model.start={tmp_path}/plan_path/sft_single" in rows["plan_path/grpo"][0]
+    assert f"--config.model.start={tmp_path}/plan_path/sft_roles" in rows["plan_path/per_role"][0]
+
+    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=0"), planning.select("sudoku/roles"))
+    assert not warm and "--mode=eval" in rows["sudoku/roles"][0]
+
+
+def fake_run(folder, steps, before, after, opponents=("self",), games=16):
+    """What a finished run leaves, as far as the table reads it."""
+    (folder / "checkpoints" / str(steps)).mkdir(parents=True)
+    (folder / "checkpoints" / str(steps) / "seal.json").write_text("{}")
+    config = dict(steps=steps, algo=dict(name="grpo", group=4), rollout=dict(games=games, turns=10))
+    (folder / "config.json").write_text(json.dumps(config))
+    rate = lambda x: dict(success=x, success_low=x - 0.1, success_high=x + 0.1)  # noqa: E731
+    rows = [dict(step=0, opponent=name, **rate(before)) for name in opponents]
+    rows += [dict(step=0, opponent="random alone", **rate(0.15))]
+    rows += [dict(step=steps, opponent=name, **rate(after - 0.2 * (name == "swapped"))) for name in opponents]
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "cut')
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A game whose rows have all been run but one."""
+    for row, after in (("grpo", 0.4), ("at_grpo", 0.8)):
+        fake_run(tmp_path / "plan_path" / row, 5, 0.3, after)
+    fake_run(tmp_path / "plan_path" / "per_role", 5, 0.3, 0.7, ("self", "swapped"))
+    return tmp_path
+
+
+def test_finished_rows_are_collected_and_written(runs, capsys):
+    assert planning.main([f"--workdir={runs}", "--only=plan_path", "--steps=5", "--collect"]) == 0
+    text = (runs / "planning.md").read_text()
+    assert text == capsys.readouterr().out
+    assert "| one agent | 30.0 [20.0, 40.0] |" in text
+    assert "| one agent + GRPO | 30.0 [20.0, 40.0] → **40.0 [30.0, 50.0]** |" in text
+    assert "| planner and executor + GRPO | – |" in text
+    assert "| … the same, roles swapped | 30.0 [20.0, 40.0] → **50.0 [40.0, 60.0]** |" in text
+    assert "every row that learns samples 800 answers" in text and "random moves solve 15.0" in text
+    with (runs / "planning.csv").open() as file:
+        rows = {row["row"]: row for row in csv.DictReader(file)}
+    assert float(rows["at_grpo"]["after_value"]) == 0.8 and rows["roles"]["after_value"] == ""
+    assert rows["at_grpo"]["answers"] == "800" and rows["roles_grpo"]["answers"] == ""
+    drawn = ElementTree.fromstring((runs / "planning.svg").read_text())
+    words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "Plan-Path" in words and "80.0" in words and len(words) > 10
+
+
+def test_runs_of_other_budgets_are_not_put_side_by_side(runs):
+    fake_run(runs / "plan_path" / "roles_grpo", 5, 0.3, 0.5, games=32)
+    with pytest.raises(SystemExit, match="the runs of plan_path have different budgets: .*'roles_grpo': 1600"):
+        planning.main([f"--workdir={runs}", "--only=plan_path", "--steps=5", "--collect"])
+
+
+def test_only_what_is_missing_runs_and_failures_are_told(runs, monkeypatch, capsys):
+    launched = []
+
+    def launch(flags, name, command):
+        launched.append((name, command))
+        return int(name.endswith("roles_grpo"))
+
+    monkeypatch.setattr(planning, "launch", launch)
+    command = [f"--workdir={runs}", "--only=plan_path", "--steps=5", "--sft_steps=0", "--config.seed=3"]
+    assert planning.main(command) == 1
+    assert [name for name, _ in launched] == ["plan_path/roles_grpo"] and launched[0][1][-1] == "--config.seed=3"
+    assert "plan_path/roles_grpo failed" in capsys.readouterr().err
+    assert (runs / "planning.md").exists()  # what there is, is written all the same
