@@ -14,7 +14,6 @@ import functools
 import importlib
 import importlib.util
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -29,11 +28,14 @@ REPOSITORY = Path(__file__).resolve().parent
 
 MODES = {  # mode: the function that carries it out and what it is given
     "train": ("marl_jax.train:train", ("config", "workdir")),
+    "sft": ("marl_jax.sft:main", ("config", "workdir")),
     "eval": ("marl_jax.evaluate:main", ("config", "workdir")),
     "play": ("marl_jax.play:main", ("config", "workdir")),
     "report": ("marl_jax.report:main", ("workdir",)),
     "export": ("marl_jax.export:main", ("config", "workdir")),
+    "compile": ("marl_jax.compile:main", ("config", "workdir", "topology")),
 }
+TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
 OPEN_GROUPS = ("env.params.", "agents.", "model.shape.")  # fields that the config does not list may be set here
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?$", re.DOTALL)
 
@@ -47,17 +49,20 @@ def main(argv: list[str]) -> int:
         values, config, name = parse(argv)
         if values.mode not in MODES:
             raise ConfigError([f"--mode={values.mode}: accepted are {', '.join(MODES)}"])
-        workdir = Path(values.workdir or Path("runs") / name).expanduser().absolute()
+        # A warm start lies beside the run that begins with it.
+        own_folder = Path("runs") / (f"{name}-sft" if values.mode == "sft" else name)
+        workdir = Path(values.workdir or own_folder).expanduser().absolute()
         config.name = config.name or name or workdir.name
         config.log.profile = config.log.profile or values.profile
+        if values.mode == "compile":
+            prepare_to_compile(values.topology)
         if values.mode != "report":
             check(config)
-        if values.compilation_cache != "off":
-            # Set in the environment, before JAX is imported, so that a user's own setting wins.
-            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", values.compilation_cache)
-        process = start_processes(config) if values.mode != "report" else 0
-        console.set_up(workdir if values.mode == "train" else None, verbose=values.verbose, process=process)
-        start(values.mode, dict(config=config, workdir=workdir))
+        if values.compilation_cache != "off" and values.mode not in ("compile", "report"):
+            keep_compiled(values.compilation_cache)
+        process = start_processes(config, values.mode)
+        console.set_up(workdir if values.mode in ("train", "sft") else None, verbose=values.verbose, process=process)
+        start(values.mode, dict(config=config, workdir=workdir, topology=values.topology))
     except ConfigError as error:
         return complain(error, status=2)
     except mendable() as error:
@@ -81,9 +86,24 @@ def check(config: ConfigDict) -> None:
     validate.check(config)
 
 
-def start_processes(config: ConfigDict) -> int:
+def prepare_to_compile(name: str) -> None:
+    """Refuses a topology that does not exist, and sets JAX up for one that does, before it looks at its devices."""
+    from marl_jax.compile import topology
+
+    topology.prepare(topology.parse(name))
+
+
+def keep_compiled(folder: str) -> None:
+    """Compiled programs are kept in a folder, unless the user has told JAX of another (JAX_COMPILATION_CACHE_DIR)."""
+    import jax
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", folder)
+
+
+def start_processes(config: ConfigDict, mode: str) -> int:
     """The number of this process, after it has joined the others where there are several."""
-    if not config.distributed.enabled:
+    if not config.distributed.enabled or mode not in TOGETHER:
         return 0
     from marl_jax import processes
 
@@ -94,7 +114,16 @@ def start(mode: str, given: dict) -> None:
     """Imports the function of a mode and calls it."""
     target, arguments = MODES[mode]
     module, function = target.split(":")
-    getattr(importlib.import_module(module), function)(*(given[name] for name in arguments))
+    call = functools.partial(getattr(importlib.import_module(module), function), *(given[name] for name in arguments))
+    if not given["config"].distributed.enabled or mode not in TOGETHER:
+        return call()
+    from marl_jax import processes
+
+    try:
+        with processes.losses_told():
+            call()
+    except processes.LostProcess as error:
+        processes.leave(complain(error, status=1))
 
 
 # ------------------------------------------------------------------------------------------- the command line
@@ -106,6 +135,7 @@ def define_flags(config: ConfigDict, argv: list[str]) -> flags.FlagValues:
     config_flags.DEFINE_config_dict("config", config, flag_values=v, sys_argv=argv)
     flags.DEFINE_string("workdir", None, "folder of the run (default: runs/NAME[-VARIANT])", flag_values=v)
     flags.DEFINE_string("mode", "train", f"one of {', '.join(MODES)}", flag_values=v)
+    flags.DEFINE_string("topology", "", "hardware to compile for, by --mode=compile: v5e:4x4, h100:8 …", flag_values=v)
     flags.DEFINE_bool("profile", False, "write a trace of a few steps into the run's folder", flag_values=v)
     cache = str(REPOSITORY / ".cache" / "jax")
     flags.DEFINE_string("compilation_cache", cache, "folder for compiled programs, or off", flag_values=v)

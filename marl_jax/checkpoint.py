@@ -24,15 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from marl_jax import seals
+from marl_jax import processes, seals
 from marl_jax.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"
@@ -137,6 +136,13 @@ class Checkpoints:
         """The step with the best metric, None if no checkpoint has one."""
         return self._manager.best_step()
 
+    def meta(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state of a step."""
+        if step not in self._manager.all_steps():
+            there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
+            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; accepted: {there}")
+        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+
     def restore(
         self, like: Any = None, *, step: int | None = None, run: Mapping[str, Any] | None = None, partial: bool = False
     ) -> Restored | None:
@@ -150,7 +156,9 @@ class Checkpoints:
         self._settle()
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
         for candidate in steps:
-            damage = seals.damage(self._folder / str(candidate))
+            # Every process looks at its share of the files, and all of them hear what was found.
+            share = seals.damage(self._folder / str(candidate), jax.process_index(), jax.process_count())
+            damage = processes.first(share)
             if damage is None:
                 return self._read(candidate, like, run, partial)
             if step is not None:
@@ -164,7 +172,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------ reading
 
     def _read(self, step: int, like: Any, run: Mapping[str, Any] | None, partial: bool) -> Restored:
-        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+        meta = self.meta(step)
         if meta.get("format") != FORMAT:
             raise CheckpointError(
                 f"checkpoint {self._folder / str(step)} has format {meta.get('format')}, this version reads {FORMAT}; "
@@ -201,8 +209,7 @@ class Checkpoints:
             aside.mkdir(exist_ok=True)
             shutil.rmtree(aside / str(step), ignore_errors=True)
             (self._folder / str(step)).rename(aside / str(step))
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"put aside {step}")
+        processes.meet(f"checkpoint {step} is put aside")
         self._manager.reload()
 
     # ------------------------------------------------------------------------------------------------ writing
@@ -233,12 +240,10 @@ class Checkpoints:
         self._clean()
 
     def _room_for(self, state: Any) -> bool:
-        """Whether the disk has room, by the bytes of the state; not asked of several processes, which must agree."""
-        if jax.process_count() > 1:
-            return True
+        """Whether the disk has room, by the bytes of the state, in the eyes of every process."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
         free = shutil.disk_usage(self._folder).free
-        if needed <= free:
+        if not processes.anyone(needed > free):
             return True
         log.warning(
             "checkpoint needs %.1f MB and %s has %.1f MB free; not saved, the run goes on and tries again next time",

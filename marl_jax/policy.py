@@ -19,15 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import critic as critics
-from marl_jax import shared_prompt
+from marl_jax import packing, reading
 from marl_jax.samples import Samples
 from marl_jax.sampling import decode
 from marl_jax.sampling.choice import Choices, choice_logprobs, choose
 from models import cache as kv
-from models import lora
+from models import lora, sharding
+from models.layouts import move
 from models.logprobs import token_logprobs
 from models.model import Model
 
+LAYERS_A_TURN = 4  # of the loop over layers that reads prompts for answers of one token
 PREFIX_WORTH_KEEPING = 32  # tokens; a shorter common beginning is cheaper to read again than to copy from a cache
 
 
@@ -51,12 +53,13 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LoraSpec:
-    """n adapters of one rank on some projections."""
+    """n adapters of one rank on some projections; `learns` says which of them do (left out: all)."""
 
     n: int
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    learns: tuple[bool, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,8 +94,10 @@ class Policy:
     lora         None trains all weights
     critic       see `marl_jax/critic.py`
     dtype        of the arithmetic
+    remat        what the learner computes again in the backward pass; `unroll`: see `Model.forward`
     free         None: answers are names of legal actions; else answers are any text, see `Free`
     fuse         decode with fused projections; off when heads are split over a mesh
+    warm         adapters begin with those of another run, whose policy is then the reference of a KL
     share        so many samples next to each other answer one prompt, which the learner reads once for all of them
     """
 
@@ -103,9 +108,11 @@ class Policy:
     critic: str = "head"
     dtype: jnp.dtype = jnp.bfloat16
     remat: str = "none"
+    unroll: int = 0
     temperature: float = 1.0
     free: Free | None = None
     fuse: bool = True
+    warm: bool = False
     share: int = 1
 
     @property
@@ -113,18 +120,28 @@ class Policy:
         """W: tokens of the longest answer."""
         return self.free.max_new if self.free else self.choices.width
 
+    @property
+    def decodes(self) -> bool:
+        """Whether an answer is more than one step: only then do weights have to lie as decoding wants them."""
+        return self.width > 1 or self.free is not None
+
     # --------------------------------------------------------------------------------------------------- weights
 
-    def init(self, params: dict, key: jax.Array, reference: bool = False) -> tuple[dict, dict]:
+    def init(
+        self, params: dict, key: jax.Array, reference: bool = False, adapters: dict | None = None
+    ) -> tuple[dict, dict]:
         """From a model's parameters: (what is trained, what is only read).
 
-        With a KL to the policy at the start, full training keeps a copy of it; LoRA has it for free, its base.
+        With a KL to the policy at the start, full training keeps a copy of it; LoRA has it for free, its base, unless
+        `adapters` of another run are what it starts from (`warm`): then of those.
         """
         critic = {"critic": critics.init(self.critic, self.model.cfg, params)}
         if self.lora is not None:
             spec = self.lora
-            adapters = lora.init(self.model.cfg, key, spec.n, spec.rank, spec.targets)
-            return {"adapters": adapters, **critic}, {"model": params}
+            if adapters is None:
+                adapters = lora.init(self.model.cfg, key, spec.n, spec.rank, spec.targets)
+            kept = {"reference": jax.tree.map(jnp.copy, adapters)} if reference and self.warm else {}
+            return {"adapters": adapters, **critic}, {"model": params, **kept}
         frozen = {"reference": jax.tree.map(lambda x: jnp.array(x, self.dtype), params)} if reference else {}
         return {"model": params, **critic}, frozen
 
@@ -132,33 +149,87 @@ class Policy:
         """The axis letters of what `init` gives."""
         critic = {"critic": critics.axes(self.critic, self.model)}
         if self.lora is not None:
-            adapters = dict.fromkeys(self.lora.targets)
-            return {"adapters": lora.axes(adapters), **critic}, {"model": self.model.axes()}
+            adapters = lora.axes(dict.fromkeys(self.lora.targets))
+            kept = {"reference": adapters} if reference and self.warm else {}
+            return {"adapters": adapters, **critic}, {"model": self.model.axes(), **kept}
         return {"model": self.model.axes(), **critic}, {"reference": self.model.axes()} if reference else {}
 
     def player(self, trained: dict) -> dict:
         """The part of the weights that decides how the policy plays: what a past self or an export needs."""
         return {k: v for k, v in trained.items() if k in ("model", "adapters")}
 
-    def ready(self, weights: dict) -> dict:
-        """Weights laid out for sampling, once per rollout: cast, unstacked, the common prefix read."""
-        fast = {"model": self.model.unstack(weights["model"], self.dtype, self.fuse)}
-        if "adapters" in weights:
-            fast["adapters"] = lora.unstack(weights["adapters"], self.model.cfg.n_layers, self.dtype)
+    def as_player(self, weights: dict, player: dict) -> dict:
+        """Weights with which it plays as `player`, from another time, did."""
+        return {**weights, **player}
+
+    def changes(self, changes: dict) -> dict:
+        """The changes of what is trained, without those of adapters that do not learn, whatever the optimiser adds."""
+        if self.lora is None or all(self.lora.learns):
+            return changes
+        learns = jnp.asarray(self.lora.learns)[:, None, None]  # arrays of adapters are [L, n, …, …]
+        kept = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), changes["adapters"])
+        return {**changes, "adapters": kept}
+
+    def lay_out(self, weights: dict) -> dict:
+        """Weights as sampling wants them: cast, for decoding one tree per layer; those that are so already stay.
+
+        On a mesh that splits no parameters over its rows (`mesh.for_sampling`) they are gathered here, once, instead of
+        wherever they are used.
+        """
+        cast = functools.partial(jax.tree.map, lambda x: x.astype(self.dtype))
+        fast = {name: cast(weights[name]) for name in ("model", "adapters") if name in weights}
+        if self.decodes and "model" in fast and not isinstance(fast["model"]["layers"], tuple):
+            fast["model"] = self.model.unstack(fast["model"], self.dtype, self.fuse)
+        if self.decodes and "adapters" in fast and not isinstance(fast["adapters"], tuple):
+            fast["adapters"] = lora.unstack(fast["adapters"], self.model.cfg.n_layers, self.dtype)
         if "critic" in weights:
-            fast["critic"] = weights["critic"]
-        if self._keeps_prefix:
+            fast["critic"] = self.rounded({"critic": weights["critic"]})["critic"]
+        return self._gathered(fast)
+
+    def _gathered(self, fast: dict) -> dict:
+        sizes = jax.sharding.get_abstract_mesh().shape
+        split = sizes.get("tensor", 1) > 1
+        if sizes.get("fsdp", 1) > 1 or (split and self.fuse):
+            return fast
+        if not split:
+            return sharding.whole(fast)
+        letters = {"model": self.model.axes(), "critic": critics.axes(self.critic, self.model)}
+        placed = {name: sharding.whole(part) for name, part in fast.items() if name == "adapters"}
+        for name in fast.keys() & letters.keys():
+            placed[name] = sharding.constrain_params(_like(letters[name], fast[name]), fast[name])
+        return placed
+
+    def ready(self, weights: dict) -> dict:
+        """Weights laid out for sampling, once per rollout, and the common prefix read."""
+        fast = self.lay_out(weights)
+        if self.keeps_prefix:
             # With adapters the prefix reads differently for each of them.
             n = self.lora.n if self.lora else 1
             tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
-            adapters = self._lora(fast, jnp.arange(n))
-            _, fast["prefix"] = self.model.forward(
-                fast["model"], tokens, new_cache=len(self.prefix), adapters=adapters, dtype=self.dtype
-            )
+            settings = dict(adapters=self._lora(fast, jnp.arange(n)), dtype=self.dtype)
+            if self.decodes:
+                _, fast["prefix"] = self.model.forward(fast["model"], tokens, new_cache=len(self.prefix), **settings)
+            else:
+                fast["prefix"] = self.model.read_prefix(fast["model"], tokens, **settings)
         return fast
 
+    def rounded(self, trained: dict) -> dict:
+        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one step of the learner.
+
+        Norms and the critic's head are used in float32. Embedding and head keep their dtype because the gradients of
+        many pieces of a batch are added up in it.
+        """
+
+        def one(path, x):
+            name = path[-1].key
+            value_head = path[0].key == "critic" and len(path) == 2
+            return x if value_head or "norm" in name or name in ("embed", "head") else x.astype(self.dtype)
+
+        return jax.tree.map_with_path(one, trained)
+
     @property
-    def _keeps_prefix(self) -> bool:
+    def keeps_prefix(self) -> bool:
+        """Whether the common beginning of all prompts is read once per rollout."""
         return len(self.prefix) >= PREFIX_WORTH_KEEPING
 
     def _lora(self, weights: dict, ids: jax.Array) -> lora.Lora | None:
@@ -169,6 +240,7 @@ class Policy:
 
     # ---------------------------------------------------------------------------------------------------- sampling
 
+    @jax.named_scope("answer")
     def act(
         self,
         fast: dict,
@@ -193,18 +265,8 @@ class Policy:
         candidates   K answers to each prompt, which is read once: rows b·K … b·K + K − 1 of the decision are row b's,
                      and so are those of `keys` [B·K]
         """
-        batch, time = tokens.shape
         adapters = self._lora(fast, ids)
-        read = functools.partial(self.model.forward, fast["model"], adapters=adapters, dtype=self.dtype)
-        slots = time + self.width if self.width > 1 or self.free else None
-        if "prefix" in fast:
-            skip = len(self.prefix)
-            cache = self._prefix_rows(fast["prefix"], adapters, batch, slots or time)
-            hidden, cache = read(tokens[:, skip:], lengths=lengths - skip, cache=cache)
-            last = _at(hidden, lengths - skip - 1)
-        else:
-            hidden, cache = read(tokens, lengths=lengths, new_cache=slots)
-            last = _at(hidden, lengths - 1)
+        last, cache = self._read_prompts(fast, tokens, lengths, adapters)
         values = self._values_at_prompt(fast, last, tokens, lengths, central)
         if candidates > 1:
             last, lengths, legal, ids, values, cache = jax.tree.map(
@@ -220,6 +282,24 @@ class Policy:
         )  # fmt: skip
         return Decision(choice.action, choice.tokens, choice.lengths, choice.logps, values)
 
+    def _read_prompts(self, fast, tokens, lengths, adapters):
+        """The hidden states [B, D] that answers begin from, and the cache that further tokens need, if there are any.
+
+        Without further tokens the weights stay stacked and nothing is kept: that compiles several times faster.
+        """
+        batch, time = tokens.shape
+        read = functools.partial(self.model.forward, fast["model"], adapters=adapters, dtype=self.dtype)
+        skip = len(self.prefix) if "prefix" in fast else 0
+        tokens, lengths = tokens[:, skip:], lengths - skip
+        if not self.decodes:
+            hidden, cache = read(tokens, lengths=lengths, prefix=fast.get("prefix"), unroll=LAYERS_A_TURN)
+        elif skip:
+            cache = self._prefix_rows(fast["prefix"], adapters, batch, time + self.width)
+            hidden, cache = read(tokens, lengths=lengths, cache=cache)
+        else:
+            hidden, cache = read(tokens, lengths=lengths, new_cache=time + self.width)
+        return _at(hidden, lengths - 1), cache
+
     def _write(self, fast, last, legal, heat, keys, cache, adapters):
         """A free answer: (action, answers, lengths, logps)."""
         batch, free = last.shape[0], self.free
@@ -230,11 +310,11 @@ class Policy:
             budget=jnp.full((batch,), free.max_new, jnp.int32),
         )
         rows, token, logp = decode.begin(self.model, fast["model"], last, cache, settings)
-        rows, tokens, logps, _ = decode.chunk(
-            self.model, fast["model"], rows, settings, free.max_new - 1, adapters, self.dtype
-        )
-        answers = jnp.concatenate([token[:, None], tokens], axis=1)
-        logps = jnp.concatenate([logp[:, None], logps], axis=1)
+        # Whole rounds of steps between two looks at who is done; a full row stays as it is in the steps too many.
+        steps = -(-(free.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
+        rows, tokens, logps, _ = decode.chunk(self.model, fast["model"], rows, settings, steps, adapters, self.dtype)
+        answers = jnp.concatenate([token[:, None], tokens], axis=1)[:, : free.max_new]
+        logps = jnp.concatenate([logp[:, None], logps], axis=1)[:, : free.max_new]
         said = rows.written - (rows.finish == decode.STOP)
         return free.parse(answers, said, legal), answers, rows.written, logps
 
@@ -260,13 +340,23 @@ class Policy:
         logps, entropy, hidden = self._answers(weights["model"], samples, self._lora(weights, samples.policy))
         return Scores(logps, entropy, self._values(weights.get("critic", {}), samples, hidden))
 
+    def score_packed(self, weights: dict, samples: Samples, rows: packing.Rows) -> Scores:
+        """The same for samples [R·S, …] in the slots of packed rows, answers of any text; 0 in empty slots."""
+        adapters = self._lora(weights, jnp.zeros((len(rows.table),), jnp.int32))
+        before, targets, (there, back) = reading.packed_answers(self, weights["model"], samples, rows, adapters)
+        found = token_logprobs(self.model, weights["model"], before, targets, self.temperature)
+        values = critics.read(weights["critic"], before) if self.critic == "head" else jnp.zeros(targets.shape)
+        return Scores(*(move(x, there, back).reshape(samples.answers.shape) for x in (*found, values)))
+
     def reference_logps(self, weights: dict, samples: Samples) -> jax.Array:
         """float32 [N, W] under the policy at the start: the base without adapters, or the copy that was kept."""
-        params = weights["model"] if self.lora is not None else weights["reference"]
-        return self._answers(params, samples, None)[0]
+        if self.lora is None:
+            return self._answers(weights["reference"], samples, None)[0]
+        adapters = self._lora({"adapters": weights["reference"]}, samples.policy) if self.warm else None
+        return self._answers(weights["model"], samples, adapters)[0]
 
     def _answers(self, params, samples: Samples, adapters):
-        before = self._before_answers(params, samples, adapters)
+        before = reading.before_answers(self, params, samples, adapters)
         if self.free is None:
             logps, entropy = choice_logprobs(
                 self.model, params, before, self.choices, samples.legal, samples.action, self.temperature
@@ -276,31 +366,25 @@ class Policy:
             logps, entropy = logps * samples.mask(), entropy * samples.mask()
         return logps, entropy, before
 
-    def _before_answers(self, params, samples: Samples, adapters):
-        """[N, W, D]: the hidden states that predict the tokens of the answers."""
-        read = functools.partial(self.model.forward, params, dtype=self.dtype, remat=self.remat)
-        if self.share == 1:
-            lengths = jnp.minimum(samples.prompt_lengths + samples.answer_lengths, samples.tokens.shape[1])
-            hidden, _ = read(samples.tokens, lengths=lengths, adapters=adapters)
-            return jnp.take_along_axis(hidden, samples.before_answer()[..., None], axis=1)
-        rows = shared_prompt.join(samples, self.share)
-        if adapters is not None:
-            adapters = dataclasses.replace(adapters, ids=adapters.ids[:: self.share])
-        hidden, _ = read(rows.tokens, positions=rows.positions, segments=rows.segments, adapters=adapters)
-        return shared_prompt.before_answers(hidden, rows, self.share, samples.width)
-
     def _values(self, critic: dict, samples: Samples, before: jax.Array) -> jax.Array:
         if self.critic == "none":
             return jnp.zeros(samples.answers.shape, jnp.float32)
         if self.critic == "head":
             return critics.read(critic, before)
         if self.critic == "separate":
-            lengths = samples.prompt_lengths + samples.answer_lengths
-            values = critics.trunk(self.model, critic, samples.tokens, lengths, self.dtype, self.remat)
-            return jnp.take_along_axis(values, samples.before_answer(), axis=1)
+            return critics.read(critic, reading.before_answers(self, critic["model"], samples, None))
+        settings = dict(remat=self.remat, unroll=self.unroll)
         tokens, lengths = samples.central
-        values = _at(critics.trunk(self.model, critic, tokens, lengths, self.dtype, self.remat), lengths - 1)
+        values = _at(critics.trunk(self.model, critic, tokens, lengths, self.dtype, **settings), lengths - 1)
         return jnp.broadcast_to(values[:, None], samples.answers.shape)
+
+
+def _like(axes: dict, fast: dict) -> dict:
+    """The axis letters of stacked parameters, for the same parameters with one tree per layer."""
+    if not isinstance(fast.get("layers"), tuple):
+        return axes
+    one = jax.tree.map(lambda letters: letters[1:], axes["layers"], is_leaf=lambda x: isinstance(x, tuple))
+    return {**axes, "layers": (one,) * len(fast["layers"])}
 
 
 def _at(x: jax.Array, positions: jax.Array) -> jax.Array:

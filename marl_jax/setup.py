@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from envs import registry as games
@@ -16,83 +16,101 @@ from envs.bots import Bot
 from envs.game import Game
 from envs.text import Prompt
 from marl_jax import mesh as meshes
-from marl_jax import opponents
+from marl_jax import opponents, starts
+from marl_jax.curriculum import Graded, Rule
 from marl_jax.errors import ConfigError
 from marl_jax.group_rollout import GroupRollout
 from marl_jax.matches import Player
+from marl_jax.opponents import BOT
 from marl_jax.policy import Free, LoraSpec, Policy
 from marl_jax.rollout import Rollout, make_sections
 from marl_jax.sampling.choice import make_choices
+from marl_jax.team import Mind, Prompts, Team
 from marl_jax.tree_rollout import TreeRollout
 from models import chat, fetch, tokenizers
 from models import registry as models
 from models.config import ModelConfig
-from models.model import Model, build
-from models.sharding import param_shardings
+from models.model import build
 from models.tokenizers import Tokenizer
-from models.weights.load import load, read_config
-
-BOT = "bot:"  # in front of a bot's name where a policy's name could stand
+from models.weights.load import read_config
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """What a config stands for; `weights` is the path of the model's weights, None for a model from scratch."""
+    """What a config stands for.
+
+    team         the models, each with the policies that live on it
+    seat_policy  for each seat, the number of the policy that plays it; -1 where a bot does
+    seat_bots    for each seat, the bot to whom it belongs, or None
+    """
 
     config: ConfigDict
     mesh: Mesh
     game: Game
-    prompt: Prompt
-    tokenizer: Tokenizer
-    model: Model
-    policy: Policy
-    policies: tuple[str, ...]
+    team: Team
     seat_policy: tuple[int, ...]
     seat_bots: tuple[Bot | None, ...]
-    weights: str | None
-
-    def params(self, key: jax.Array) -> dict:
-        """The model's parameters: read, or random; split over the mesh as its rules say."""
-        dtype = jnp.dtype(self.config.model.param_dtype)
-        shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
-        if self.weights is not None:
-            return load(self.weights, self.model.cfg, dtype, shardings)[1]
-        return jax.jit(lambda k: self.model.init(k, dtype), out_shardings=shardings)(key)
 
     @property
-    def reference(self) -> bool:
-        """Whether the update compares with the policy at the start."""
-        return self.config.algo.kl_coef > 0
+    def sampling_mesh(self) -> Mesh:
+        """The devices as they are arranged while games are played."""
+        return meshes.for_sampling(self.mesh, self.config.mesh.sampling)
+
+    @property
+    def minds(self) -> tuple[Mind, ...]:
+        """The models of the team."""
+        return self.team.minds
+
+    @property
+    def learners(self) -> tuple[Mind, ...]:
+        """Those of them that learn."""
+        return tuple(mind for mind in self.minds if any(mind.learns))
+
+    @property
+    def mind(self) -> Mind:
+        """The only model, for what works with one at a time."""
+        if len(self.minds) > 1:
+            names = ", ".join(f"{mind.name} ({mind.config.name})" for mind in self.minds)
+            raise ConfigError([f"config.policies have models of their own: {names}; accepted here: one for all"])
+        return self.minds[0]
+
+    @property
+    def prompt(self) -> Prompt | Prompts:
+        """What the seats read."""
+        return self.team.prompt(self.seat_policy)
+
+    # Of the only model:
+    model = property(lambda self: self.mind.model)
+    tokenizer = property(lambda self: self.mind.tokenizer)
+    policy = property(lambda self: self.mind.policy)
 
     def weights_at_start(self) -> tuple[dict, dict]:
-        """(what is trained, what is only read), from the seed and the model's weights."""
-        model_key, adapter_key = jax.random.split(jax.random.key(self.config.seed))
-        return self.policy.init(self.params(model_key), adapter_key, self.reference)
+        """`Mind.weights_at_start` of the only model."""
+        return self.mind.weights_at_start()
 
     def abstract(self) -> tuple[dict, dict]:
-        """Shapes, dtypes and shardings of `weights_at_start`."""
-        dtype = jnp.dtype(self.config.model.param_dtype)
-        make = lambda p, k: self.policy.init(p, k, self.reference)  # noqa: E731
-        shapes = jax.eval_shape(make, self.model.abstract(dtype), jax.random.key(0))
-        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return tuple(
-            jax.tree.map(placed, tree, param_shardings(self.mesh, axes, tree))
-            for axes, tree in zip(self.policy.axes(self.reference), shapes, strict=True)
-        )
+        """`Mind.abstract` of the only model."""
+        return self.mind.abstract()
 
-    def rollout(self) -> Rollout:
-        """The program that gathers samples."""
+    def rollout(self) -> Rollout | Graded:
+        """The program that gathers samples, with a curriculum around it if there is one."""
+        settings = {name: value for name, value in self.config.curriculum.items() if name != "enabled"}
+        rollout = self.plain_rollout()
+        return Graded(rollout, Rule(**settings)) if self.config.curriculum.enabled else rollout
+
+    def plain_rollout(self) -> Rollout:
+        """The program without a curriculum."""
         c = self.config
         bots = [opponents.make_bot(self.game, name) for name in c.opponents.bots]
         settings = dict(
             game=self.game,
             prompt=self.prompt,
-            policy=self.policy,
+            policy=self.team,
             sections=make_sections(c.rollout.games, c.opponents.self_share, bots, c.opponents.bot_share),
             turns=c.rollout.turns,
             seat_policy=self.seat_policy,
             seat_bots=self.seat_bots,
-            learns=tuple(not c.policies[name].frozen for name in self.policies),
+            learns=tuple(not c.policies[name].frozen for name in self.team.policies),
             symmetry=games.symmetry(self.game) if c.env.symmetry else None,
             weights=(c.reward.team, c.reward.agent, c.reward.process),
             dense=c.reward.dense,
@@ -106,51 +124,131 @@ class Setup:
             **settings, candidates=c.algo.group, continuation=c.algo.continuation, team_term=c.algo.team_term
         )
 
-    def player(self) -> Player:
-        """The policy as a contestant of matches."""
-        return Player(self.policy, self.prompt, self.seat_policy, self.seat_bots)
+    def player(self, swapped: bool = False) -> Player:
+        """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
+        turn = lambda seats: (*seats[1:], seats[0]) if swapped else seats  # noqa: E731
+        seat_policy = turn(self.seat_policy)
+        spoken = tuple(self.minds[self.team.mind_of(policy)].tokenizer for policy in seat_policy)
+        return Player(self.team, self.team.prompt(seat_policy), seat_policy, turn(self.seat_bots), spoken)
 
-    def place_rows(self, tree: Any) -> Any:
-        """Arrays [B, …] split over the mesh by their rows."""
-        rows = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
-        return jax.tree.map(lambda x: jax.device_put(x, rows), tree)
+    def rows_to_learn(self, mind: Mind, n: int) -> int:
+        """How many of n samples are a model's own where all seats move equally often, if so many make a batch."""
+        algo, learning = self.config.algo, dict(zip(mind.policies, mind.learns, strict=True))
+        seats = sum(policy >= 0 and learning.get(self.team.policies[policy], False) for policy in self.seat_policy)
+        few = n * seats // self.game.n_players
+        parts = algo.minibatches * algo.accumulate * mind.policy.share * meshes.batch_ways(self.mesh)
+        return n if few % parts else few
+
+    def seat_names(self) -> tuple[str, ...]:
+        """For each seat, who plays it: the name of the model, with that of the policy where there are several."""
+        several = len(self.team.policies) > 1
+
+        def name(seat: int, policy: int) -> str:
+            if policy < 0:
+                return seats[seat]
+            model = self.minds[self.team.mind_of(policy)].config.name
+            return f"{model} {self.team.policies[policy]}" if several else model
+
+        seats = _seats(self.config, self.game)
+        return tuple(name(seat, policy) for seat, policy in enumerate(self.seat_policy))
 
 
-def make(config: ConfigDict) -> Setup:
-    """Builds everything that a config names; what does not fit together is refused here, before anything compiles."""
+def make(
+    config: ConfigDict,
+    devices: Sequence[jax.Device] | None = None,
+    find: Callable[[ConfigDict], tuple[ModelConfig, str | None, Tokenizer]] | None = None,
+) -> Setup:
+    """Builds everything that a config names; what does not fit together is refused here, before anything compiles.
+
+    devices  those of the mesh; None: all
+    find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
+    """
     if config.env.context != "turn":
         raise ConfigError([f"config.env.context is {config.env.context!r}; in games every prompt stands alone: 'turn'"])
-    mesh = meshes.make(config)
-    meshes.check_batches(config, meshes.batch_ways(mesh))
+    mesh = meshes.make(config, devices)
+    at_play = meshes.for_sampling(mesh, config.mesh.sampling)
+    meshes.check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(at_play))
     game = games.make(config.env.name, **config.env.params.to_dict())
-    cfg, place = _model_config(config.model)
-    tokenizer = tokenizers.load(place or config.model.name)
+    policies = tuple(config.policies)
+    minds = tuple(
+        _mind(config, number, chosen, names, game, mesh, find or found)
+        for number, (chosen, names) in enumerate(models_of(config))
+    )
+    _check_tokenizers(config, minds)
+    seats = _seats(config, game)
+    return Setup(
+        config, mesh, game, Team(minds, policies),
+        seat_policy=tuple(-1 if name.startswith(BOT) else policies.index(name) for name in seats),
+        seat_bots=tuple(opponents.make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
+    )  # fmt: skip
+
+
+def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
+    """The models of a run, each with the names of its policies.
+
+    Policies without a model of their own are adapters on the experiment's model, or, without LoRA, copies of it.
+    """
+    table: dict[str, tuple[ConfigDict, tuple[str, ...]]] = {}
+    for name, policy in config.policies.items():
+        own = policy.get("model")
+        shared = not own and config.model.lora.rank
+        key = "" if shared else name  # no policy has the empty name
+        chosen, names = table.get(key, (own or config.model, ()))
+        table[key] = (chosen, (*names, name))
+    return list(table.values())
+
+
+def _mind(config: ConfigDict, number: int, chosen: ConfigDict, names, game: Game, mesh: Mesh, find) -> Mind:
+    cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
     prompt = texts.make(game, config.env.text).compile(tokenizer, parts, config.env.context)
-    model = build(cfg)
-    policies = tuple(config.policies)
-    lora = config.model.lora
+    built = build(cfg)
+    start = starts.find(chosen.start, names[0])
+    if start is not None:
+        adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
+        starts.check(start, chosen.name, chosen.shape.to_dict(), adapters, names)
+    learns = tuple(not config.policies[name].frozen for name in names)
+    lora = chosen.lora
     policy = Policy(
-        model=model,
+        model=built,
         choices=make_choices(_names(prompt), tokenizer.eos_id),
         prefix=prompt.prefix,
-        lora=LoraSpec(len(policies), lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
+        lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
         critic=config.algo.critic,
-        dtype=jnp.dtype(config.model.dtype),
-        remat=config.model.remat,
+        dtype=jnp.dtype(chosen.dtype),
+        remat=chosen.remat,
+        unroll=chosen.unroll,
         temperature=config.rollout.temperature,
         free=_free(config, prompt, tokenizer) if config.rollout.answer == "free" else None,
-        fuse=mesh.shape["tensor"] == 1,
+        fuse=meshes.for_sampling(mesh, config.mesh.sampling).shape["tensor"] == 1,
+        warm=start is not None and start.lora,
         share=config.algo.group if config.algo.share_prefix else 1,
     )
-    seats = _seats(config, game)
-    return Setup(
-        config, mesh, game, prompt, tokenizer, model, policy, policies,
-        seat_policy=tuple(-1 if name.startswith(BOT) else policies.index(name) for name in seats),
-        seat_bots=tuple(opponents.make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
-        weights=place,
+    return Mind(
+        names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
+        number=number, seed=config.seed, reference=config.algo.kl_coef > 0, start=start,
     )  # fmt: skip
+
+
+def _check_tokenizers(config: ConfigDict, minds: tuple[Mind, ...]) -> None:
+    """Refuses modes in which one model reads what was written for another, where their tokenizers differ."""
+    if len({mind.tokenizer.fingerprint for mind in minds}) == 1:
+        return
+    words = ", ".join(f"{mind.name} has that of {mind.config.name}" for mind in minds)
+    if config.algo.critic == "central":
+        raise ConfigError(
+            [
+                "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "
+                f"policies differ ({words}); accepted: 'head', 'separate', or models with one tokenizer"
+            ]
+        )
+
+
+def found(config: ConfigDict) -> tuple[ModelConfig, str | None, Tokenizer]:
+    """The shape of a model, the place of its weights and its tokenizer, fetched where they are missing."""
+    cfg, place = _model_config(config)
+    return cfg, place, tokenizers.load(place or config.name)
 
 
 def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:

@@ -10,23 +10,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax import evaluate, grpo, matches, opponents, ppo, records, report
+from marl_jax import compiler, evaluate, grpo, matches, opponents, overlong, placement, ppo, processes, records, report
 from marl_jax import rollout as rollouts
 from marl_jax import setup as setups
 from marl_jax.checkpoint import Checkpoints
 from marl_jax.conversation_logs import GameLogs
+from marl_jax.curriculum import Graded
 from marl_jax.errors import RunError
 from marl_jax.matches import Match
 from marl_jax.metrics import Metrics, write_config
+from marl_jax.profiling import Clock, Trace
+from marl_jax.resharding import SamplerWeights
 from marl_jax.setup import Setup
 from marl_jax.signals import GracefulStop
+from marl_jax.team import Mind, learn_from_few
 from marl_jax.update import Learner, make_optimiser, make_update, new_learner
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 def train(config: ConfigDict, workdir: Path) -> None:
     """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
     setup = setups.make(config)
-    with jax.set_mesh(setup.mesh), GracefulStop() as stop:
+    with GracefulStop() as stop:
         _train(setup, workdir, stop)
 
 
@@ -47,29 +50,30 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     key = jax.random.key(config.seed)
     rollout = setup.rollout()
     optimiser = make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
-    learner = new_learner(*setup.weights_at_start(), optimiser)
-    games = setup.place_rows(jax.jit(rollout.start)(key))
-    pool = None
-    if config.opponents.pool_size:
-        player = setup.policy.player(learner.trained)
-        pool = opponents.new_pool(player, config.opponents.pool_size, setup.policy.dtype)
+    at_work, at_play = (functools.partial(jax.set_mesh, mesh) for mesh in (setup.mesh, setup.sampling_mesh))
+    with at_work():
+        learners, games, pool = at_start(setup, rollout, optimiser, key)
 
     c = config.checkpoint
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
-    restored = checkpoints.restore(saved(learner, games, pool), run=identity(setup))
+    restored = checkpoints.restore(saved(learners, games, pool), run=identity(setup))
     start = 0
     if restored is not None:
         start = restored.step
-        learner, games, pool = resumed(learner, restored.state)
+        learners, games, pool = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
     else:
-        write_config(config, workdir)
-        log.info("%s: %s parameters, new run in %s", config.model.name, f"{setup.model.cfg.n_params:,}", workdir)
+        if main:
+            write_config(config, workdir)
+        for mind in setup.minds:
+            size = f"{mind.model.cfg.n_params:,}"
+            log.info("%s plays %s: %s parameters", mind.config.name, " and ".join(mind.policies), size)
+        log.info("new run in %s", workdir)
 
     # ------------------------------------------------------------------------------------------------- programs
-    play = jax.jit(functools.partial(play_step, setup, rollout), donate_argnums=(1,))
-    learn = jax.jit(functools.partial(learn_step, setup, optimiser), donate_argnums=(0,))
-    snapshot = jax.jit(opponents.add, donate_argnums=(0,))
+    play, learn = programs(setup, rollout, optimiser, learners, games, pool)
+    sampler = SamplerWeights(setup)
+    snapshot = jax.jit(opponents.add, donate_argnums=(0,), out_shardings=placement.of(pool))
     evaluation = evaluate.Evaluation(setup)
     table = Match(setup.game, (setup.player(),))
 
@@ -77,57 +81,89 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     metrics = Metrics(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
     if start == 0 and config.eval.every:
-        metrics.write_eval(0, evaluation(learner.weights, baselines=True))
+        with at_play():
+            metrics.write_eval(0, evaluation(sampler(learners), baselines=True))
     if start >= config.steps:
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to go on", config.steps)
-    step = start
+    step, stopping = start, False
+    trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
-        for resource in (checkpoints, metrics, logs):
+        for resource in (checkpoints, metrics, logs, trace):
             closing.callback(resource.close)
-        while step < config.steps and not stop.asked:
-            step_key, clock = jax.random.fold_in(key, step), Clock()
-            if config.log.profile and step == start + 2:
-                jax.profiler.start_trace(workdir / "profile")
-            samples, games, pool, figures = play(learner.weights, games, pool, step_key)
-            clock.lap("rollout", samples.action)
-            learner, more = learn(learner, samples, step_key)
-            figures = jax.device_get({**figures, **more})
-            clock.lap("update")
-            if config.log.profile and step == start + 4:
-                jax.profiler.stop_trace()
-            step += 1
+        while step < config.steps and not stopping:
+            with trace.step(step):
+                step_key, clock = jax.random.fold_in(key, step), Clock()
+                with at_play():
+                    with clock.phase("reshard") if sampler.apart else contextlib.nullcontext():
+                        weights = jax.block_until_ready(sampler(learners))
+                    with clock.phase("rollout"):
+                        samples, games, pool, figures = play(weights, games, pool, step_key)
+                        jax.block_until_ready(samples.action)
+                del weights
+                with at_work(), clock.phase("update"):
+                    learners, more = learn(learners, samples, step_key)
+                    figures = jax.device_get({**figures, **more})
+                step += 1
 
-            if figures["skipped_in_a_row"] >= c.nan_limit:
-                raise RunError(
-                    f"step {step}: the last {figures['skipped_in_a_row']:d} updates were not finite and were skipped; "
-                    f"lower optim.lr (now {config.optim.lr:g}) or optim.max_grad_norm, or go on from a checkpoint with "
-                    "another seed"
-                )
-            if pool is not None and step % config.opponents.snapshot_every == 0:
-                pool = snapshot(pool, setup.policy.player(learner.trained), step)
-            metric = None
-            if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
-                rows = evaluation(learner.weights)
-                metrics.write_eval(step, rows)
-                metric = best_metric(config, rows)
-                clock.lap("evaluation")
-            if logs.due(step):
-                logs.write(step, some_games(setup, table, learner.weights, step_key))
-                clock.lap("logs")
-            metrics.write(step, {**figures, **clock.figures(figures)})
-            if checkpoints.due(step) or step == config.steps or stop.asked:
-                checkpoints.save(step, saved(learner, games, pool), {"run": identity(setup)}, metric)
+                check_finite(config, step, figures["skipped_in_a_row"])
+                if pool is not None and step % config.opponents.snapshot_every == 0:
+                    with at_work():
+                        pool = snapshot(pool, past_self(setup, learners), step)
+                metric = None
+                if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
+                    with at_play(), clock.phase("evaluation"):
+                        rows = evaluation(sampler(learners))
+                    metrics.write_eval(step, rows)
+                    metric = best_metric(config, rows)
+                if logs.due(step):
+                    with at_play(), clock.phase("logs"):
+                        logs.write(step, some_games(setup, table, sampler(learners), step_key))
+                metrics.write(step, {**figures, **clock.figures(figures)})
+                stopping = processes.anyone(stop.asked)
+                if checkpoints.due(step) or step == config.steps or stopping:
+                    checkpoints.save(step, saved(learners, games, pool), {"run": identity(setup)}, metric)
 
         # ------------------------------------------------------------------------------------------------- end
         if step > start:
             checkpoints.finish(step)
-        if stop.asked and step < config.steps:
-            log.info("stopped at step %d by %s; the same command goes on from there", step, stop.name)
+        if stopping and step < config.steps:
+            who = stop.name or "a signal to another process"
+            log.info("stopped at step %d by %s; the same command goes on from there", step, who)
     if main:
         report.main(workdir)
 
 
-def play_step(setup: Setup, rollout: rollouts.Rollout, weights, games, pool, key):
+def at_start(setup: Setup, rollout: rollouts.Rollout | Graded, optimiser, key):
+    """What a run begins with, every array in its place on the mesh: (learners, games, pool of past selves or None)."""
+    learners = {mind.name: new_learner(*mind.weights_at_start(), optimiser, setup.mesh) for mind in setup.minds}
+    games = placement.made(rollout.start, functools.partial(placement.rows, setup.sampling_mesh), key)
+    size, dtype = setup.config.opponents.pool_size, setup.minds[0].policy.dtype
+    if not size:
+        return learners, games, None
+    player = past_self(setup, learners)
+    places = functools.partial(placement.like_parameters, setup.mesh, parameters=player)
+    return learners, games, placement.made(lambda p: opponents.new_pool(p, size, dtype), places, player)
+
+
+def programs(setup: Setup, rollout: rollouts.Rollout | Graded, optimiser, learners, games, pool):
+    """`play_step` and `learn_step` as programs: what they change stays in its place, any process can read figures."""
+    whole = placement.whole(setup.mesh)
+    play = jax.jit(
+        functools.partial(play_step, setup, rollout),
+        donate_argnums=(1,),
+        out_shardings=(None, *placement.of((games, pool)), whole),
+        compiler_options=compiler.options(),
+    )
+    learn = jax.jit(
+        functools.partial(learn_step, setup, optimiser),
+        donate_argnums=(0,),
+        out_shardings=(placement.of(learners), whole),
+        compiler_options=compiler.options(),
+    )
+    return play, learn
+
+
+def play_step(setup: Setup, rollout: rollouts.Rollout | Graded, weights, games, pool, key):
     """One rollout, and what it says about the past self it met: (samples, games, pool, figures)."""
     play_key, meet_key = jax.random.split(jax.random.fold_in(key, 0))
     past = None
@@ -141,76 +177,115 @@ def play_step(setup: Setup, rollout: rollouts.Rollout, weights, games, pool, key
     figures["prompt_length"] = jnp.mean(samples.prompt_lengths)
     figures["answer_length"] = jnp.mean(samples.answer_lengths)
     figures["unusable_answers"] = jnp.mean((samples.action < 0) & (samples.policy >= 0))
+    if isinstance(rollout, Graded):
+        figures["difficulty"] = rollout.difficulty(games)
     return samples, games, pool, figures
 
 
-def learn_step(setup: Setup, optimiser, learner: Learner, samples, key):
-    """Advantages, then the epochs of the update: (learner, figures)."""
-    algo = setup.config.algo
-    given = (setup.policy, learner.weights, samples, algo, setup.game.n_players)
-    rows, found = (ppo.prepare(*given), {}) if algo.name == "ppo" else grpo.prepare(*given)
-    learner, figures = make_update(setup.policy, optimiser, algo)(learner, rows, jax.random.fold_in(key, 1))
-    return learner, {**figures, **found}
+def learn_step(setup: Setup, optimiser, learners: dict[str, Learner], samples, key):
+    """Advantages, then the epochs of the update, of every model from its own samples: (learners, figures)."""
+    algo, found = setup.config.algo, {}
+    for mind in setup.learners:
+        learner = learners[mind.name]
+        mine, figures = overlong.handle(mind.policy, setup.team.own(samples, mind.number), algo)
+        given = (mind.policy, learner.weights, mine, algo, setup.game.n_players)
+        with jax.named_scope("advantages"):
+            rows, more = (ppo.prepare(*given), {}) if algo.name == "ppo" else grpo.prepare(*given)
+        update = make_update(mind.policy, optimiser, algo)
+        few = setup.rows_to_learn(mind, rows.n)
+        learn_key = jax.random.fold_in(key, 1 + mind.number)
+        learner, updated = learn_from_few(update, learner, rows, learn_key, few, mind.policy.share)
+        learners, found[mind.name] = {**learners, mind.name: learner}, {**figures, **more, **updated}
+    return learners, together(found)
+
+
+def together(found: dict[str, dict]) -> dict:
+    """The figures of one model as they are; of several, by the name of each, and over all of them."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    figures = {f"{name}/{figure}": value for name, figures in found.items() for figure, value in figures.items()}
+    over_all = {"rows": jnp.sum, "groups": jnp.sum, "skipped": jnp.sum, "skipped_in_a_row": jnp.max}
+    for figure in next(iter(found.values())):
+        values = jnp.stack([of_one[figure] for of_one in found.values()])
+        figures[figure] = over_all.get(figure, jnp.mean)(values)
+    return figures
 
 
 def some_games(setup: Setup, table: Match, weights, key):
-    """A few games of the policy with itself, as it trains, written out."""
+    """A few games of the team with itself, as it trains, written out."""
     seating = matches.alone(setup.config.log.games, setup.game.n_players)
     played = table((weights,), seating, key, setup.config.rollout.temperature)
-    return records.write_out(table, played, seating, key, [setup.config.model.name], setup.tokenizer, "train")
+    return records.write_out(table, played, seating, key, [setup.seat_names()], "train")
 
 
-def saved(learner: Learner, games, pool) -> dict:
+def all_weights(learners: dict[str, Learner]) -> dict[str, dict]:
+    """The weights of every model, for playing."""
+    return {name: learner.weights for name, learner in learners.items()}
+
+
+def past_self(setup: Setup, learners: dict[str, Learner]) -> dict[str, dict]:
+    """The part of the weights that changes and decides how the team plays."""
+    return setup.team.player({name: learner.trained for name, learner in learners.items()})
+
+
+def saved(learners: dict[str, Learner], games, pool) -> dict:
     """What a checkpoint holds; weights that are only read come from where they came from at first."""
-    state = {"trained": learner.trained, "optimiser": learner.optimiser, "skipped": learner.skipped, "games": games}
+    learning = {name: learner for name, learner in learners.items() if learner.trained}
+    of_each = lambda field: {name: getattr(learner, field) for name, learner in learning.items()}  # noqa: E731
+    state = {"trained": of_each("trained"), "optimiser": of_each("optimiser"), "skipped": of_each("skipped")}
+    state["games"] = games
     return state if pool is None else {**state, "pool": pool}
 
 
-def resumed(learner: Learner, state: dict) -> tuple:
-    """Learner, games and pool from what a checkpoint held."""
-    learner = Learner(state["trained"], learner.frozen, state["optimiser"], state["skipped"])
-    return learner, state["games"], state.get("pool")
+def resumed(learners: dict[str, Learner], state: dict) -> tuple:
+    """Learners, games and pool from what a checkpoint held."""
+    again = {
+        name: Learner(state["trained"][name], learner.frozen, state["optimiser"][name], state["skipped"][name])
+        for name, learner in learners.items()
+        if name in state["trained"]
+    }
+    return {**learners, **again}, state["games"], state.get("pool")
 
 
 def identity(setup: Setup) -> dict:
     """What a checkpoint must agree with to be continued."""
     c = setup.config
     return {
-        "model": c.model.name,
-        "shape": c.model.shape.to_dict(),
-        "lora": c.model.lora.to_dict() if c.model.lora.rank else {},
-        "tokenizer": setup.tokenizer.fingerprint,
+        "models": {mind.name: model_identity(mind) for mind in setup.minds},
+        "agents": c.agents.to_dict(),
         "env": c.env.to_dict(),
-        "policies": list(setup.policies),
         "algorithm": c.algo.name,
         "critic": c.algo.critic,
         "games": c.rollout.games,
         "pool": c.opponents.pool_size,
+        "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
         "seed": c.seed,
     }
+
+
+def model_identity(mind: Mind) -> dict:
+    """The part of a run's identity that one model has."""
+    return {
+        "model": mind.config.name,
+        "shape": mind.config.shape.to_dict(),
+        "lora": mind.config.lora.to_dict() if mind.config.lora.rank else {},
+        "tokenizer": mind.tokenizer.fingerprint,
+        "policies": list(mind.policies),
+        "learns": any(mind.learns),
+        "start": {} if mind.start is None else mind.start.identity,
+    }
+
+
+def check_finite(config: ConfigDict, step: int, skipped: int) -> None:
+    """Ends a run whose last `skipped` updates were all skipped, if those are too many."""
+    if skipped >= config.checkpoint.nan_limit:
+        raise RunError(
+            f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower optim.lr "
+            f"(now {config.optim.lr:g}) or optim.max_grad_norm, or go on from a checkpoint with another seed"
+        )
 
 
 def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:
     """The figure by which the best checkpoint is kept."""
     opponent, _, figure = config.checkpoint.best_metric.partition("/")
     return next((row.get(figure) for row in rows if row["opponent"] == opponent), None)
-
-
-class Clock:
-    """Seconds of each phase of a step."""
-
-    def __init__(self):
-        self._last, self._laps = time.perf_counter(), {}
-
-    def lap(self, phase: str, wait_for=None) -> None:
-        """Ends a phase, once the arrays given are there."""
-        jax.block_until_ready(wait_for)
-        now = time.perf_counter()
-        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def figures(self, counted: dict) -> dict[str, float]:
-        """Seconds per phase, and games and tokens per second of playing and learning."""
-        busy = self._laps["rollout"] + self._laps["update"]
-        rates = {"games_per_s": counted["games"] / busy, "tokens_per_s": counted["tokens"] / busy}
-        return {**{f"seconds/{phase}": s for phase, s in self._laps.items()}, **rates}

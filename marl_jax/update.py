@@ -7,19 +7,22 @@ is not finite changes nothing and is counted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from marl_jax import losses
+from marl_jax import losses, packing, placement
 from marl_jax.moments import scale_by_adam
 from marl_jax.policy import Policy
 from marl_jax.ppo import value_mask
 from marl_jax.samples import Samples, split, take
+from models.sharding import ways
 
 
 @jax.tree_util.register_dataclass
@@ -44,9 +47,15 @@ class Learner:
         return {**self.frozen, **self.trained}
 
 
-def new_learner(trained: dict, frozen: dict, optimiser: optax.GradientTransformation) -> Learner:
-    """A learner that has learnt nothing yet."""
-    return Learner(trained, frozen, optimiser.init(trained), jnp.zeros((), jnp.int32))
+def new_learner(
+    trained: dict, frozen: dict, optimiser: optax.GradientTransformation, mesh: Mesh | None = None
+) -> Learner:
+    """A learner that has learnt nothing yet; on a mesh, what belongs to a parameter lies where it does."""
+    begin = lambda trained: (optimiser.init(trained), jnp.zeros((), jnp.int32))  # noqa: E731
+    if mesh is None:
+        return Learner(trained, frozen, *begin(trained))
+    places = functools.partial(placement.like_parameters, mesh, parameters=trained)
+    return Learner(trained, frozen, *placement.made(begin, places, trained))
 
 
 def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
@@ -116,27 +125,58 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
     return update
 
 
-def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
-    """One step of the optimiser on one minibatch."""
+@jax.named_scope("forward_backward")
+def summed_gradients(policy, algo, learner: Learner, rows: Samples):
+    """(gradients in float32, figures) of a minibatch, by parts."""
     policy_weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
     value_weights = losses.token_weights(value_mask(rows, algo.gae), rows.weights, "token")
-    objective = jax.value_and_grad(_objective, argnums=2, has_aux=True)
+    trained = policy.rounded(learner.trained)  # once, not in every layer of every part
 
-    def part(total, xs):
-        (_, figures), grads = objective(policy, algo, learner.trained, learner.frozen, *xs)
-        return jax.tree.map(jnp.add, total, grads), figures
+    def part(*given):
+        (_, figures), grads = jax.value_and_grad(_objective, argnums=2, has_aux=True)(
+            policy, algo, trained, learner.frozen, *given
+        )
+        return _float32(grads), figures
 
+    given = (rows, policy_weights, value_weights)
+    if algo.pack:
+        return _over_packed_rows(part, policy, algo, given)
     if algo.accumulate == 1:
-        grads, figures = part(jax.tree.map(jnp.zeros_like, learner.trained), (rows, policy_weights, value_weights))
-    else:
-        parts = split((rows, policy_weights, value_weights), algo.accumulate, policy.share)
-        grads, figures = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, learner.trained), parts)
-        figures = jax.tree.map(lambda x: jnp.sum(x, axis=0), figures)
+        return part(*given)
+    add = lambda total, xs: (jax.tree.map(jnp.add, total, part(*xs)), None)  # noqa: E731
+    parts = split(given, algo.accumulate, policy.share)
+    return jax.lax.scan(add, _zeros(part, *jax.tree.map(lambda x: x[0], parts)), parts)[0]
 
+
+def _over_packed_rows(part, policy, algo, given):
+    """The same over packed rows, as many parts as they fill, `algo.accumulate` at most."""
+    multiple = algo.accumulate * ways("B", given[0].n)
+    places = packing.plan(given[0], algo.pack, len(policy.prefix) if policy.keeps_prefix else 0, multiple)
+    size = len(places.table) // algo.accumulate
+
+    def one(i):
+        rows = places.cut(i * size, size)
+        number = rows.table.reshape(-1)
+        samples, *weights = take(given, jnp.maximum(number, 0))
+        weights = [jnp.where((number >= 0)[:, None], x, 0.0) for x in weights]
+        return samples, *weights, rows
+
+    add = lambda i, total: jax.tree.map(jnp.add, total, part(*one(i)))  # noqa: E731
+    return jax.lax.fori_loop(0, -(-places.used() // size), add, _zeros(part, *one(0)))
+
+
+def _zeros(part, *given):
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given))
+
+
+def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
+    """One step of the optimiser on one minibatch."""
+    grads, figures = summed_gradients(policy, algo, learner, rows)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
-    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
-    trained = optax.apply_updates(learner.trained, changes)
+    with jax.named_scope("optimiser"):
+        changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
+        trained = optax.apply_updates(learner.trained, policy.changes(changes))
     keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
     learner = Learner(
         trained=jax.tree.map(keep, trained, learner.trained),
@@ -147,9 +187,10 @@ def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
     return learner, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
 
 
-def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weights, value_weights):
+def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weights, value_weights, packed=None):
     """The loss of some rows, and figures; both are sums over tokens with the minibatch's weights."""
-    scores = policy.score({**frozen, **trained}, rows)
+    weights = {**frozen, **trained}
+    scores = policy.score(weights, rows) if packed is None else policy.score_packed(weights, rows, packed)
     mask = rows.mask()
     old = rows.logps if rows.old_logps is None else rows.old_logps
     correction = losses.truncated_importance(old, rows.logps, algo.is_clip) if algo.is_clip else 1.0
@@ -169,13 +210,19 @@ def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weig
         "kl_step": total(losses.kl(scores.logps, old, "k3")),
         "gap": total(jnp.abs(scores.logps - rows.logps)),
     }
-    loss = figures["policy_loss"] - algo.entropy_coef * figures["entropy"]
+    loss = figures["policy_loss"]
+    if algo.entropy_coef:
+        loss -= algo.entropy_coef * figures["entropy"]
     if policy.critic != "none":
         loss += algo.value_coef * figures["value_loss"]
     if algo.kl_coef:
         figures["kl"] = total(losses.kl(scores.logps, rows.ref_logps, algo.kl_kind))
         loss += algo.kl_coef * figures["kl"] if algo.kl_in == "loss" else 0.0
     return loss, {**figures, "loss": loss}
+
+
+def _float32(tree):
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 def _mean(x, weights):

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from envs import registry as games
 from envs.game import Reward
+from envs.puzzle import Puzzle
 from marl_jax import opponents
 from marl_jax.errors import ConfigError
 from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES
@@ -28,15 +29,17 @@ def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every field as (dotted name, value); open groups count as one field."""
     for key, value in config.items(preserve_field_references=False):
         name = prefix + key
-        if isinstance(value, ConfigDict) and RULES.get(name) is not OPEN:
+        if isinstance(value, ConfigDict) and RULES.get(rule_name(name)) is not OPEN:
             yield from fields(value, name + ".")
         else:
             yield name, value
 
 
 def rule_name(field: str) -> str:
-    """The key of `RULES` for a field: the name of a policy becomes `*`."""
+    """The key of `RULES` for a field: the name of a policy becomes `*`, and a policy's own model is a model."""
     parts = field.split(".")
+    if parts[0] == "policies" and parts[2:3] == ["model"] and len(parts) > 3:
+        return ".".join(parts[2:])
     return ".".join(["policies", "*", *parts[2:]]) if parts[0] == "policies" and len(parts) > 2 else field
 
 
@@ -55,9 +58,13 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
         elif not rule.holds(value):
             hint = did_you_mean(value, models.names()) if rule is MODEL and isinstance(value, str) else ""
             yield f"config.{name} is {value!r}; accepted: {rule.accepted}{hint}"
-    for name in RULES:
-        if "*" not in name and name not in found:
-            yield f"config.{name} is missing; accepted: {RULES[name].accepted}"
+    wanted = [name for name in RULES if "*" not in name]
+    for policy, fields_of in config.get("policies", {}).items():
+        if fields_of.get("model"):
+            wanted += [f"policies.{policy}.{name}" for name in RULES if name.startswith("model.")]
+    for name in wanted:
+        if name not in found:
+            yield f"config.{name} is missing; accepted: {RULES[rule_name(name)].accepted}"
 
 
 # ------------------------------------------------------------------------------------------- between fields
@@ -88,8 +95,30 @@ def _algorithm(c: ConfigDict) -> Iterator[str]:
             f"config.opponents has other players than the learner with algo.name {c.algo.name!r}, whose groups compare "
             "the learner with itself; accepted: self_share 1, bot_share 0 and pool_size 0"
         )
+    longest = c.rollout.max_new_tokens
+    if c.algo.overlong == "penalty" and c.rollout.answer == "free" and c.algo.overlong_buffer >= longest:
+        yield (
+            f"config.algo.overlong_buffer is {c.algo.overlong_buffer} with rollout.max_new_tokens {longest}, so that "
+            "every answer would be over-long; accepted: less than the limit"
+        )
     if c.algo.gae == "token" and c.rollout.answer == "choice":
         yield "config.algo.gae is 'token' with rollout.answer 'choice'; accepted: 'turn', or rollout.answer 'free'"
+
+
+def _packing(c: ConfigDict) -> Iterator[str]:
+    if not c.algo.pack:
+        return
+    found = f"config.algo.pack is {c.algo.pack} with"
+    if c.rollout.answer != "free":
+        yield f"{found} rollout.answer {c.rollout.answer!r}, whose samples are of one length; accepted: 0, or 'free'"
+    if c.algo.accumulate < 2:
+        yield f"{found} algo.accumulate 1: there are no parts to leave out; accepted: 0, or algo.accumulate from 2 up"
+    if c.algo.share_prefix:
+        yield f"{found} algo.share_prefix True, which packs answers of one prompt; accepted: one of them"
+    if c.algo.critic not in ("none", "head"):
+        yield f"{found} algo.critic {c.algo.critic!r}; accepted: 0, or algo.critic 'none' or 'head'"
+    if c.model.lora.rank and len(c.policies) > 1:
+        yield f"{found} an adapter for each of {len(c.policies)} policies; accepted: 0, or one policy"
 
 
 def _batch(c: ConfigDict) -> Iterator[str]:
@@ -106,23 +135,25 @@ def _batch(c: ConfigDict) -> Iterator[str]:
 
 
 def _roles(c: ConfigDict) -> Iterator[str]:
-    for agent, policy in c.agents.items():
-        if policy not in c.policies:
+    for agent, player in c.agents.items():
+        if player.startswith(opponents.BOT):
+            yield from _bots(f"agents.{agent}", [player.removeprefix(opponents.BOT)], c.env.name)
+        elif player not in c.policies:
             known = ", ".join(c.policies) or "none"
-            yield f"config.agents.{agent} is {policy!r}, a policy that is not in config.policies ({known})"
+            yield (
+                f"config.agents.{agent} is {player!r}, a policy that is not in config.policies ({known}); accepted: "
+                "one of them, or bot:NAME"
+            )
     used = set(c.agents.values())
     for name in c.policies:
         if name not in used:
             yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
-    if len(c.policies) > 1 and not c.model.lora.rank:
-        yield (
-            f"config.policies {', '.join(c.policies)} share one model and model.lora.rank is 0, so they would be one; "
-            "accepted: a rank from 1 up (an adapter each), or one policy"
-        )
     owners: dict[str, str] = {}
     for name, policy in c.policies.items():
+        if policy.model or not c.model.lora.rank:
+            continue  # weights of its own
         adapter = policy.adapter or name
-        if c.model.lora.rank and adapter in owners:
+        if adapter in owners:
             yield (
                 f"config.policies.{name}.adapter is {adapter!r}, the adapter of policy {owners[adapter]!r} too; "
                 "accepted: one adapter per policy, or one policy for both roles"
@@ -133,19 +164,27 @@ def _roles(c: ConfigDict) -> Iterator[str]:
 
 
 def _model(c: ConfigDict) -> Iterator[str]:
-    if c.model.lora.rank and not c.model.lora.targets:
-        yield f"config.model.lora.targets is empty with rank {c.model.lora.rank}; accepted: some of {LORA_TARGETS}"
-    if c.model.lora.rank and MODEL.holds(c.model.name) and models.get(c.model.name).config.family == "gpt2":
-        wrong = set(c.model.lora.targets) & {"gate"}
-        if wrong:
-            yield f"config.model.lora.targets has 'gate', which {c.model.name} does not have; leave it out"
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    for field in c.model.shape:
-        if field not in known:
-            yield f"config.model.shape.{field} is not a field of a model{did_you_mean(field, known)}"
-    place = c.model.weights
+    own = {f"policies.{name}.model": policy.model for name, policy in c.policies.items() if policy.model}
+    for field, model in {"model": c.model, **own}.items():
+        yield from _one_model(field, model)
+
+
+def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
+    lora = model.lora
+    if lora.rank and not lora.targets:
+        yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
+    if lora.rank and models.get(model.name).config.family == "gpt2" and "gate" in lora.targets:
+        yield f"config.{field}.lora.targets has 'gate', which {model.name} does not have; leave it out"
+    known = [part.name for part in dataclasses.fields(ModelConfig)]
+    for part in model.shape:
+        if part not in known:
+            yield f"config.{field}.shape.{part} is not a field of a model{did_you_mean(part, known)}"
+    if model.start and not (Path(model.start.partition("@")[0]).expanduser() / "config.json").is_file():
+        yield f"config.{field}.start is {model.start!r}; accepted: '', or the folder of a run, with @STEP or not"
+    place = model.weights
     if place not in ("", "random") and not Path(place).expanduser().exists():
-        yield f"config.model.weights is {place!r}, which does not exist; accepted: '', 'random', a folder, a GGUF file"
+        accepted = "'', 'random', a folder, a GGUF file"
+        yield f"config.{field}.weights is {place!r}, which does not exist; accepted: {accepted}"
 
 
 def _game(c: ConfigDict) -> Iterator[str]:
@@ -197,8 +236,13 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
     runs = [name for name in c.eval.opponents if (Path(name.partition("@")[0]).expanduser() / "config.json").is_file()]
     for problem in _bots("eval.opponents", [name for name in c.eval.opponents if name not in runs], c.env.name):
         yield f"{problem}, or the folder of a run, with @STEP or not"
+    if c.eval.swap_roles and (len(set(c.agents.values())) == 1 or games.game_class(c.env.name).competitive):
+        yield (
+            f"config.eval.swap_roles is True, and {c.env.name} is played against each other or all its roles have one "
+            "policy; accepted: False, or a cooperative game with a policy for each role"
+        )
     opponent = c.checkpoint.best_metric.split("/")[0]
-    known = {"self", *(Path(name).name for name in c.eval.opponents)}
+    known = {"self", *(["swapped"] if c.eval.swap_roles else []), *(Path(name).name for name in c.eval.opponents)}
     if opponent and opponent not in known:
         yield (
             f"config.checkpoint.best_metric is {c.checkpoint.best_metric!r}, and {opponent!r} is no opponent; "
@@ -213,6 +257,8 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
 def _machines(c: ConfigDict) -> Iterator[str]:
     if sum(ways == -1 for ways in c.mesh.values()) > 1:
         yield f"config.mesh has more than one -1 ({dict(c.mesh)}); accepted: one axis that takes the devices left"
+    if c.mesh.sampling == "tensor" and c.mesh.tensor == 1:
+        yield "config.mesh.sampling is 'tensor' with mesh.tensor 1, which splits nothing; accepted: same, replicated"
     d = c.distributed
     if not d.enabled and (d.coordinator or d.processes or d.index >= 0):
         yield "config.distributed has an address or a number, and enabled is False; accepted: enabled True"
@@ -239,7 +285,40 @@ def _rewards(c: ConfigDict) -> Iterator[str]:
         yield f"config.reward.{names} is 0, and {c.env.name} pays at no other level; accepted: another weight"
 
 
-COMBINATIONS = (_algorithm, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards)
+def _curriculum(c: ConfigDict) -> Iterator[str]:
+    k = c.curriculum
+    if not k.enabled:
+        return
+    if not issubclass(games.game_class(c.env.name), Puzzle):
+        known = [name for name in games.GAMES if issubclass(games.game_class(name), Puzzle)]
+        yield f"config.curriculum.enabled is True with env.name {c.env.name!r}; accepted: {', '.join(known)}"
+        return
+    if k.start > k.grades:
+        yield f"config.curriculum.start is {k.start} with grades {k.grades}; accepted: from 1 to grades"
+    if k.down >= k.up:
+        yield f"config.curriculum.down is {k.down:g} with up {k.up:g}; accepted: less than up"
+    for field in ("goal_reward", "solved_reward"):
+        # A curriculum counts games that paid the team, which is what solving one does.
+        if c.env.params.get(field, 1) <= 0:
+            paid = c.env.params[field]
+            yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
+
+
+def _demonstrations(c: ConfigDict) -> Iterator[str]:
+    s = c.sft
+    yield from _bots("sft.bot", [s.bot] if s.bot else [], c.env.name)
+    parts = s.minibatches * c.algo.accumulate
+    if s.games * s.turns % parts:
+        what = f"sft.minibatches x algo.accumulate = {parts}"
+        yield _not_divisible("sft.games x turns", s.games * s.turns, parts, what)
+    if s.warmup >= s.steps:
+        yield f"config.sft.warmup is {s.warmup} with sft.steps {s.steps}; accepted: less than the steps"
+
+
+COMBINATIONS = (
+    _algorithm, _packing, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards, _curriculum,
+    _demonstrations,
+)  # fmt: skip
 
 
 def samples(config: ConfigDict) -> int:

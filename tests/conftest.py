@@ -1,12 +1,26 @@
-"""What every test shares: eight virtual CPU devices, and a way to the optional shared data."""
+"""What every test shares: eight virtual CPU devices, quick compiling, and a way to the optional shared data."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Tests compile much and compute little: programs are left rough, and those that were compiled before in the same run,
+# by another test, worker or subprocess, are found again.
+ROUGH = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if "MARL_JAX_TESTS" not in os.environ:
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {ROUGH}"
+    os.environ["MARL_JAX_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="marl_jax-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 import pytest
+
+
+def pytest_unconfigure(config):
+    """The last to leave, not one of its workers, clears the compiled programs away."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
 
 SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

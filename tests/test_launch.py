@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
     """Runs go to a folder of the test, and the root logger is put back."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("marl_jax.console.set_up", lambda *_, **__: None)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept")
+    monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
 
 
 @pytest.fixture
@@ -139,11 +139,21 @@ def test_every_mode_has_its_function(mode):
 
 
 def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatch):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    kept = []
+    monkeypatch.setattr(launch, "keep_compiled", kept.append)
     launch.main(["launch.py", TIC_TAC_TOE, "--compilation_cache=off"])
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert not kept
     launch.main(["launch.py", TIC_TAC_TOE])
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(ROOT / ".cache" / "jax")
+    assert kept == [str(ROOT / ".cache" / "jax")]
+
+
+@pytest.mark.parametrize("own", ["", "mine"])
+def test_the_cache_is_told_to_jax_and_a_users_own_wins(own):
+    """JAX is imported before the command line is read, so that its environment would be too late."""
+    code = "import launch, jax\nlaunch.keep_compiled('ours')\nprint(jax.config.jax_compilation_cache_dir)"
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": own}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stdout.strip() == (own or "ours"), done.stderr
 
 
 def test_the_command_itself_refuses_with_status_2_and_one_line(tmp_path):

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import defaults
+from envs.roles import solver
 from marl_jax import grpo
 from marl_jax.policy import Decision
 from marl_jax.rollout import Sections, row_keys
 from marl_jax.tree_rollout import TreeRollout
+from marl_jax.update import make_optimiser, make_update, new_learner
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 
@@ -199,8 +202,8 @@ class TellsNothing(TreeRollout):
 class TriesTheFirst(TreeRollout):
     """Breaks (d): the second agent's candidates are all paid what the first of them earns."""
 
-    def _score(self, fast, after, reward, player):
-        paid = super()._score(fast, after, reward, player)
+    def _score(self, fast, after, reward, player, keys):
+        paid = super()._score(fast, after, reward, player, keys)
         first = jnp.repeat(paid.reshape(ROWS, K, 2)[:, 0], K, axis=0)
         return jnp.where(player[:, None] == 1, first, paid)
 
@@ -323,3 +326,43 @@ def test_the_samples_of_an_agent_change_its_own_adapter_only():
     for target in grads.values():
         assert float(jnp.abs(target["b"][:, 0]).max()) > 0
         assert float(jnp.abs(target["b"][:, 1]).max()) == 0
+
+
+# --------------------------------------------------------------------------------------- roles that do not learn
+
+
+@pytest.mark.parametrize("team_term", ["immediate", "lookahead"])
+def test_a_role_can_be_a_bot(team_term):
+    """The solver makes the moves that the planner proposes: its samples have no weight, and it is who is looked at."""
+    settings = dict(seat_policy=(0, -1), learns=(True,), seat_bots=(None, solver(GAME)), team_term=team_term)
+    _, samples, finished, _ = played(continuation="first", **settings)
+    mine = samples.agent == 0
+    np.testing.assert_array_equal(samples.weights, mine)
+    np.testing.assert_array_equal(samples.policy, np.where(mine, 0, -1))
+    assert finished.ended.any()
+    if team_term == "lookahead":  # the solver does as it is told, so it earns what the proposal was said to be worth
+        promised = played(continuation="first", **settings | dict(team_term="immediate"))[1].rewards[0, ..., 0]
+        np.testing.assert_allclose(samples.rewards[0, ..., 1], promised, atol=1e-6)
+        assert (promised != 0).all()
+    flat = jax.tree.map(lambda x: x.reshape(TURNS, ROWS * K, *x.shape[3:]), samples)
+    rows, figures = grpo.prepare(None, {}, flat, tiny_puzzle.algo(), 2)
+    assert int(figures["groups"]) == TURNS * ROWS // 2
+    assert (rows.weights <= flat.weights.reshape(-1)).all()
+
+
+def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
+    roll, trained, frozen, samples = with_model(lora=2, long_names=True)
+    spec = dataclasses.replace(roll.policy.lora, learns=(False, True))
+    policy = dataclasses.replace(roll.policy, lora=spec)
+    optim = defaults.optimiser()
+    optim.update(dict(lr=0.1, weight_decay=0.1, warmup=0))  # decay would move it without any gradient
+    optimiser = make_optimiser(optim, 2, 1)
+    algo = tiny_puzzle.algo(drop_equal=False)
+    rows, _ = grpo.prepare(policy, {}, samples.replace(weights=(samples.policy == 1) * 1.0), algo, 2)
+    learner = new_learner(trained, frozen, optimiser)
+    learnt, _ = jax.jit(make_update(policy, optimiser, algo))(learner, rows, jax.random.key(0))
+    for name, old in trained["adapters"].items():
+        for part in "ab":
+            new = learnt.trained["adapters"][name][part]
+            np.testing.assert_array_equal(new[:, 0], old[part][:, 0])
+            assert float(jnp.abs(new[:, 1] - old[part][:, 1]).max()) > 0

@@ -42,7 +42,7 @@ def test_minimax_never_loses_and_mostly_beats_random():
 
 @pytest.fixture(scope="module")
 def player():
-    return Player(tiny_play.policy(), tiny_play.prompt(), (0, 0))
+    return Player(tiny_play.policy(), tiny_play.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
 
 
 def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(player):
@@ -52,7 +52,7 @@ def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(pla
     played, again = (match((trained, None), seating, key, 0.0) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, played, again)
 
-    games = records.write_out(match, played, seating, key, ["tiny", "random"], tiny_play.TOKENIZER, "eval")
+    games = records.write_out(match, played, seating, key, ["tiny", "random"], "eval")
     for row, game in enumerate(games):
         assert len(game.moves) == int(played.length[row])
         assert game.players == (("tiny", "random") if row % 2 == 0 else ("random", "tiny"))

@@ -23,7 +23,7 @@ def make_run(workdir, rank):
     trained, frozen = made.weights_at_start()
     trained = jax.tree.map(lambda x: x + jnp.linspace(0, 0.5, x.size).reshape(x.shape).astype(x.dtype), trained)
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(7, {"trained": trained, "optimiser": jnp.zeros(3)}, {})
+    checkpoints.save(7, {"trained": {"main": trained}, "optimiser": jnp.zeros(3)}, {})
     checkpoints.close()
     return config, made, trained, frozen
 

@@ -75,6 +75,43 @@ def test_loss_and_gradient_by_hand(name, loss, gradient):
     np.testing.assert_allclose(grads["model"], gradient, atol=1e-5)
 
 
+def four_answers():
+    """Two groups of two one-token answers: agent 0 earned 4 and 0, agent 1 earned 1 and 0."""
+    one = two_answers()
+    rows = jax.tree.map(lambda x: jnp.concatenate([x, x], axis=1), one)
+    agent = jnp.array([[0, 0, 1, 1]])
+    rewards = jnp.array([[[4.0, 9.0], [0.0, 9.0], [9.0, 1.0], [9.0, 0.0]]])
+    return rows.replace(answer_lengths=jnp.ones((1, 4), jnp.int32), agent=agent, rewards=rewards)
+
+
+def test_dr_mas_by_hand():
+    """Each agent's spread over the batch: 2 for agent 0, 1/2 for agent 1, so that both have advantages of 1 and -1.
+
+    With agents taken as one it is sqrt((4 + 4 + 1/4 + 1/4) / 4) = 1.4577.
+    """
+    algo = algorithms.dr_mas(2)
+    algo.update(dict(is_clip=0.0, name="at_grpo"))
+    change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
+
+    def learn(samples, n_players):
+        rows, _ = grpo.prepare(TableOfLogps(), {}, samples, algo, n_players)
+        weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+        objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
+        (loss, _), grads = objective(TableOfLogps(), algo, {"model": rows.logps + change}, {}, rows, weights, weights)
+        return rows.advantages[:, 0], float(loss), grads["model"][:, 0]
+
+    advantages, loss, gradient = learn(four_answers(), 2)
+    up, ten, less = float(np.exp(0.22)), float(np.exp(0.1)), float(np.exp(-0.1))
+    np.testing.assert_allclose(advantages, [1, -1, 1, -1], atol=1e-4)
+    assert loss == pytest.approx((-1.2 + ten - less + up) / 4, abs=1e-5)  # the first is clipped at 1.2
+    np.testing.assert_allclose(gradient, [0, ten / 4, -less / 4, up / 4], atol=1e-5)
+
+    as_one = four_answers()
+    as_one = as_one.replace(agent=as_one.agent * 0, rewards=as_one.rewards.at[0, 2:, 0].set(jnp.array([1.0, 0.0])))
+    advantages, *_ = learn(as_one, 2)
+    np.testing.assert_allclose(advantages, np.array([2, -2, 0.5, -0.5]) / 1.457738, atol=1e-4)
+
+
 def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros():
     samples = two_answers()
     samples = samples.replace(rewards=samples.rewards * 0)
@@ -204,15 +241,15 @@ def test_a_step_of_every_form_fits_together(form):
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
         rollout, optimiser = setup.rollout(), updates.make_optimiser(config.optim, config.steps, 4)
-        trained, frozen = setup.abstract()
-        learner = jax.eval_shape(lambda t, f: updates.new_learner(t, f, optimiser), trained, frozen)
+        new = lambda t, f: updates.new_learner(t, f, optimiser)  # noqa: E731
+        learners = {mind.name: jax.eval_shape(new, *mind.abstract()) for mind in setup.minds}
         games = jax.eval_shape(rollout.start, key)
         play = functools.partial(train.play_step, setup, rollout)
-        samples, after, _, _ = jax.eval_shape(play, {**frozen, **trained}, games, None, key)
+        samples, after, _, _ = jax.eval_shape(play, train.all_weights(learners), games, None, key)
         learn = functools.partial(train.learn_step, setup, optimiser)
-        learnt, figures = jax.eval_shape(learn, learner, samples, key)
+        learnt, figures = jax.eval_shape(learn, learners, samples, key)
     assert samples.action.size == validate.samples(config)
     jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), games, after)
-    assert jax.tree.structure(learnt) == jax.tree.structure(learner)
+    assert jax.tree.structure(learnt) == jax.tree.structure(learners)
     assert "groups_equal" in figures and "explained_variance" not in figures
-    assert len(set(setup.seat_policy)) == (2 if form == "at_grpo_lora" else 1)
+    assert len(set(setup.seat_policy)) == (2 if form in ("at_grpo_lora", "at_grpo_apart") else 1)

@@ -60,7 +60,7 @@ def test_the_size_is_bounded(config, tmp_path):
 
 def test_other_processes_write_nothing(config, tmp_path):
     logs = GameLogs(config, tmp_path, main=False)
-    assert not logs.due(5)
+    assert logs.due(5)  # they play along
     logs.write(5, [make_game()])
     assert not list(tmp_path.iterdir())
 

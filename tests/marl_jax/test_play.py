@@ -113,7 +113,7 @@ def test_the_checkpoint_of_a_run(tmp_path, capsys):
     config.play.seat = -1
     made = setup.make(config)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"trained": made.weights_at_start()[0]}, {})
+    checkpoints.save(1, {"trained": {"main": made.weights_at_start()[0]}}, {})
     checkpoints.close()
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     assert bool(made.game.done(main(config, tmp_path)))

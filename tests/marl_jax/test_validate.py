@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs import algorithms, defaults, planning
+from configs import algorithms, defaults, models, planning
 from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
 from marl_jax import rules, validate
 from marl_jax.errors import ConfigError
@@ -45,7 +45,7 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
         experiment.get_config("at_grop")
 
 
-@pytest.mark.parametrize("make", ["grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo"])
+@pytest.mark.parametrize("make", ["grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo", "dr_mas"])
 def test_every_algorithm_is_accepted(make):
     validate.check(config_with(algo=getattr(algorithms, make)()))
 
@@ -78,6 +78,10 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(rollout__games=10, rollout__turns=3, algo__minibatches=4), "is 30, not a multiple of"),
         (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
         (dict(agents__all="mian"), "config.agents.all is 'mian', a policy that is not in config.policies (main)"),
+        (dict(agents__seat_0="bot:solver"), "config.agents.seat_0 has 'solver', which is no bot of tic_tac_toe; acc"),
+        (dict(agents__all="bot:random"), "config.policies.main is used by no agent"),
+        (dict(eval__swap_roles=True), "config.eval.swap_roles is True, and tic_tac_toe is played against each other"),
+        (dict(algo=algorithms.dapo(), rollout__answer="free", algo__overlong_buffer=8), "every answer would be over-"),
         (dict(policies__spare=defaults.policy()), "config.policies.spare is used by no agent"),
         (dict(agents__seat_7="main"), "config.agents.seat_7 is no seat of tic_tac_toe; accepted: all, seat_0, seat_1"),
         (dict(agents={"seat_0": "main"}), "config.agents has no policy for seat_1"),
@@ -119,10 +123,32 @@ def test_two_policies_on_one_adapter_are_refused():
     ]
 
 
-def test_two_policies_need_something_of_their_own():
+def test_policies_are_adapters_copies_or_models_of_their_own():
     both = dict(agents={"seat_0": "main", "seat_1": "other"}, policies__other=defaults.policy())
-    assert "config.policies main, other share one model" in problems(**both)[0]
+    validate.check(config_with(**both))
     validate.check(config_with(model__lora__rank=4, **both))
+    validate.check(config_with(**both, policies__other__model=models.smollm2()))
+    same = dict(both, model__lora__rank=4, policies__other__adapter="main")  # an adapter of another model
+    validate.check(config_with(**same, policies__other__model=models.smollm2()))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(name="smolm2-135m"), "config.policies.main.model.name is 'smolm2-135m'; accepted: the name of a"),
+        (dict(shape={"d_modle": 64}), "config.policies.main.model.shape.d_modle is not a field of a model; did you"),
+        (dict(lora=dict(rank=2, alpha=1.0, targets=())), "config.policies.main.model.lora.targets is empty with rank"),
+        (dict(weights="no/such/folder"), "config.policies.main.model.weights is 'no/such/folder', which does not"),
+        (dict(speed=1), "config.policies.main.model.speed is not a field"),
+    ],
+)
+def test_a_model_of_a_policy_is_checked_like_any_other(changes, message):
+    model = models.smollm2()
+    with model.unlocked(), model.ignore_type():
+        model.update(changes)
+    assert any(message in problem for problem in problems(policies__main__model=model))
+    del model["remat"]
+    assert "config.policies.main.model.remat is missing" in str(problems(policies__main__model=model))
 
 
 def test_every_role_needs_one_policy():
