@@ -17,7 +17,7 @@ run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/test.stamp lint
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff check .

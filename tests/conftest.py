@@ -17,6 +17,16 @@ if "MARL_JAX_TESTS" not in os.environ:
 import pytest
 
 
+# The files that take longest come first, so that no worker is left alone with one of them at the end.
+LONGEST = ("processes", "train", "sharded_training", "sft", "team", "update", "grpo", "at_grpo", "curriculum", "rollout")
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first; within a file and among the others the order stays."""
+    names = [f"test_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+
+
 def pytest_unconfigure(config):
     """The last to leave, not one of its workers, clears the compiled programs away."""
     if not hasattr(config, "workerinput"):
