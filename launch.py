@@ -21,8 +21,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from marl_jax import console
 from marl_jax.errors import ConfigError, mendable
+from marl_jax.running import console
 
 REPOSITORY = Path(__file__).resolve().parent
 
@@ -105,7 +105,7 @@ def start_processes(config: ConfigDict, mode: str) -> int:
     """The number of this process, after it has joined the others where there are several."""
     if not config.distributed.enabled or mode not in TOGETHER:
         return 0
-    from marl_jax import processes
+    from marl_jax.running import processes
 
     return processes.join(config.distributed)
 
@@ -117,7 +117,7 @@ def start(mode: str, given: dict) -> None:
     call = functools.partial(getattr(importlib.import_module(module), function), *(given[name] for name in arguments))
     if not given["config"].distributed.enabled or mode not in TOGETHER:
         return call()
-    from marl_jax import processes
+    from marl_jax.running import processes
 
     try:
         with processes.losses_told():

@@ -33,11 +33,11 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults
 from marl_jax import setup as setups
 from marl_jax.compile import programs
+from marl_jax.learning.update import new_learner
 from marl_jax.report.curves import HEIGHT, WIDTH, Series, chart
-from marl_jax.rollout import Rollout
+from marl_jax.rollouts.rollout import Rollout
 from marl_jax.samples import row_length
 from marl_jax.train import all_weights
-from marl_jax.update import new_learner
 from models import registry, tokenizers
 
 TIMES, PLAYERS, CANDIDATES = (1, 2, 4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)

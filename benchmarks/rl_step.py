@@ -5,7 +5,7 @@
 
 Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
 groups of `--group`, temperature 1, no KL. The rollout is `Policy.act` (each prompt is read once, its cache repeated);
-the update is `marl_jax.grpo.prepare` and `marl_jax.update.make_update` with AT-GRPO's settings, AdamW, master weights
+the update is `grpo.prepare` and `update.make_update` with AT-GRPO's settings, AdamW, master weights
 and moments in float32, arithmetic in bfloat16; laying the new weights out for the sampler is part of the rollout. A
 random number stands for the reward. Each time is the median of `--repeats` steps after a first one.
 
@@ -26,9 +26,10 @@ import numpy as np
 from benchmarks.sampler import FLOPS_PER_S, report
 from benchmarks.update import GIB, make_policy, make_samples
 from configs import algorithms, defaults
-from marl_jax import compiler, grpo
+from marl_jax.devices import compiler
+from marl_jax.learning import grpo
+from marl_jax.learning.update import make_optimiser, make_update, new_learner
 from marl_jax.samples import Samples, join_answer
-from marl_jax.update import make_optimiser, make_update, new_learner
 
 
 def rollout(policy, group: int, weights: dict, blank: Samples, key: jax.Array) -> Samples:

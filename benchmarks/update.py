@@ -3,7 +3,7 @@
     python -m benchmarks.update                                    # every case that fits this machine
     python -m benchmarks.update --cases=full --remat=none,dots,full
 
-Random weights in the published shapes, random tokens, `marl_jax.update.make_update` with GRPO's loss and AdamW: one
+Random weights in the published shapes, random tokens, `learning.update.make_update` with GRPO's loss and AdamW: one
 minibatch, one epoch, state donated. On accelerators arithmetic is in bfloat16; master weights and moments are in
 float32 unless the case says otherwise. All cases are compiled first, several at a time; each time is the median of
 `--repeats` updates after a first one.
@@ -34,11 +34,11 @@ import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
-from marl_jax import compiler
+from marl_jax.devices import compiler
+from marl_jax.learning.update import Learner, make_optimiser, make_update, new_learner
 from marl_jax.policy import Free, LoraSpec, Policy
 from marl_jax.samples import Samples, join_answer, row_length
 from marl_jax.sampling.choice import make_choices
-from marl_jax.update import Learner, make_optimiser, make_update, new_learner
 from models import lora, registry
 from models.model import build
 

@@ -23,12 +23,13 @@ from ml_collections import ConfigDict
 from envs.bots import Bot
 from envs.game import Game
 from envs.registry import held_out
-from marl_jax import matches, opponents, stats
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import RunError
-from marl_jax.matches import Match, Played, Player
-from marl_jax.metrics import replace_text
+from marl_jax.rollouts import matches, opponents
+from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.running import stats
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import replace_text
 from marl_jax.setup import Setup
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,11 @@ from envs import view
 from envs.bots import Bot
 from envs.game import Game, State
 from envs.text import Prompt
-from marl_jax import evaluate, opponents
+from marl_jax import evaluate
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.matches import Player
+from marl_jax.rollouts import opponents
+from marl_jax.rollouts.matches import Player
 from marl_jax.samples import row_length
 from marl_jax.setup import Setup
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax import critic as critics
-from marl_jax import packing, reading
+from marl_jax.learning import critic as critics
+from marl_jax.learning import packing, reading
 from marl_jax.samples import Samples
 from marl_jax.sampling import decode
 from marl_jax.sampling.choice import Choices, choice_logprobs, choose
@@ -92,7 +92,7 @@ class Policy:
     choices      the action names as tokens
     prefix       tokens with which every prompt begins (the rules): read once per rollout
     lora         None trains all weights
-    critic       see `marl_jax/critic.py`
+    critic       see `marl_jax/learning/critic.py`
     dtype        of the arithmetic
     remat        what the learner computes again in the backward pass; `unroll`: see `Model.forward`
     free         None: answers are names of legal actions; else answers are any text, see `Free`

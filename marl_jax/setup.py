@@ -15,18 +15,19 @@ from envs import text as texts
 from envs.bots import Bot
 from envs.game import Game
 from envs.text import Prompt
-from marl_jax import mesh as meshes
-from marl_jax import opponents, starts
-from marl_jax.curriculum import Graded, Rule
+from marl_jax import starts
+from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
-from marl_jax.group_rollout import GroupRollout
-from marl_jax.matches import Player
-from marl_jax.opponents import BOT
 from marl_jax.policy import Free, LoraSpec, Policy
-from marl_jax.rollout import Rollout, make_sections
+from marl_jax.rollouts import opponents
+from marl_jax.rollouts.curriculum import Graded, Rule
+from marl_jax.rollouts.group_rollout import GroupRollout
+from marl_jax.rollouts.matches import Player
+from marl_jax.rollouts.opponents import BOT
+from marl_jax.rollouts.rollout import Rollout, make_sections
+from marl_jax.rollouts.tree_rollout import TreeRollout
 from marl_jax.sampling.choice import make_choices
 from marl_jax.team import Mind, Prompts, Team
-from marl_jax.tree_rollout import TreeRollout
 from models import chat, fetch, tokenizers
 from models import registry as models
 from models.config import ModelConfig

@@ -24,22 +24,25 @@ import optax
 from ml_collections import ConfigDict
 
 from envs.registry import held_out
-from marl_jax import evaluate, opponents, placement, processes, report, stats
-from marl_jax import mesh as meshes
+from marl_jax import evaluate, report
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
-from marl_jax.demonstrations import Demonstrations
+from marl_jax.devices import mesh as meshes
+from marl_jax.devices import placement
+from marl_jax.devices.resharding import SamplerWeights
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.metrics import Metrics, write_config
+from marl_jax.learning.update import Learner, make_optimiser, new_learner
 from marl_jax.policy import Policy
-from marl_jax.profiling import Clock
-from marl_jax.resharding import SamplerWeights
-from marl_jax.rollout import Rollout, Sections, summary
+from marl_jax.rollouts import opponents
+from marl_jax.rollouts.demonstrations import Demonstrations
+from marl_jax.rollouts.rollout import Rollout, Sections, summary
+from marl_jax.running import processes, stats
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import Metrics, write_config
+from marl_jax.running.profiling import Clock
+from marl_jax.running.signals import GracefulStop
 from marl_jax.samples import Samples, split, take
 from marl_jax.setup import Setup
-from marl_jax.signals import GracefulStop
 from marl_jax.train import best_metric, identity, resumed, saved, together
-from marl_jax.update import Learner, make_optimiser, new_learner
 from marl_jax.validate import nearest
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax import seals
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import RunError
+from marl_jax.running import seals
+from marl_jax.running.checkpoint import Checkpoints
 from models.sharding import param_shardings
 
 

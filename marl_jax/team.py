@@ -23,7 +23,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from envs.text import Prompt
-from marl_jax import placement, starts
+from marl_jax import starts
+from marl_jax.devices import placement
 from marl_jax.policy import Decision, Policy
 from marl_jax.samples import Samples, row_length, take
 from marl_jax.starts import Start

@@ -16,21 +16,25 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax import compiler, evaluate, grpo, matches, opponents, overlong, placement, ppo, processes, records, report
-from marl_jax import rollout as rollouts
+from marl_jax import evaluate, report
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
-from marl_jax.conversation_logs import GameLogs
-from marl_jax.curriculum import Graded
+from marl_jax.devices import compiler, placement
+from marl_jax.devices.resharding import SamplerWeights
 from marl_jax.errors import RunError
-from marl_jax.matches import Match
-from marl_jax.metrics import Metrics, write_config
-from marl_jax.profiling import Clock, Trace
-from marl_jax.resharding import SamplerWeights
+from marl_jax.learning import grpo, overlong, ppo
+from marl_jax.learning.update import Learner, make_optimiser, make_update, new_learner
+from marl_jax.rollouts import matches, opponents, records
+from marl_jax.rollouts import rollout as rollouts
+from marl_jax.rollouts.curriculum import Graded
+from marl_jax.rollouts.matches import Match
+from marl_jax.running import processes
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.conversation_logs import GameLogs
+from marl_jax.running.metrics import Metrics, write_config
+from marl_jax.running.profiling import Clock, Trace
+from marl_jax.running.signals import GracefulStop
 from marl_jax.setup import Setup
-from marl_jax.signals import GracefulStop
 from marl_jax.team import Mind, learn_from_few
-from marl_jax.update import Learner, make_optimiser, make_update, new_learner
 
 log = logging.getLogger(__name__)
 

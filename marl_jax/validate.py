@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from envs import registry as games
 from envs.game import Reward
 from envs.puzzle import Puzzle
-from marl_jax import opponents
 from marl_jax.errors import ConfigError
+from marl_jax.rollouts import opponents
 from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES
 from models import registry as models
 from models.config import ModelConfig

@@ -16,9 +16,8 @@ if "MARL_JAX_TESTS" not in os.environ:
 
 import pytest
 
-
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
-LONGEST = ("processes", "train", "sharded_training", "sft", "team", "update", "grpo", "at_grpo", "curriculum", "rollout")
+LONGEST = ("processes", "train", "sharded_training", "sft", "team", "update", "grpo", "at_grpo", "curriculum")
 
 
 def pytest_collection_modifyitems(items):

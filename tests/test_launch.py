@@ -13,7 +13,7 @@ import pytest
 
 import launch
 from marl_jax.errors import RunError
-from marl_jax.signals import GracefulStop
+from marl_jax.running.signals import GracefulStop
 
 ROOT = Path(launch.__file__).parent
 TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
@@ -23,7 +23,7 @@ TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
 def here(tmp_path, monkeypatch):
     """Runs go to a folder of the test, and the root logger is put back."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("marl_jax.console.set_up", lambda *_, **__: None)
+    monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
     monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
 
 
@@ -165,7 +165,7 @@ def test_the_command_itself_refuses_with_status_2_and_one_line(tmp_path):
 
 def test_the_first_signal_asks_and_the_second_ends():
     code = (
-        "import os, signal\nfrom marl_jax.signals import GracefulStop\n"
+        "import os, signal\nfrom marl_jax.running.signals import GracefulStop\n"
         "with GracefulStop() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.asked, stop.name, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n    print('still here')\n"

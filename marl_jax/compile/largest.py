@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from marl_jax import mesh as meshes
 from marl_jax import validate
 from marl_jax.compile.forecast import Forecast
+from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 
 MOST = 16  # times the games of the config: nobody plans further, and compilers get slow

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from marl_jax.hardware import CHIPS, Chip
+from marl_jax.devices.hardware import CHIPS, Chip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from marl_jax import compiler, opponents, placement
+from marl_jax.devices import compiler, placement
+from marl_jax.learning.update import Learner, make_optimiser
+from marl_jax.rollouts import opponents
 from marl_jax.setup import Setup
 from marl_jax.train import all_weights, learn_step, past_self, play_step
-from marl_jax.update import Learner, make_optimiser
 from models import fetch, registry, tokenizers
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer

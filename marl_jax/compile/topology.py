@@ -12,9 +12,9 @@ import re
 import jax
 from jax.experimental import topologies
 
-from marl_jax import hardware
+from marl_jax.devices import hardware
+from marl_jax.devices.hardware import Chip
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.hardware import Chip
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.errors import RunError
-from marl_jax.metrics import read_json_lines, replace_text
 from marl_jax.report.curves import Series, chart, label, legend
+from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
 

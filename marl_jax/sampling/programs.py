@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from marl_jax import compiler
+from marl_jax.devices import compiler
 from marl_jax.sampling import choice, decode
 from marl_jax.sampling.settings import row_keys
 from models import cache as kv

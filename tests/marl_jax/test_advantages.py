@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax import advantages
+from marl_jax.learning import advantages
 
 
 def streams(rewards, values, players, ends, gamma, lam, tail):

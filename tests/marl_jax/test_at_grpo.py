@@ -13,11 +13,11 @@ import pytest
 
 from configs import defaults
 from envs.roles import solver
-from marl_jax import grpo
+from marl_jax.learning import grpo
+from marl_jax.learning.update import make_optimiser, make_update, new_learner
 from marl_jax.policy import Decision
-from marl_jax.rollout import Sections, row_keys
-from marl_jax.tree_rollout import TreeRollout
-from marl_jax.update import make_optimiser, make_update, new_learner
+from marl_jax.rollouts.rollout import Sections, row_keys
+from marl_jax.rollouts.tree_rollout import TreeRollout
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 

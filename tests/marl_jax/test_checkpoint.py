@@ -13,8 +13,8 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from marl_jax.checkpoint import FORMAT, Checkpoints
 from marl_jax.errors import CheckpointError
+from marl_jax.running.checkpoint import FORMAT, Checkpoints
 
 RUN = {"model": {"name": "tiny", "d_model": 128}}
 
@@ -163,7 +163,7 @@ def test_other_shapes_are_refused_with_the_array(tmp_path):
 
 def test_an_older_format_is_refused_by_number(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
-    monkeypatch.setattr("marl_jax.checkpoint.FORMAT", 0)
+    monkeypatch.setattr("marl_jax.running.checkpoint.FORMAT", 0)
     save(checkpoints, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=f"has format 0, this version reads {FORMAT}"):
@@ -207,7 +207,7 @@ def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch
         if where == "before":
             full.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
         elif where == "background":
-            full.setattr("marl_jax.seals.fingerprint", no_space)
+            full.setattr("marl_jax.running.seals.fingerprint", no_space)
         else:
             full.setattr(checkpoints._manager, "save", no_space)
         checkpoints.save(2, make_state(2), {"run": RUN})

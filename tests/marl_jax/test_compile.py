@@ -8,10 +8,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import launch
 from marl_jax import compile as forecasts
-from marl_jax import hardware
 from marl_jax.compile import largest, operations, render, tables, topology
 from marl_jax.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.compile.programs import Finder
+from marl_jax.devices import hardware
 from marl_jax.errors import ConfigError, RunError
 from models.attention import default_kernel
 from tests.marl_jax import tiny_run

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from marl_jax.compile import paper
 from marl_jax.compile.collectives import Collective, Total, read, totals
-from marl_jax.hardware import CHIPS
+from marl_jax.devices.hardware import CHIPS
 
 TEXT = """HloModule jit_f, is_scheduled=true
 

@@ -14,11 +14,11 @@ from envs.sokoban import levels as sokoban_levels
 from envs.sudoku import levels as sudoku_levels
 from marl_jax import setup as setups
 from marl_jax import train, validate
-from marl_jax.checkpoint import Checkpoints
-from marl_jax.curriculum import Graded, Ladder, Rule
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.metrics import read_json_lines
-from marl_jax.rollout import Finished
+from marl_jax.rollouts.curriculum import Graded, Ladder, Rule
+from marl_jax.rollouts.rollout import Finished
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan
 
 POOLS = dict(n_train=40, n_test=12)

@@ -9,8 +9,9 @@ from envs.bots import UniformBot
 from envs.game import Reward
 from envs.tic_tac_toe.bots import MinimaxBot
 from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax import evaluate, matches, records
-from marl_jax.matches import Match, Played, Player
+from marl_jax import evaluate
+from marl_jax.rollouts import matches, records
+from marl_jax.rollouts.matches import Match, Played, Player
 from tests.marl_jax import tiny_play
 
 GAME = TicTacToe()

@@ -7,8 +7,8 @@ import pytest
 
 from configs import defaults
 from marl_jax import export, setup
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import RunError
+from marl_jax.running.checkpoint import Checkpoints
 from models import lora, peft
 from models.weights.load import load
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax import groups
+from marl_jax.learning import groups
 
 REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
 # means 3, 1, 5; sums of squares 14, 12, 0

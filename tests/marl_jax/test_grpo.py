@@ -11,9 +11,10 @@ import pytest
 
 from configs import algorithms, planning
 from experiments import plan_path
-from marl_jax import grpo, losses, shared_prompt, train, validate
 from marl_jax import setup as setups
-from marl_jax import update as updates
+from marl_jax import train, validate
+from marl_jax.learning import grpo, losses, shared_prompt
+from marl_jax.learning import update as updates
 from marl_jax.policy import Scores
 from marl_jax.samples import Samples
 from tests.marl_jax import tiny_play, tiny_puzzle

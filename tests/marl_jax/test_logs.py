@@ -3,8 +3,8 @@
 import pytest
 
 from configs import defaults
-from marl_jax.conversation_logs import GameLogs, GameRecord, Move
-from marl_jax.metrics import read_json_lines
+from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
+from marl_jax.running.metrics import read_json_lines
 
 
 def make_game(winner=0, answer="5"):

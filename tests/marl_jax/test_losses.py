@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax import losses
+from marl_jax.learning import losses
 
 MASK = jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
 ONES = jnp.ones(2)

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import algorithms, defaults, meshes
-from marl_jax import mesh, placement
+from marl_jax.devices import mesh, placement
 from marl_jax.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from configs import defaults
-from marl_jax import console
-from marl_jax.metrics import JsonLines, Metrics, read_json_lines, write_config
+from marl_jax.running import console
+from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
 
 
 @pytest.fixture

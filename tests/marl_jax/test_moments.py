@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from marl_jax import moments
+from marl_jax.learning import moments
 
 
 def params():

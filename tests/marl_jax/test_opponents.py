@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs import registry as games
-from marl_jax import opponents
+from marl_jax.rollouts import opponents
 
 
 def player(x):

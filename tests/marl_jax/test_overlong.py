@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from configs import algorithms
-from marl_jax import grpo, losses, overlong
-from marl_jax import update as updates
+from marl_jax.learning import grpo, losses, overlong
+from marl_jax.learning import update as updates
 from tests.marl_jax.test_grpo import TableOfLogps, two_answers
 
 STOP = 9

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from marl_jax import packing, validate
+from marl_jax import validate
 from marl_jax.errors import ConfigError
+from marl_jax.learning import packing
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.marl_jax.test_reading import agree, gradients
 

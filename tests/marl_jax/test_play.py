@@ -13,9 +13,9 @@ from envs.bots import UniformBot
 from envs.registry import make
 from envs.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import RunError
 from marl_jax.play import Person, main, play
+from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers
 from tests.marl_jax import tiny_play
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax import processes
-from marl_jax.checkpoint import Checkpoints
-from marl_jax.metrics import read_json_lines
+from marl_jax.running import processes
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]

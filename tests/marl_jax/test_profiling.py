@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from marl_jax import train
-from marl_jax.metrics import read_json_lines
-from marl_jax.profiling import Clock, Trace
+from marl_jax.running.metrics import read_json_lines
+from marl_jax.running.profiling import Clock, Trace
 from tests.marl_jax import tiny_run
 
 PHASES = ("reshard", "rollout", "update", "evaluation")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax import reading, update
+from marl_jax.learning import reading, update
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
 

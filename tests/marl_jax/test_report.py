@@ -9,9 +9,9 @@ import pytest
 
 from configs import defaults
 from marl_jax import report
-from marl_jax.conversation_logs import GameRecord, Move
 from marl_jax.errors import RunError
 from marl_jax.report import curves
+from marl_jax.running.conversation_logs import GameRecord, Move
 
 ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script><circle r="5"/></svg>'

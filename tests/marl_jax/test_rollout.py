@@ -9,9 +9,9 @@ import pytest
 
 from envs import registry as games
 from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax import rollout as ro
-from marl_jax.opponents import make_bot
 from marl_jax.policy import PREFIX_WORTH_KEEPING
+from marl_jax.rollouts import rollout as ro
+from marl_jax.rollouts.opponents import make_bot
 from tests.marl_jax import tiny_play
 
 GAME = TicTacToe()

@@ -11,11 +11,12 @@ import pytest
 
 from envs import registry as games
 from envs.plan_path import levels
-from marl_jax import demonstrations, sft, train, validate
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
+from marl_jax import sft, train, validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.metrics import read_json_lines
+from marl_jax.rollouts import demonstrations
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan
 
 

@@ -13,13 +13,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import planning
-from marl_jax import placement, train
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
-from marl_jax.moments import scale_by_adam
-from marl_jax.resharding import SamplerWeights
+from marl_jax import train
+from marl_jax.devices import placement
+from marl_jax.devices.resharding import SamplerWeights
+from marl_jax.learning.moments import scale_by_adam
+from marl_jax.learning.update import make_optimiser
+from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.team import Mind
-from marl_jax.update import make_optimiser
 from tests.marl_jax import tiny_run
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)

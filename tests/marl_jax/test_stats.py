@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_jax import stats
+from marl_jax.running import stats
 
 
 def test_wilson_by_hand():

@@ -11,11 +11,11 @@ import pytest
 from configs import models
 from marl_jax import evaluate, export, play, train, validate
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import ConfigError
-from marl_jax.metrics import read_json_lines
+from marl_jax.learning.update import make_optimiser, new_learner
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines
 from marl_jax.team import learn_from_few
-from marl_jax.update import make_optimiser, new_learner
 from models.weights.load import load
 from tests.marl_jax import tiny_team
 from tests.marl_jax.tiny_engine import quick_jit

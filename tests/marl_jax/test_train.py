@@ -14,9 +14,9 @@ import pytest
 
 from marl_jax import evaluate, train
 from marl_jax import setup as setups
-from marl_jax.checkpoint import Checkpoints
 from marl_jax.errors import RunError
-from marl_jax.metrics import read_json_lines, write_config
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines, write_config
 from tests.marl_jax import tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import pytest
 
 from configs import defaults
 from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax import losses, ppo, update
-from marl_jax import rollout as ro
+from marl_jax.learning import losses, ppo, update
+from marl_jax.rollouts import rollout as ro
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_advantages import streams
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from configs import algorithms
 from envs import registry as games
 from envs import text as texts
-from marl_jax.group_rollout import GroupRollout
 from marl_jax.policy import LoraSpec, Policy
-from marl_jax.rollout import Sections
+from marl_jax.rollouts.group_rollout import GroupRollout
+from marl_jax.rollouts.rollout import Sections
+from marl_jax.rollouts.tree_rollout import TreeRollout
 from marl_jax.sampling.choice import make_choices
-from marl_jax.tree_rollout import TreeRollout
 from models import registry
 from models.model import build
 from tests.marl_jax.tiny_play import SHAPE, TOKENIZER

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from marl_jax.metrics import JsonLines, read_json_lines, replace_text
+from marl_jax.running.metrics import JsonLines, read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
 

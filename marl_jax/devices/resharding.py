@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import jax
 
+from marl_jax.learning.update import Learner
 from marl_jax.setup import Setup
-from marl_jax.update import Learner
 
 
 class SamplerWeights:

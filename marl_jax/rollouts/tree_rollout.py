@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from envs.bots import pick
 from envs.game import Reward
-from marl_jax.opponents import seat_actions
-from marl_jax.rollout import Finished, Games, Rollout, like, row_keys
+from marl_jax.rollouts.opponents import seat_actions
+from marl_jax.rollouts.rollout import Finished, Games, Rollout, like, row_keys
 from marl_jax.samples import Samples
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
-from marl_jax import processes, seals
 from marl_jax.errors import CheckpointError
+from marl_jax.running import processes, seals
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.game import Game, State
-from marl_jax.rollout import Finished, Games, Rollout, Sections
+from marl_jax.rollouts.rollout import Finished, Games, Rollout, Sections
 from marl_jax.samples import Samples
 
 

@@ -17,10 +17,11 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from marl_jax import losses, packing, placement
-from marl_jax.moments import scale_by_adam
+from marl_jax.devices import placement
+from marl_jax.learning import losses, packing
+from marl_jax.learning.moments import scale_by_adam
+from marl_jax.learning.ppo import value_mask
 from marl_jax.policy import Policy
-from marl_jax.ppo import value_mask
 from marl_jax.samples import Samples, split, take
 from models.sharding import ways
 

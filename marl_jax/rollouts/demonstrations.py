@@ -19,9 +19,9 @@ import numpy as np
 from envs.bots import Bot, pick
 from envs.roles import EXECUTOR, TwoRole, puzzle_state
 from marl_jax.errors import ConfigError
-from marl_jax.opponents import seat_actions
 from marl_jax.policy import Decision
-from marl_jax.rollout import Finished, Games, Rollout, row_keys
+from marl_jax.rollouts.opponents import seat_actions
+from marl_jax.rollouts.rollout import Finished, Games, Rollout, row_keys
 from marl_jax.samples import Samples
 from marl_jax.team import Mind
 

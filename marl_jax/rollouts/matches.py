@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from envs.bots import Bot, pick
 from envs.game import Game, Reward
 from envs.text import Prompt
-from marl_jax.opponents import seat_actions
 from marl_jax.policy import Policy
-from marl_jax.rollout import like, row_keys
+from marl_jax.rollouts.opponents import seat_actions
+from marl_jax.rollouts.rollout import like, row_keys
 from marl_jax.samples import row_length
 from marl_jax.team import Prompts, Team
 from models.sharding import whole

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax import groups, losses
-from marl_jax.groups import Groups
+from marl_jax.learning import groups, losses
+from marl_jax.learning.groups import Groups
+from marl_jax.learning.ppo import in_parts
 from marl_jax.policy import Policy
-from marl_jax.ppo import in_parts
 from marl_jax.samples import Samples
 
 

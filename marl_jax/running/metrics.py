@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from marl_jax.console import Progress
+from marl_jax.running.console import Progress
 
 log = logging.getLogger(__name__)
 

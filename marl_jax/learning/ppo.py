@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax import advantages, losses
+from marl_jax.learning import advantages, losses
 from marl_jax.policy import Policy, Scores
 from marl_jax.samples import Samples, split, unsplit
 

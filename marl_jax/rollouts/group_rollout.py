@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rollout import Finished, Games, Rollout, like, row_keys
+from marl_jax.rollouts.rollout import Finished, Games, Rollout, like, row_keys
 from marl_jax.samples import Samples
 
 

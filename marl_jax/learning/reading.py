@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from marl_jax import shared_prompt
-from marl_jax.packing import Rows
+from marl_jax.learning import shared_prompt
+from marl_jax.learning.packing import Rows
 from marl_jax.samples import Samples
 from models import lora
 from models.layouts import Packed, move

@@ -21,9 +21,9 @@ import numpy as np
 from envs.bots import Bot, pick
 from envs.game import Game, Reward
 from envs.text import Prompt
-from marl_jax import critic as critics
-from marl_jax.opponents import seat_actions
+from marl_jax.learning import critic as critics
 from marl_jax.policy import Decision, Policy
+from marl_jax.rollouts.opponents import seat_actions
 from marl_jax.samples import Samples, join_answer, row_length
 from marl_jax.team import Prompts, Team
 from models.sharding import constrain

@@ -10,8 +10,8 @@ import numpy as np
 
 from envs import view
 from envs.game import Game
-from marl_jax.conversation_logs import GameRecord, Move
-from marl_jax.matches import Match, Played, Player
+from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.running.conversation_logs import GameRecord, Move
 
 
 def write_out(

@@ -1,0 +1,1 @@
+"""Where things lie: meshes, placement, what the compiler is told."""

@@ -1,0 +1,1 @@
+"""Playing games: to gather samples, to learn from demonstrations, to evaluate."""

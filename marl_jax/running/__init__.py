@@ -1,0 +1,1 @@
+"""What keeps a run going and tells of it: checkpoints, processes, signals, figures, logs."""
