@@ -117,7 +117,8 @@ def test_nobody_to_meet_is_an_error_with_the_address():
     config = tiny_run.get_config().distributed
     config.update(dict(enabled=True, coordinator="localhost:1", processes=2, index=1, timeout=1))
     code = (
-        "import sys, json; from ml_collections import ConfigDict; from marl_jax import errors, processes\n"
+        "import sys, json; from ml_collections import ConfigDict; from marl_jax import errors\n"
+        "from marl_jax.running import processes\n"
         "try: processes.join(ConfigDict(json.loads(sys.argv[1])))\n"
         "except errors.RunError as error: print(error); sys.exit(3)"
     )
