@@ -82,6 +82,8 @@ def growth(total: Mapping, mesh: Mapping[str, int], within: int) -> float:
     share = lambda ways: (ways - 1) / ways  # noqa: E731
     # A product that passes weights around a ring is made of permutations between two chips, but the ring is the axis.
     ways = mesh["fsdp"] if total["kind"] == "collective-permute" else total["ways"]
+    if ways < mesh["fsdp"]:  # within a part of the axis, which stays as large as it is
+        return 1.0
     return share(ways // mesh["fsdp"] * fsdp_ways(mesh, within)) / share(ways)
 
 

@@ -138,6 +138,12 @@ def test_permutations_and_tensor_axes_keep_their_size():
     assert paper.traffic(case, 64) == pytest.approx(15e9 * (15 / 16) / (3 / 4) + 1.5e9)
 
 
+def test_collectives_over_a_part_of_an_axis_keep_their_size():
+    """The compiler also cuts an axis of 16 in groups of 2 or 8; a larger slice does not change those."""
+    part = dict(kind="all-gather", axes=["fsdp"], ways=8, sent=7.0)
+    assert paper.growth(part, dict(data=1, fsdp=16, tensor=1), 256) == 1.0
+
+
 def test_the_tables():
     rows = paper.table([result()], (16, 1024)).splitlines()
     assert (
