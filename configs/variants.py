@@ -57,22 +57,12 @@ def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
 
 def qwen3_eight_billion(config: ConfigDict) -> ConfigDict:
     """Qwen3-8B with LoRA, parameters split over all devices."""
-    config.model = models.qwen3_eight_billion()
-    _pretrained(config, lr=1e-4)
-    config.rollout.update(dict(games=256))
-    config.algo.accumulate = 4
-    config.mesh = meshes.sharded()
-    return config
+    return _large(config, models.qwen3_eight_billion())
 
 
 def qwen2_5_seven_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-7B with LoRA, parameters split over all devices."""
-    config.model = models.qwen2_5_seven_billion()
-    _pretrained(config, lr=1e-4)
-    config.rollout.update(dict(games=256))
-    config.algo.accumulate = 4
-    config.mesh = meshes.sharded()
-    return config
+    return _large(config, models.qwen2_5_seven_billion())
 
 
 VARIANTS = {
@@ -92,6 +82,16 @@ def choose(config: ConfigDict, variant: str | None) -> ConfigDict:
     if variant is not None and variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} is unknown; accepted: {', '.join(VARIANTS)}")
     return VARIANTS[variant or "tiny"](config)
+
+
+def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
+    """A model that no single chip of a pod can train: adapters, fewer games, the batch in parts."""
+    config.model = model
+    _pretrained(config, lr=1e-4)
+    config.rollout.update(dict(games=256))
+    config.algo.accumulate = 4
+    config.mesh = meshes.sharded()
+    return config
 
 
 def _pretrained(config: ConfigDict, lr: float) -> None:

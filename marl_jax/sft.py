@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from envs.registry import held_out
@@ -30,7 +29,7 @@ from marl_jax.devices import mesh as meshes
 from marl_jax.devices import placement
 from marl_jax.devices.resharding import SamplerWeights
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.learning.update import Learner, make_optimiser, new_learner
+from marl_jax.learning.update import Learner, make_optimiser, move, new_learner
 from marl_jax.policy import Policy
 from marl_jax.rollouts import opponents
 from marl_jax.rollouts.demonstrations import Demonstrations
@@ -221,18 +220,7 @@ def _learn(policy: Policy, optimiser, learner: Learner, rows: Samples, accumulat
     nothing = jax.tree.map(jnp.zeros_like, learner.trained)
     grads, figures = jax.lax.scan(part, nothing, split((rows, weights), accumulate))
     figures = jax.tree.map(lambda x: jnp.sum(x, axis=0), figures)
-    norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
-    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
-    trained = optax.apply_updates(learner.trained, policy.changes(changes))
-    keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    learner = Learner(
-        trained=jax.tree.map(keep, trained, learner.trained),
-        frozen=learner.frozen,
-        optimiser=jax.tree.map(keep, state, learner.optimiser),
-        skipped=jnp.where(finite, 0, learner.skipped + 1),
-    )
-    return learner, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
+    return move(policy, optimiser, learner, grads, figures)
 
 
 def _objective(policy: Policy, trained: dict, frozen: dict, rows: Samples, weights: jax.Array):

@@ -172,12 +172,16 @@ def _zeros(part, *given):
 
 def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
     """One step of the optimiser on one minibatch."""
-    grads, figures = summed_gradients(policy, algo, learner, rows)
+    return move(policy, optimiser, learner, *summed_gradients(policy, algo, learner, rows))
+
+
+@jax.named_scope("optimiser")
+def move(policy: Policy, optimiser, learner: Learner, grads: dict, figures: dict) -> tuple[Learner, dict]:
+    """The learner after a step along these gradients, and figures; a loss or gradient not finite changes nothing."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
-    with jax.named_scope("optimiser"):
-        changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
-        trained = optax.apply_updates(learner.trained, policy.changes(changes))
+    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
+    trained = optax.apply_updates(learner.trained, policy.changes(changes))
     keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
     learner = Learner(
         trained=jax.tree.map(keep, trained, learner.trained),
