@@ -34,7 +34,7 @@ def get_config(variant: str | None = None):
     if variant not in (None, "tiny"):
         config.steps = 250
         config.algo.update(dict(entropy_coef=0.1, is_clip=0.0))  # one-token answers: sampler and learner hardly differ
-        config.optim.schedule = "linear"  # steady steps swing between good play and better to the end
+        config.optim.schedule = "linear"
         config.opponents.update(dict(self_share=0.6, bot_share=0.4))
         config.eval.every = 25
         config.checkpoint.every = 50
