@@ -32,14 +32,15 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
     config.algo = algorithms.at_grpo(GROUP) if form.startswith("at_grpo") else algorithms.grpo(GROUP)
-    config.algo.update(dict(minibatches=2, clip_high=0.28))
-    config.rollout.turns = moves * (2 if roles else 1)
-    config.steps = 150
+    # Going on from any candidate rather than the best, a policy also meets the positions its own mistakes lead to.
+    config.algo.update(dict(minibatches=2, clip_high=0.28, continuation="random"))
+    config.rollout.update(dict(games=512, turns=moves * (2 if roles else 1)))
+    config.steps = 200
     config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model)
-    config.algo.entropy_coef = 0.01
+    config.algo.entropy_coef = 0.05  # with less, groups soon give one answer, and equal answers teach nothing
     config.rollout.games //= (2 if roles else 1) * (GROUP if form.startswith("at_grpo") else 1)
     if form in ("at_grpo_lora", "at_grpo_apart"):
         per_role(config, adapters=form == "at_grpo_lora")

@@ -113,7 +113,8 @@ def figures(game: Game, played: Played, seating: np.ndarray, confidence: float) 
     else:
         if played.success is not None:
             found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence)
-        found["score"] = stats.bootstrap(total.team + total.agent.mean(1) + total.process.mean(1), confidence)
+        # What was achieved; rewards for how it was gone about are for learning.
+        found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence)
     row = {"game_length": float(length.mean())}
     for name, interval in found.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}

@@ -92,7 +92,11 @@ class Action(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Hanabi(Game):
-    """Cooperative: the team reward is the change of the score, which falls to 0 when the last life is lost."""
+    """Cooperative: the team reward is the change of the score, which falls to 0 when the last life is lost.
+
+    Players who still lose nearly every game learn from this only that playing cards is dangerous. `consolation` pays
+    that share of the lost score back at the process level, while they learn; the score of a lost game remains 0.
+    """
 
     players: int = 2
     colors: int = 5
@@ -101,9 +105,10 @@ class Hanabi(Game):
     """None: five cards for two or three players, else four."""
     max_information_tokens: int = 8
     max_life_tokens: int = 3
+    consolation: float = 0.0
 
     name: ClassVar[str] = "hanabi"
-    pays: ClassVar[tuple[str, ...]] = ("team",)
+    pays: ClassVar[tuple[str, ...]] = ("team", "process")
     PRESETS: ClassVar[dict[str, dict]] = {
         "full": {},
         "small": {"colors": 2, "ranks": 5, "hand_size": 2, "max_information_tokens": 3, "max_life_tokens": 1},
@@ -119,6 +124,8 @@ class Hanabi(Game):
         check_range("hanabi", "hand_size", self.hand_size, 1, 5)
         check_range("hanabi", "max_information_tokens", self.max_information_tokens, 0, 50)
         check_range("hanabi", "max_life_tokens", self.max_life_tokens, 1, 50)
+        if not 0 <= self.consolation <= 1:
+            raise ValueError(f"hanabi: consolation must be between 0 and 1, found {self.consolation!r}")
         if self.players * self.hand_size > self.n_cards:
             raise ValueError(
                 f"hanabi: {self.players} players with hand_size {self.hand_size} need {self.players * self.hand_size} "
@@ -283,7 +290,8 @@ class Hanabi(Game):
         score = jnp.sum(state.fireworks, dtype=jnp.int32)
         turns_left = state.turns_left - (live & deck_empty)
         over = (lives == 0) | (score + scored == self.max_score) | (turns_left == 0)
-        pay = jnp.where(live, scored - jnp.where(lives == 0, score, 0), 0)
+        lost_score = jnp.where(live & (lives == 0), score, 0)
+        pay = jnp.where(live, scored - lost_score, 0)
         mine = me & live
         new = State(
             deck=state.deck,
@@ -305,8 +313,8 @@ class Hanabi(Game):
                 touched=jnp.where(mine, touched, state.last.touched).astype(jnp.uint8),
             ),
         )
-        zeros = jnp.zeros((self.players,), jnp.float32)
-        return new, Reward(pay.astype(jnp.float32), zeros, zeros)
+        consoled = jnp.full((self.players,), self.consolation * lost_score, jnp.float32)
+        return new, Reward(pay.astype(jnp.float32), jnp.zeros_like(consoled), consoled)
 
 
 def copies(ranks: int) -> list[int]:

@@ -45,7 +45,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         state, reward = step(state, action)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
         moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state)))
-    scores = played.total.team[row] + played.total.agent[row] + played.total.process[row]
+    scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:
         agent = played.total.agent[row]

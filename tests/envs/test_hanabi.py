@@ -246,6 +246,24 @@ def test_latest_moves_say_what_everybody_saw():
         check_action(GAME, state, 10 + 4)  # nobody holds blue
 
 
+def test_a_lost_game_scores_nothing_and_consoles_at_the_process_level():
+    """Two cards lie, the last life goes: the team gives both back, and each player gets the chosen share of them."""
+    game = Hanabi(max_life_tokens=1, consolation=0.25)
+    step = jax.jit(game.step)
+    deck = jnp.asarray(np.repeat(np.arange(25), np.tile(copies(5), 5)))  # R1 R1 R1 R2 R2 | R3 R3 R4 R4 R5 | Y1 …
+    state, paid = game.reset_from_deck(deck), []
+    for action in (5, 10, 8, 5, 5):  # player 0 plays R1; a hint; R2; player 1 plays R3; player 0 an R1 too many
+        state, reward = step(state, action)
+        paid.append(reward)
+    assert [float(r.team) for r in paid] == [1, 0, 1, 1, -3]
+    assert bool(state.over) and int(game.score(state)) == 0
+    assert np.stack([r.process for r in paid]).tolist() == [[0, 0]] * 4 + [[0.75, 0.75]]
+    _, reward = step(state, 5)
+    assert not np.any(reward.process)
+    with pytest.raises(ValueError, match="consolation must be between 0 and 1, found 2"):
+        Hanabi(consolation=2)
+
+
 def test_shuffles_are_uniform():
     """Every card comes first as often as it occurs in the deck (chi-square with 24 degrees of freedom)."""
     decks = np.asarray(RESET(jax.random.split(jax.random.key(0), 20_000)).deck)
@@ -266,7 +284,7 @@ def test_shuffles_are_uniform():
         ({"max_life_tokens": 0}, "max_life_tokens must be an integer from 1 to 50, found 0"),
         ({"colors": 1, "players": 5}, "need 20 cards, but 1 colors and 5 ranks make a deck of 10"),
         ({"preset": "tiny"}, "preset must be one of 'full', 'small', 'very_small', found 'tiny'"),
-        ({"colours": 3}, "unknown parameter 'colours'; accepted are colors, hand_size, max_"),
+        ({"colours": 3}, "unknown parameter 'colours'; accepted are colors, consolation, hand_size, max_"),
     ],
 )
 def test_bad_parameters_are_named(params, message):
