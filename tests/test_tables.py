@@ -1,7 +1,12 @@
 """The planning table: the same budget in every row, what is run and what is collected, what is written."""
 
+import concurrent.futures
 import csv
 import json
+import os
+import signal
+import sys
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -108,7 +113,7 @@ def test_runs_of_other_budgets_are_not_put_side_by_side(runs):
 def test_only_what_is_missing_runs_and_failures_are_told(runs, monkeypatch, capsys):
     launched = []
 
-    def launch(flags, name, command):
+    def launch(flags, name, command, running):
         launched.append((name, command))
         return int(name.endswith("roles_grpo"))
 
@@ -118,3 +123,20 @@ def test_only_what_is_missing_runs_and_failures_are_told(runs, monkeypatch, caps
     assert [name for name, _ in launched] == ["plan_path/roles_grpo"] and launched[0][1][-1] == "--config.seed=3"
     assert "plan_path/roles_grpo failed" in capsys.readouterr().err
     assert (runs / "planning.md").exists()  # what there is, is written all the same
+
+
+def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1] + '.saved', 'w').close(), sys.exit(0)))\n"
+        "open(sys.argv[1], 'w').close(); time.sleep(60)"
+    )
+    with planning.Running() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(running.run, [sys.executable, "-c", script, str(tmp_path / name)]) for name in "ab"]
+        while not all((tmp_path / name).exists() for name in "ab"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [future.result(timeout=20) for future in both] == [0, 0]
+        assert running.run([sys.executable, "-c", script, str(tmp_path / "c")]) == -1
+    assert (tmp_path / "a.saved").exists() and (tmp_path / "b.saved").exists() and not (tmp_path / "c").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

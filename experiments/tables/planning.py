@@ -9,6 +9,8 @@ the solver's moves, one run for each game and form of roles; 0 leaves it out. Ev
 same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under --workdir, so the
 same command goes on where it was stopped and collects what is finished. Flags `--config.FIELD=VALUE` go to every run.
 
+A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
 
@@ -21,6 +23,7 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -183,16 +186,59 @@ def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) 
 def run_all(flags: argparse.Namespace, passed: Sequence[str], wanted: Sequence[tuple[str, str]]) -> list[str]:
     """Runs what is not finished, warm starts first, `jobs` at a time; answers with the names of those that failed."""
     failed: list[str] = []
-    for runs in plan(flags, wanted):
-        missing = {name: command for name, (command, done) in runs.items() if not done}
-        with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-            launched = {
-                name: pool.submit(launch, flags, name, [*command, *passed]) for name, command in missing.items()
-            }
-            failed += [name for name, future in launched.items() if future.result()]
-        if failed:
-            break
+    with Running() as running:
+        for runs in plan(flags, wanted):
+            missing = {name: command for name, (command, done) in runs.items() if not done}
+            with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
+                launched = {
+                    name: pool.submit(launch, flags, name, [*command, *passed], running)
+                    for name, command in missing.items()
+                }
+                statuses = {name: future.result() for name, future in launched.items()}
+            if running.stopped:
+                sys.stderr.write("planning.py: stopped; the same command goes on from there\n")
+                break
+            failed = [name for name, status in statuses.items() if status]
+            if failed:
+                break
     return failed
+
+
+class Running:
+    """The runs under way. While it is open, a signal that ends this program ends them: they save and stop."""
+
+    def __init__(self):
+        self.stopped = False
+        self._processes: set[subprocess.Popen] = set()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Running:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopped = True
+        for process in tuple(self._processes):
+            process.terminate()
+
+    def run(self, command: Sequence[str], **options) -> int:
+        """Runs a command to its end; its status, -1 when it was not begun because the program is to stop."""
+        if self.stopped:
+            return -1
+        # A session of its own: Ctrl-C reaches it through `_stop` only, once.
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        self._processes.add(process)
+        if self.stopped:  # told so just now
+            process.terminate()
+        try:
+            return process.wait()
+        finally:
+            self._processes.discard(process)
 
 
 def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterator[dict[str, tuple[list[str], bool]]]:
@@ -225,7 +271,7 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterat
     yield rows
 
 
-def launch(flags: argparse.Namespace, name: str, command: Sequence[str]) -> int:
+def launch(flags: argparse.Namespace, name: str, command: Sequence[str], running: Running) -> int:
     """One run in a process of its own; its output goes to its folder."""
     folder = Path(flags.workdir).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,9 +282,9 @@ def launch(flags: argparse.Namespace, name: str, command: Sequence[str]) -> int:
     sys.stderr.write(f"{name}: python launch.py {' '.join(command)}\n")
     with (folder / "launch.log").open("a", encoding="utf-8") as log:
         command = [sys.executable, "launch.py", *command, f"--workdir={folder}", "--config.log.progress=false"]
-        status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False).returncode
-    sys.stderr.write(f"{name}: {'done' if not status else f'ended with status {status}'} after "
-                     f"{time.monotonic() - began:.0f} s\n")  # fmt: skip
+        status = running.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    word = "stopped" if running.stopped else f"ended with status {status}" if status else "done"
+    sys.stderr.write(f"{name}: {word} after {time.monotonic() - began:.0f} s\n")
     return status
 
 
