@@ -4,12 +4,11 @@
     python -m experiments.tables.planning --model=smollm2 --jobs=3              # one GPU
     python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100
 
-A random model has nothing to improve by playing, so all rows start from a common warm start: `--sft_steps` updates on
-the solver's moves, one run for each game and form of roles; 0 leaves it out. Every row that learns then gathers the
-same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under --workdir, so the
-same command goes on where it was stopped and collects what is finished. Flags `--config.FIELD=VALUE` go to every run.
-
-A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
+on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns then
+gathers the same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under
+--workdir, so the same command goes on where it was stopped and collects what is finished. Flags `--config.FIELD=VALUE`
+go to every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
 
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
@@ -67,6 +66,8 @@ ROWS = {
     "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
 }
 WARM = {"single": "sft_single", "roles": "sft_roles"}
+SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
+"""After so many steps of imitation the embedded model solves two fifths: enough to go on from, with room above."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--workdir", default="", help="default: runs/planning[-MODEL]")
     parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
     parser.add_argument("--steps", type=int, default=0, help="updates of every row that learns; 0: the experiment's")
-    parser.add_argument("--sft_steps", type=int, default=20, help="steps of the common warm start; 0: none")
+    parser.add_argument("--sft_steps", type=int, default=-1, help="steps of the warm start; 0: none; -1: each game's")
     parser.add_argument(
         "--games", type=int, default=0, help="games at once of one agent; rows that answer more play less"
     )
@@ -247,14 +248,14 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterat
     common = [f"--config.eval.games={flags.eval_games}"]
     warm, rows = {}, {}
     for game, row in wanted:
-        about, start = ROWS[row], []
-        if flags.sft_steps:
+        about, start, sft_steps = ROWS[row], [], warm_steps(flags, game)
+        if sft_steps:
             form = "single" if about.form in ("single", "grpo") else "roles"
             name = f"{game}/{WARM[form]}"
             command = [f"--config=experiments/{game}.py:{experiment(flags, 'grpo' if form == 'single' else 'at_grpo')}"]
-            command += ["--mode=sft", f"--config.sft.steps={flags.sft_steps}", *common]
-            command += [f"--config.sft.warmup={min(5, flags.sft_steps - 1)}"]
-            warm[name] = (command, is_done(folder / name, flags.sft_steps))
+            command += ["--mode=sft", f"--config.sft.steps={sft_steps}", *common]
+            command += [f"--config.sft.warmup={min(5, sft_steps - 1)}"]
+            warm[name] = (command, is_done(folder / name, sft_steps))
             start = [f"--config.model.start={(folder / name).absolute()}"]
         name = f"{game}/{about.run or row}"
         config = config_of(flags, game, row)
@@ -269,6 +270,11 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterat
             rows[name] = ([*command, "--mode=eval"], bool(done))
     yield warm
     yield rows
+
+
+def warm_steps(flags: argparse.Namespace, game: str) -> int:
+    """Steps of imitation before a game's rows."""
+    return SFT_STEPS[game] if flags.sft_steps < 0 else flags.sft_steps
 
 
 def launch(flags: argparse.Namespace, name: str, command: Sequence[str], running: Running) -> int:
@@ -374,8 +380,8 @@ def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]
         floor = next((rate for rate in floor if rate), None)
         if floor:
             yield f"- {GAMES[game]}: random moves solve {floor}."
-    if flags.sft_steps:
-        yield f"- All rows start from {flags.sft_steps} steps of imitation of a solver on training levels."
+        if steps := warm_steps(flags, game):
+            yield f"- {GAMES[game]}: all rows start from {steps} steps of imitation of a solver on training levels."
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
