@@ -14,6 +14,7 @@ def get_config(form: str | None = None):
     """Sokoban in one of its forms, with one box: 5x5, walls included, for the embedded model, 6x6 for others."""
     small = planning.is_small(form)
     pool = dict(size=5, n_train=200, n_test=64) if small else dict(size=6)  # there are few distinct levels of 5x5
-    config = planning.puzzle("sokoban", form, moves=12 if small else 24, **pool)
+    # Candidates are compared by what one move pays, so every move of a solution must pay something.
+    config = planning.puzzle("sokoban", form, moves=12 if small else 24, shaping_reward=1.0, **pool)
     config.name = "sokoban"
     return config

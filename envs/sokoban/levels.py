@@ -24,6 +24,8 @@ SYMBOLS = ("#", " ", ".", "$", "*", "@", "+")
 """The character of every code, as usual in Sokoban files."""
 
 UNKNOWN = -1
+NO_WAY = np.iinfo(np.int16).max
+"""Moves left where nothing solves the level any more."""
 SCHEMA = {"cells": ("uint8", "hw"), "dead": ("bool", "hw"), "moves": ("int32", "")}
 """cells: codes; dead: a box here can reach no goal; moves: length of the best solution known, or UNKNOWN."""
 
@@ -78,6 +80,28 @@ def dead_cells(cells: np.ndarray) -> np.ndarray:
         if (grown == live).all():
             return floor & ~live
         live = grown
+
+
+def moves_left(cells: np.ndarray) -> np.ndarray:
+    """The fewest moves that solve a level of one box, by its cell and the player's: int16[N,C,C]; NO_WAY where none do.
+
+    Counted backwards from solved positions, all levels at once: a position is one move further than its best successor.
+    """
+    flat = cells.reshape(len(cells), -1)
+    free, place = flat != WALL, np.arange(flat.shape[1])
+    steps = np.array([down * cells.shape[2] + right for down, right in STEPS])
+    beside = np.clip(place[:, None] + steps, 0, len(place) - 1)  # [C,4]; the rim is walls, so nobody walks around it
+    pushed = beside[None] == place[:, None, None]  # [C,C,4]: the player would step onto the box
+    box = np.where(pushed, beside[:, None], place[:, None, None])
+    player = np.broadcast_to(beside[None], box.shape)
+    possible = free[:, player] & free[:, box]
+    left = np.where(goals_of(flat)[:, :, None] & free[:, None, :], 0, NO_WAY).astype(np.int16)
+    while True:
+        best = np.where(possible, left[:, box, player], NO_WAY).min(axis=3)
+        nearer = np.minimum(left, np.where(best < NO_WAY, best + 1, NO_WAY)).astype(np.int16)
+        if (nearer == left).all():
+            return left
+        left = nearer
 
 
 def make_levels(cells: np.ndarray, moves: np.ndarray | None = None) -> dict[str, np.ndarray]:

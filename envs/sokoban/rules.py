@@ -5,8 +5,8 @@ Axis letters: A 4 actions, C cells of the board, row by row, K boxes.
 Boxes are kept as a short list of cells, so a step touches K numbers and never rewrites the board. Moves that bump are
 allowed (unless `mask_invalid`) and change nothing but the turn.
 Rewards: team, solved; agent, the price of each move and boxes going onto goals and off them; process, a penalty when
-the level becomes unsolvable in a way that is easy to see: a box on a cell from which it can reach no goal, or four
-walls and boxes in a square.
+the level becomes unsolvable in a way that is easy to see (a box on a cell from which it can reach no goal, or four walls
+and boxes in a square), and with `shaping_reward` how much closer a move came to the shortest solution.
 """
 
 import dataclasses
@@ -56,6 +56,8 @@ class Sokoban(Puzzle):
     size, boxes, walls: of generated levels (`levels.generate`); with a pool, size is the pool's
     mask_invalid: make moves that change nothing illegal
     end_on_deadlock: end the episode, unsolved, when a deadlock is seen
+    shaping_reward: what the whole way of the shortest solution pays, in equal parts a move and taken back by moves
+        that lead away; moves after which there is no way count as if the budget were left. For levels of one box
     """
 
     name: ClassVar[str] = "sokoban"
@@ -73,6 +75,7 @@ class Sokoban(Puzzle):
     box_reward: float = 1.0
     solved_reward: float = 10.0
     deadlock_reward: float = -1.0
+    shaping_reward: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -83,6 +86,8 @@ class Sokoban(Puzzle):
         longest = int(self.levels["moves"].max())
         if longest > self.max_turns:
             raise ValueError(f"sokoban: budget {self.max_turns} is too short for a level that needs {longest} moves")
+        if self.shaping_reward and self.max_boxes > 1:
+            raise ValueError(f"sokoban: shaping_reward is for levels of one box, found {self.max_boxes} boxes")
 
     def generate_pool(self) -> Pool:
         """A pool from size, boxes, walls, seed, n_train and n_test."""
@@ -112,6 +117,24 @@ class Sokoban(Puzzle):
     def max_boxes(self) -> int:
         """K: boxes of the level that has most."""
         return int(levels_.boxes_of(self.levels["cells"]).sum((1, 2)).max())
+
+    @functools.cached_property
+    def _moves_left(self) -> np.ndarray:
+        """Moves to the goal, at most the budget, by level, cell of the box and cell of the player: int16[N,C,C]."""
+        return np.minimum(levels_.moves_left(self.levels["cells"]), self.max_turns).astype(np.int16)
+
+    @functools.cached_property
+    def _shortest(self) -> np.ndarray:
+        """Moves of the shortest solution of every level: int16[N]."""
+        cells = self.levels["cells"].reshape(self.n_levels, -1)
+        box, player = levels_.boxes_of(cells).argmax(1), levels_.player_of(cells).argmax(1)
+        return self._moves_left[np.arange(self.n_levels), box, player]
+
+    def _closer(self, before: State, after: State) -> jax.Array:
+        """The part of the shortest solution that lies between two positions; 0 in a level from elsewhere: float32[]."""
+        table, level = jnp.asarray(self._moves_left), before.level
+        moves = (table[level, s.boxes[0], s.position].astype(jnp.float32) for s in (before, after))
+        return jnp.where(level < 0, 0.0, next(moves) - next(moves)) / jnp.asarray(self._shortest)[level]
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
         """The first state of a level {"cells": uint8[h,w], "dead": bool[h,w]}."""
@@ -185,18 +208,20 @@ class Sokoban(Puzzle):
         solved = running & (missing == 0)
 
         agent = running * jnp.where(blocked, self.invalid_reward, self.step_reward) + self.box_reward * gained
-        process = self.deadlock_reward * (deadlocked & ~state.deadlocked)
-        reward = Reward(
-            team=jnp.float32(self.solved_reward * solved),
-            agent=jnp.float32(agent)[None],
-            process=jnp.float32(process)[None],
-        )
         after = state._replace(
             boxes=boxes,
             position=jnp.where(moved, target, state.position),
             missing=missing,
             deadlocked=deadlocked,
             turn=state.turn + running,
+        )
+        process = self.deadlock_reward * (deadlocked & ~state.deadlocked)
+        if self.shaping_reward:
+            process += self.shaping_reward * self._closer(state, after)
+        reward = Reward(
+            team=jnp.float32(self.solved_reward * solved),
+            agent=jnp.float32(agent)[None],
+            process=jnp.float32(process)[None],
         )
         return after, reward
 

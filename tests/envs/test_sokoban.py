@@ -305,3 +305,38 @@ def test_bad_parameters_are_refused(params, words):
 def test_drawing(game):
     assert ET.fromstring(draw.svg(game.reset_level(0))).tag.endswith("svg")
     assert ET.fromstring(draw.svg(game.reset_level(0), visible=np.zeros(36, bool))).tag.endswith("svg")
+
+
+def test_moves_left_are_those_of_the_solver():
+    """The table of all positions against one search for each: at the start and after twelve random moves."""
+    game = Sokoban(size=6, n_train=24, n_test=8, shaping_reward=1.0)
+    np.testing.assert_array_equal(game._shortest, game.levels["moves"])
+    step = jax.jit(jax.vmap(game.step))
+    states = jax.vmap(game.reset_level)(jnp.arange(24))
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        states, _ = step(states, jnp.asarray(rng.integers(0, 4, 24)))
+    boards = np.asarray(jax.vmap(game.cells)(states)).reshape(24, *game.shape).astype(np.uint8)
+    found = game._moves_left[np.arange(24), states.boxes[:, 0], states.position]
+    solved = [solver.solve(board) for board in boards]
+    assert [None if moves == game.max_turns else moves for moves in found.tolist()] == [
+        None if way is None else len(way) for way in solved
+    ]
+    assert None in solved and sum(way is not None for way in solved) > 5
+
+
+def test_shaping_pays_for_the_way_of_the_solution_and_takes_back():
+    game = Sokoban(size=5, n_train=16, n_test=4, shaping_reward=2.0, deadlock_reward=0.0)
+    step = jax.jit(game.step)
+    for index in range(4):
+        state = first = game.reset_level(index)
+        level = {name: rows[index] for name, rows in game.levels.arrays.items()}
+        way, paid = solver.solve(level["cells"]), []
+        for action in way:
+            state, reward = step(state, action)
+            paid.append(float(reward.process[0]))
+        np.testing.assert_allclose(paid, 2.0 / len(way), rtol=1e-6)
+        assert min(float(step(first, a)[1].process[0]) for a in range(4)) <= -2.0 / len(way) + 1e-6
+        assert float(step(game.reset_from_level(level), way[0])[1].process[0]) == 0  # a level from elsewhere
+    with pytest.raises(ValueError, match="shaping_reward is for levels of one box, found 2 boxes"):
+        Sokoban(size=6, boxes=2, n_train=8, n_test=2, shaping_reward=1.0)

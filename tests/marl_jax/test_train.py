@@ -17,6 +17,7 @@ from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines, write_config
+from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def cache(tmp_path_factory):
 
 def launch(workdir, cache, *flags):
     """A run in a process of its own."""
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS="")
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=ROUGH)
     config = f"--config={ROOT}/tests/marl_jax/tiny_run.py:pool"
     return subprocess.Popen(
         [sys.executable, "launch.py", config, f"--workdir={workdir}", f"--compilation_cache={cache}", *flags],
