@@ -335,6 +335,12 @@ class Policy:
 
     # ---------------------------------------------------------------------------------------------------- learning
 
+    @property
+    def reader(self) -> reading.Reader:
+        """How the learner reads samples with this model."""
+        prefix = self.prefix if self.keeps_prefix else self.prefix[:0]
+        return reading.Reader(self.model, prefix, self.share, self.dtype, self.remat, self.unroll)
+
     def score(self, weights: dict, samples: Samples) -> Scores:
         """The samples under these weights; differentiable."""
         logps, entropy, hidden = self._answers(weights["model"], samples, self._lora(weights, samples.policy))
@@ -343,7 +349,7 @@ class Policy:
     def score_packed(self, weights: dict, samples: Samples, rows: packing.Rows) -> Scores:
         """The same for samples [R·S, …] in the slots of packed rows, answers of any text; 0 in empty slots."""
         adapters = self._lora(weights, jnp.zeros((len(rows.table),), jnp.int32))
-        before, targets, (there, back) = reading.packed_answers(self, weights["model"], samples, rows, adapters)
+        before, targets, (there, back) = reading.packed_answers(self.reader, weights["model"], samples, rows, adapters)
         found = token_logprobs(self.model, weights["model"], before, targets, self.temperature)
         values = critics.read(weights["critic"], before) if self.critic == "head" else jnp.zeros(targets.shape)
         return Scores(*(move(x, there, back).reshape(samples.answers.shape) for x in (*found, values)))
@@ -356,7 +362,7 @@ class Policy:
         return self._answers(weights["model"], samples, adapters)[0]
 
     def _answers(self, params, samples: Samples, adapters):
-        before = reading.before_answers(self, params, samples, adapters)
+        before = reading.before_answers(self.reader, params, samples, adapters)
         if self.free is None:
             logps, entropy = choice_logprobs(
                 self.model, params, before, self.choices, samples.legal, samples.action, self.temperature
@@ -372,7 +378,7 @@ class Policy:
         if self.critic == "head":
             return critics.read(critic, before)
         if self.critic == "separate":
-            return critics.read(critic, reading.before_answers(self, critic["model"], samples, None))
+            return critics.read(critic, reading.before_answers(self.reader, critic["model"], samples, None))
         settings = dict(remat=self.remat, unroll=self.unroll)
         tokens, lengths = samples.central
         values = _at(critics.trunk(self.model, critic, tokens, lengths, self.dtype, **settings), lengths - 1)

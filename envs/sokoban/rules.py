@@ -5,8 +5,8 @@ Axis letters: A 4 actions, C cells of the board, row by row, K boxes.
 Boxes are kept as a short list of cells, so a step touches K numbers and never rewrites the board. Moves that bump are
 allowed (unless `mask_invalid`) and change nothing but the turn.
 Rewards: team, solved; agent, the price of each move and boxes going onto goals and off them; process, a penalty when
-the level becomes unsolvable in a way that is easy to see (a box on a cell from which it can reach no goal, or four walls
-and boxes in a square), and with `shaping_reward` how much closer a move came to the shortest solution.
+the level becomes unsolvable in a way that is easy to see (a box on a cell from which it can reach no goal, or four
+walls and boxes in a square), and with `shaping_reward` how much closer a move came to the shortest solution.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """How the learner reads samples: no token more often than loss and gradients need.
 
-What all prompts of a game begin with is read once for a whole part of a batch (`Policy.prefix`); K answers of one
+What all prompts of a game begin with is read once for a whole part of a batch (`Reader.prefix`); K answers of one
 prompt share it (`shared_prompt`); short samples share a row (`packing`). Loss and gradients are those of separate,
 whole rows.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,27 +18,43 @@ from marl_jax.learning.packing import Rows
 from marl_jax.samples import Samples
 from models import lora
 from models.layouts import Packed, move
-
-if TYPE_CHECKING:
-    from marl_jax.policy import Policy
+from models.model import Model
 
 
-def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reader:
+    """A model and how it reads.
+
+    prefix         what all prompts begin with, read once; empty: every row is read from its first token
+    share          samples next to each other that have one prompt, read once
+    dtype          of the arithmetic
+    remat, unroll  as in `Model.forward`
+    """
+
+    model: Model
+    prefix: tuple[int, ...]
+    share: int
+    dtype: jnp.dtype
+    remat: str
+    unroll: int
+
+
+def before_answers(reader: Reader, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
     """[N, W, D]: the hidden states that predict the tokens of the answers."""
-    samples, read = _behind_prefix(policy, params, samples, adapters)
-    if policy.share == 1:
+    samples, read = _behind_prefix(reader, params, samples, adapters)
+    if reader.share == 1:
         lengths = jnp.minimum(samples.prompt_lengths + samples.answer_lengths, samples.tokens.shape[1])
         hidden = read(samples.tokens, lengths=lengths, adapters=adapters)
         return jnp.take_along_axis(hidden, samples.before_answer()[..., None], axis=1)
-    rows = shared_prompt.join(samples, policy.share)
+    rows = shared_prompt.join(samples, reader.share)
     if adapters is not None:
-        adapters = dataclasses.replace(adapters, ids=adapters.ids[:: policy.share])
+        adapters = dataclasses.replace(adapters, ids=adapters.ids[:: reader.share])
     hidden = read(rows.tokens, positions=rows.positions, layout=rows.layout, adapters=adapters)
-    return shared_prompt.before_answers(hidden, rows, policy.share, samples.width)
+    return shared_prompt.before_answers(hidden, rows, reader.share, samples.width)
 
 
 def packed_answers(
-    policy: Policy, params: dict, samples: Samples, rows: Rows, adapters: lora.Lora | None
+    reader: Reader, params: dict, samples: Samples, rows: Rows, adapters: lora.Lora | None
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Hidden states before the answers and what they predict, answer behind answer: [R, X, D], [R, X], and places.
 
@@ -47,7 +62,7 @@ def packed_answers(
     adapters  the same for all R rows
     places    (there, back) of `layouts.move` from [R, X] to samples [R, S·W]
     """
-    samples, read = _behind_prefix(policy, params, samples, adapters)
+    samples, read = _behind_prefix(reader, params, samples, adapters)
     n, slots = rows.starts.shape
     filled = rows.filled.reshape(-1)
     sizes = jnp.where(filled, samples.prompt_lengths + samples.answer_lengths - 1, 0).reshape(n, slots)
@@ -65,19 +80,19 @@ def packed_answers(
     return jnp.take_along_axis(hidden, before[..., None], axis=1), targets, (there, back)
 
 
-def _behind_prefix(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None):
+def _behind_prefix(reader: Reader, params: dict, samples: Samples, adapters: lora.Lora | None):
     """(samples without what all prompts begin with, `Model.forward` behind it, giving hidden states)."""
-    settings = dict(dtype=policy.dtype, remat=policy.remat, unroll=policy.unroll)
-    if not policy.keeps_prefix:
-        return samples, _hidden(functools.partial(policy.model.forward, params, **settings), 0)
+    settings = dict(dtype=reader.dtype, remat=reader.remat, unroll=reader.unroll)
+    skip = len(reader.prefix)
+    if not skip:
+        return samples, _hidden(functools.partial(reader.model.forward, params, **settings), 0)
     # With adapters the prefix reads differently for each of them.
     n = 1 if adapters is None else len(adapters.scale)
-    tokens = jnp.broadcast_to(jnp.asarray(policy.prefix, jnp.int32), (n, len(policy.prefix)))
+    tokens = jnp.broadcast_to(jnp.asarray(reader.prefix, jnp.int32), (n, skip))
     readers = None if adapters is None else dataclasses.replace(adapters, ids=jnp.arange(n))
-    prefix = policy.model.read_prefix(params, tokens, adapters=readers, **settings)
-    skip = len(policy.prefix)
+    prefix = reader.model.read_prefix(params, tokens, adapters=readers, **settings)
     samples = samples.replace(tokens=samples.tokens[:, skip:], prompt_lengths=samples.prompt_lengths - skip)
-    return samples, _hidden(functools.partial(policy.model.forward, params, prefix=prefix, **settings), skip)
+    return samples, _hidden(functools.partial(reader.model.forward, params, prefix=prefix, **settings), skip)
 
 
 def _hidden(forward, skip: int):

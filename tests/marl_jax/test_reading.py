@@ -46,7 +46,8 @@ def test_fewer_tokens_are_read():
     policy = dataclasses.replace(tiny_play.policy(free=WIDTH), prefix=tiny_samples.PREFIX)
     rows = tiny_samples.make(12, 7, WIDTH)
     trained, _ = tiny_play.weights(policy)
-    program = jax.jit(lambda p, s: reading.before_answers(policy, p, s, None)).lower(trained["model"], rows).as_text()
+    read = jax.jit(lambda p, s: reading.before_answers(policy.reader, p, s, None))
+    program = read.lower(trained["model"], rows).as_text()
     time, size = rows.tokens.shape[1], policy.model.cfg.d_model
     assert f"tensor<12x{time - len(tiny_samples.PREFIX)}x{size}xf32>" in program
     assert f"tensor<12x{time}x{size}xf32>" not in program
