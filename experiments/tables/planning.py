@@ -7,8 +7,8 @@
 A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
 on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns
 then gathers the same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under
---workdir, so the same command goes on where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to
-every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+--workdir, so the same command goes on where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes
+to every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
 
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
