@@ -23,6 +23,7 @@ What holds for every game, and is tested for all of them in one place:
 import abc
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -65,6 +66,11 @@ class Game(abc.ABC):
 
     pays: ClassVar[tuple[str, ...]] = Reward._fields
     """The levels of `Reward` at which the game ever pays anything."""
+
+    @classmethod
+    def pays_with(cls, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Those of them at which it pays with these parameters."""
+        return cls.pays
 
     competitive: ClassVar[bool] = False
     """Whether seats play against each other, so that games are won and lost; otherwise the team has a score."""

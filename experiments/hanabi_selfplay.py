@@ -15,8 +15,7 @@ def get_config(variant: str | None = None):
     config.name = "hanabi_selfplay"
     config.steps = 200
     small = variant in (None, "tiny")
-    # Half of a lost score is paid back in training: with nothing, players learn not to play cards at all; with all of
-    # it, not to mind losing.
+    # Half of a lost score is paid back in training; less or more of it taught less (docs/results.md).
     config.env = defaults.environment("hanabi", preset="small" if small else "full", consolation=0.5)
     config.rollout.update(dict(games=128, turns=16))
     config.algo.update(dict(gamma=0.99, epochs=1, minibatches=4, entropy_coef=0.01))

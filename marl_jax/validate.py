@@ -270,7 +270,7 @@ def _rewards(c: ConfigDict) -> Iterator[str]:
     if c.reward.team == c.reward.agent == c.reward.process == 0:
         yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
         return
-    paid = games.game_class(c.env.name).pays
+    paid = games.game_class(c.env.name).pays_with(c.env.params)
     if c.rollout.answer == "free" and "process" not in paid:
         paid = (*paid, "process")  # what an answer costs that names nothing
     for level in Reward._fields:

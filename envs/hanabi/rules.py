@@ -94,8 +94,8 @@ class Action(NamedTuple):
 class Hanabi(Game):
     """Cooperative: the team reward is the change of the score, which falls to 0 when the last life is lost.
 
-    Players who still lose nearly every game learn from this only that playing cards is dangerous. `consolation` pays
-    that share of the lost score back at the process level, while they learn; the score of a lost game remains 0.
+    Players who still lose nearly every game learn little from this. `consolation` pays that share of the lost score
+    back at the process level, while they learn; the score of a lost game remains 0.
     """
 
     players: int = 2
@@ -131,6 +131,11 @@ class Hanabi(Game):
                 f"hanabi: {self.players} players with hand_size {self.hand_size} need {self.players * self.hand_size} "
                 f"cards, but {self.colors} colors and {self.ranks} ranks make a deck of {self.n_cards}"
             )
+
+    @classmethod
+    def pays_with(cls, params) -> tuple[str, ...]:
+        """The process level only where there is a consolation."""
+        return cls.pays if params.get("consolation") else ("team",)
 
     # Sizes and names
 

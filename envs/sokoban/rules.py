@@ -133,8 +133,8 @@ class Sokoban(Puzzle):
     def _closer(self, before: State, after: State) -> jax.Array:
         """The part of the shortest solution that lies between two positions; 0 in a level from elsewhere: float32[]."""
         table, level = jnp.asarray(self._moves_left), before.level
-        moves = (table[level, s.boxes[0], s.position].astype(jnp.float32) for s in (before, after))
-        return jnp.where(level < 0, 0.0, next(moves) - next(moves)) / jnp.asarray(self._shortest)[level]
+        left, left_after = (table[level, state.boxes[0], state.position] for state in (before, after))
+        return jnp.where(level < 0, 0, left - left_after) / jnp.asarray(self._shortest, jnp.float32)[level]
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
         """The first state of a level {"cells": uint8[h,w], "dead": bool[h,w]}."""

@@ -247,7 +247,7 @@ def test_latest_moves_say_what_everybody_saw():
 
 
 def test_a_lost_game_scores_nothing_and_consoles_at_the_process_level():
-    """Two cards lie, the last life goes: the team gives both back, and each player gets the chosen share of them."""
+    """Three cards lie, the last life goes: the team gives them back, and each player gets the chosen share."""
     game = Hanabi(max_life_tokens=1, consolation=0.25)
     step = jax.jit(game.step)
     deck = jnp.asarray(np.repeat(np.arange(25), np.tile(copies(5), 5)))  # R1 R1 R1 R2 R2 | R3 R3 R4 R4 R5 | Y1 …

@@ -175,3 +175,14 @@ def test_a_missing_field_is_told():
 def test_nearest_sizes():
     assert validate.nearest(10, 8) == (8, 16)
     assert validate.nearest(3, 8) == (8,)
+
+
+def test_hanabi_pays_at_the_process_level_only_with_a_consolation():
+    config = defaults.get_config()
+    config.env = defaults.environment("hanabi", preset="small", consolation=0.5)
+    config.eval.opponents = ()
+    config.reward.process = 0.5
+    validate.check(config)
+    config.env.params.consolation = 0.0
+    with pytest.raises(ConfigError, match=r"config.reward.process is 0.5, but hanabi never pays at that level"):
+        validate.check(config)
