@@ -41,6 +41,9 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model)
     config.algo.entropy_coef = 0.05  # with less, groups soon give one answer, and equal answers teach nothing
+    config.algo.accumulate = 8  # soon most groups are equal; parts of a minibatch with no others are not read
+    if model is not None:
+        _pretrained(config)
     config.rollout.games //= (2 if roles else 1) * (GROUP if form.startswith("at_grpo") else 1)
     if form in ("at_grpo_lora", "at_grpo_apart"):
         per_role(config, adapters=form == "at_grpo_lora")
@@ -54,9 +57,19 @@ def per_role(config: ConfigDict, adapters: bool) -> None:
     config.eval.swap_roles = True
     if adapters and not config.model.lora.rank:
         config.model.lora = ConfigDict(dict(rank=16, alpha=32.0, targets=models.ALL_LINEAR))
-        config.optim.lr = max(config.optim.lr, 3e-4)  # adapters learn with larger steps than all weights
+        config.optim.lr = max(3 * config.optim.lr, 1e-4)  # adapters learn with larger steps than all weights
     elif not adapters:
         config.model.lora.rank = 0
+
+
+def _pretrained(config: ConfigDict) -> None:
+    """What a model that imitation has made sure of its moves needs: candidates agree, and few answers teach.
+
+    With the steps of self-play those few undo what it knows (docs/results.md).
+    """
+    # Answers of one token: sampler and learner hardly differ.
+    config.algo.update(dict(minibatches=4, entropy_coef=0.02, is_clip=0.0))
+    config.optim.update(dict(lr=1e-4 if config.model.lora.rank else config.optim.lr / 4, schedule="linear"))
 
 
 def is_small(form: str | None) -> bool:

@@ -1,7 +1,8 @@
 """The update: epochs over minibatches in one XLA program, with the learner's state donated.
 
-A minibatch may be cut into parts whose gradients are added before the optimiser moves. An update whose loss or gradient
-is not finite changes nothing and is counted.
+A minibatch may be cut into parts whose gradients are added before the optimiser moves. Rows that teach nothing (bots,
+groups whose answers were all paid alike) are gathered in the last parts, and a part of nothing else is not read. An
+update whose loss or gradient is not finite changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
 
         orders = jax.vmap(lambda k: jax.random.permutation(k, runs))(jax.random.split(key, algo.epochs))
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
+        if algo.accumulate > 1 and not algo.pack:
+            teaches = jnp.any(rows.weights.reshape(runs, policy.share) > 0, axis=1)
+            picks = teaching_first(picks, teaches, algo.accumulate)
         learner, metrics = jax.lax.scan(minibatch, learner, picks)
         gap = metrics.pop("gap")[0]  # before the first change, learner and sampler should agree
         figures = {name: jnp.mean(x) for name, x in metrics.items() if name != "skipped"}
@@ -126,6 +130,16 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
     return update
 
 
+def teaching_first(picks: jax.Array, teaches: jax.Array, parts: int) -> jax.Array:
+    """Rows of minibatches, int32 [M, N], in the order from which `split` puts those that teach into its first parts.
+
+    teaches  bool [...], of every row by its number
+    """
+    order = jnp.argsort(~teaches[picks], axis=1, stable=True)
+    picks = jnp.take_along_axis(picks, order, axis=1).reshape(len(picks), parts, -1)
+    return jnp.swapaxes(picks, 1, 2).reshape(len(picks), -1)
+
+
 @jax.named_scope("forward_backward")
 def summed_gradients(policy, algo, learner: Learner, rows: Samples):
     """(gradients in float32, figures) of a minibatch, by parts."""
@@ -144,9 +158,14 @@ def summed_gradients(policy, algo, learner: Learner, rows: Samples):
         return _over_packed_rows(part, policy, algo, given)
     if algo.accumulate == 1:
         return part(*given)
-    add = lambda total, xs: (jax.tree.map(jnp.add, total, part(*xs)), None)  # noqa: E731
     parts = split(given, algo.accumulate, policy.share)
-    return jax.lax.scan(add, _zeros(part, *jax.tree.map(lambda x: x[0], parts)), parts)[0]
+    nothing = _zeros(part, *jax.tree.map(lambda x: x[0], parts))
+
+    def add(total, xs):
+        found = jax.lax.cond(jnp.any(xs[0].weights > 0), part, lambda *_: nothing, *xs)
+        return jax.tree.map(jnp.add, total, found), None
+
+    return jax.lax.scan(add, nothing, parts)[0]
 
 
 def _over_packed_rows(part, policy, algo, given):

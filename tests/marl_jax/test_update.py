@@ -107,6 +107,37 @@ def test_rows_of_weight_zero_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.parametrize("taught,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
+def test_parts_without_anything_to_learn_are_not_read(taught, read):
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=1, accumulate=4)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < taught  # spread over the batch
+    rows = rows.replace(weights=chosen.astype(jnp.float32))
+    calls = []
+
+    class Watched:
+        """The policy, counting how often it reads."""
+
+        def __getattr__(self, name):
+            return getattr(policy, name)
+
+        def score(self, weights, rows):
+            """As the policy does."""
+            jax.debug.callback(lambda: calls.append(1))
+            return policy.score(weights, rows)
+
+    optimiser = optax.sgd(0.1)
+    learner = update.new_learner(trained, frozen, optimiser)
+    parts, figures = jax.jit(update.make_update(Watched(), optimiser, algo))(learner, rows, jax.random.key(0))
+    jax.effects_barrier()
+    assert len(calls) == read
+    whole, expected = step(tiny_play.ppo(minibatches=1), rows=rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole.trained, parts.trained)
+    for name in ("loss", "entropy", "grad_norm"):
+        assert float(figures[name]) == pytest.approx(float(expected[name]), abs=1e-5)
+
+
 def test_an_update_that_is_not_finite_is_skipped_and_counted():
     policy, trained, frozen, samples = played()
     algo = tiny_play.ppo(minibatches=2, epochs=2)
