@@ -34,7 +34,7 @@ def smollm2_lora(config: ConfigDict) -> ConfigDict:
 def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-0.5B on one GPU, all weights."""
     config.model = models.qwen2_5_half_billion()
-    _pretrained(config, lr=5e-6)
+    _pretrained(config, lr=2e-5)
     config.rollout.update(dict(games=512))
     return config
 

@@ -3,8 +3,8 @@
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
 
 Four minutes on two CPU cores. Expect about 88 % wins and no losses against random play, and draws with minimax in more
-than nine games of ten. With `:smollm2`, seven minutes on one H200: 93 % wins, and all games against minimax drawn
-(docs/results.md).
+than nine games of ten. With `:smollm2`, seven minutes on one H200: 93 % wins, and all games against minimax drawn; with
+adapters (`:smollm2-lora`) a little less (docs/results.md).
 
 Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-coder-0.5b`, `:qwen2.5-7b` (real models, for a GPU or
 more).
