@@ -67,12 +67,14 @@ def main(argv: list[str]) -> int:
         return complain(error, status=2)
     except mendable() as error:
         return complain(error, status=1)
+    except OSError as error:  # a full disk, a folder that is a file or may not be written
+        return complain(f"{error.filename}: {error.strerror}" if error.filename else error, status=1)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def complain(error: Exception, status: int) -> int:
+def complain(error: Exception | str, status: int) -> int:
     """Writes each line of the message; answers with the status."""
     for line in str(error).splitlines():
         sys.stderr.write(f"launch.py: {line}\n")
@@ -152,10 +154,13 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, ConfigDict, str]:
     """
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
+    mode, _ = take(argv, "mode")
     if place is None and workdir is None:
         raise ConfigError(["--config=experiments/NAME.py is needed, or the --workdir of a run"])
     path, _, variant = (place or "").partition(":")
-    base = saved_config(Path(workdir).expanduser()) if place is None else load_experiment(path, variant or None)
+    # A report is of a run that was; the other modes can begin with a config.
+    hint = "" if mode == "report" else "; give --config=experiments/NAME.py"
+    base = saved_config(Path(workdir).expanduser(), hint) if place is None else load_experiment(path, variant or None)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
     opened = {field: text for field, text in overrides.items() if field.startswith(OPEN_GROUPS)}
     problems = [problem for field in overrides if field not in opened for problem in unknown_field(base, field)]
@@ -206,13 +211,13 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
     return config
 
 
-def saved_config(workdir: Path) -> ConfigDict:
-    """The config that a run wrote into its folder."""
+def saved_config(workdir: Path, hint: str) -> ConfigDict:
+    """The config that a run wrote into its folder; `hint` says what to do where there is none."""
     path = workdir / "config.json"
     try:
         saved = json.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError([f"{path} does not exist; give --config=experiments/NAME.py"]) from None
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} does not exist{hint}"]) from None
     except ValueError as error:
         raise ConfigError([f"{path} is not JSON: {error}"]) from error
     return ConfigDict(_tuples(saved)).lock()

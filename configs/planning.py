@@ -1,7 +1,7 @@
 """The planning puzzles in their forms: one agent or two roles, untrained, GRPO or AT-GRPO.
 
-Every form that learns gathers the same number of answers a step: with two roles a move takes two answers, so half as
-many games are played, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer.
+Every form that learns has room for the same number of answers a step: with two roles a move takes two answers, so half
+as many games are played, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at
 
 
 def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
-    """A puzzle of at most `moves` moves in one of its forms, written FORM, FORM+MODEL or FORM+MODEL+small.
+    """A puzzle of at most `moves` moves in one of its forms, written FORM, MODEL, FORM+MODEL or FORM+MODEL+small.
 
     single, roles             not trained, for `--mode=eval`: one agent, or planner and executor
     grpo, roles_grpo          whole episodes from one start in groups
@@ -41,7 +41,8 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model)
     config.algo.entropy_coef = 0.05  # with less, groups soon give one answer, and equal answers teach nothing
-    config.algo.accumulate = 8  # soon most groups are equal; parts of a minibatch with no others are not read
+    if config.mesh.fsdp == 1:  # the parts of a split model's batch each gather its weights, so those have few
+        config.algo.accumulate = 8  # soon most groups are equal; parts of a minibatch with no others are not read
     if model is not None:
         _pretrained(config)
     config.rollout.games //= (2 if roles else 1) * (GROUP if form.startswith("at_grpo") else 1)
@@ -68,7 +69,9 @@ def _pretrained(config: ConfigDict) -> None:
     With the steps of self-play those few undo what it knows (docs/results.md).
     """
     # Answers of one token: sampler and learner hardly differ.
-    config.algo.update(dict(minibatches=4, entropy_coef=0.02, is_clip=0.0))
+    config.algo.update(dict(entropy_coef=0.02, is_clip=0.0))
+    if config.mesh.fsdp == 1:
+        config.algo.minibatches = 4
     config.optim.update(dict(lr=1e-4 if config.model.lora.rank else config.optim.lr / 4, schedule="linear"))
 
 
@@ -78,6 +81,8 @@ def is_small(form: str | None) -> bool:
 
 
 def _parts(form: str | None) -> tuple[str, str | None]:
-    """The form and the model; None is the embedded one."""
+    """The form and the model; None is the embedded one. A model alone has the default form."""
     form, _, model = (form or "at_grpo").removesuffix(SMALL).partition("+")
-    return form, model or None
+    if form in variants.VARIANTS and not model:
+        form, model = "at_grpo", form
+    return form, None if model in ("", "tiny") else model

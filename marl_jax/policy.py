@@ -159,8 +159,8 @@ class Policy:
         return {k: v for k, v in trained.items() if k in ("model", "adapters")}
 
     def as_player(self, weights: dict, player: dict) -> dict:
-        """Weights with which it plays as `player`, from another time, did."""
-        return {**weights, **player}
+        """Weights with which it plays as `player`, from another time, did; nobody asks what that one hoped for."""
+        return {**{name: w for name, w in weights.items() if name != "critic"}, **player}
 
     def changes(self, changes: dict) -> dict:
         """The changes of what is trained, without those of adapters that do not learn, whatever the optimiser adds."""

@@ -34,7 +34,8 @@ class Samples:
     episode, turn   int32 [N]       which game of its row, and the move in it
     rewards         float32 [N, P]  what the step paid to every seat, levels weighed and added
     ends            bool [N]        the game ended with this step
-    group           int32 [N]       rows to compare with each other (GRPO); without groups, the number of the row
+    group           int32 [N]       the same for rows that began alike; a label for people and tests, since the learner
+                                    finds groups by their places; without groups, the number of the row
     advantages      float32 [N, W]  zeros until an algorithm fills them in; so are returns
     returns         float32 [N, W]  what the critic should have said
     ref_logps       float32 [N, W]  under the reference policy, where the algorithm needs it

@@ -28,7 +28,8 @@ from marl_jax import setup as setups
 from marl_jax.devices import mesh as meshes
 from marl_jax.devices import placement
 from marl_jax.devices.resharding import SamplerWeights
-from marl_jax.errors import ConfigError, RunError
+from marl_jax.errors import ConfigError
+from marl_jax.identity import identity
 from marl_jax.learning.update import Learner, make_optimiser, move, new_learner
 from marl_jax.policy import Policy
 from marl_jax.rollouts import opponents
@@ -41,7 +42,7 @@ from marl_jax.running.profiling import Clock
 from marl_jax.running.signals import GracefulStop
 from marl_jax.samples import Samples, split, take
 from marl_jax.setup import Setup
-from marl_jax.train import best_metric, identity, resumed, saved, together
+from marl_jax.train import best_metric, not_finite, resumed, saved, together
 from marl_jax.validate import nearest
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,12 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     run = {**identity(setup), "algorithm": "sft", "critic": "none", "games": s.games}
     restored = checkpoints.restore(saved(learners, games, None), run=run)
     step = start = 0 if restored is None else restored.step
+    if main_process:
+        write_config(config, workdir)
     if restored is not None:
         learners, games, _ = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, s.steps, workdir)
     else:
-        if main_process:
-            write_config(config, workdir)
         log.info("learning from the bot %r, new run in %s", bot_name(config), workdir)
 
     # ------------------------------------------------------------------------------------------------- programs
@@ -137,10 +138,8 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                 figures = jax.device_get({**figures, **more})
             step += 1
             if figures["skipped_in_a_row"] >= c.nan_limit:
-                raise RunError(
-                    f"step {step}: the last {figures['skipped_in_a_row']:d} updates were not finite and were skipped; "
-                    f"lower sft.lr (now {s.lr:g}) or optim.max_grad_norm"
-                )
+                metrics.write(step, {**figures, **clock.figures(figures)}, last=True)
+                raise not_finite(step, figures["skipped_in_a_row"], "sft.lr", s.lr)
             metric = None
             if config.eval.every and (step % config.eval.every == 0 or step == s.steps):
                 with clock.phase("evaluation"):
@@ -149,7 +148,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                 metric = best_metric(config, rows)
             metrics.write(step, {**figures, **clock.figures(figures)})
             stopping = processes.anyone(stop.asked)
-            if checkpoints.due(step) or step == s.steps or stopping:
+            if checkpoints.due(step) or checkpoints.improves(metric) or step == s.steps or stopping:
                 checkpoints.save(step, saved(learners, games, None), {"run": run}, metric)
 
         # ------------------------------------------------------------------------------------------------- end
@@ -178,7 +177,7 @@ def demonstrations(setup: Setup, **changes: Any) -> Demonstrations:
 def show_step(shown: Demonstrations, games, key: jax.Array):
     """Some turns of the bot's games: (samples, games, figures)."""
     samples, finished, games = shown.show(games, key)
-    figures = summary(finished, shown.sections) | {
+    figures = summary(finished, shown.sections, shown.game.competitive) | {
         "tokens": jnp.sum(samples.prompt_lengths + samples.answer_lengths),
         "prompt_length": jnp.mean(samples.prompt_lengths),
         "answer_length": jnp.mean(samples.answer_lengths),

@@ -223,7 +223,7 @@ class Team:
         short = ("answers", "logps", "values", "advantages", "returns")
         return samples.replace(
             tokens=only(samples.tokens, mind.row),
-            prompt_lengths=jnp.where(mine, samples.prompt_lengths, 1),
+            prompt_lengths=jnp.where(mine, samples.prompt_lengths, 1 + len(mind.prompt.prefix)),
             answer_lengths=jnp.where(mine, samples.answer_lengths, 0),
             weights=samples.weights * mine,
             policy=own,

@@ -21,6 +21,7 @@ from marl_jax import setup as setups
 from marl_jax.devices import compiler, placement
 from marl_jax.devices.resharding import SamplerWeights
 from marl_jax.errors import RunError
+from marl_jax.identity import identity
 from marl_jax.learning import grpo, overlong, ppo
 from marl_jax.learning.update import Learner, make_optimiser, make_update, new_learner
 from marl_jax.rollouts import matches, opponents, records
@@ -34,7 +35,7 @@ from marl_jax.running.metrics import Metrics, write_config
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.setup import Setup
-from marl_jax.team import Mind, learn_from_few
+from marl_jax.team import learn_from_few
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +63,13 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
     restored = checkpoints.restore(saved(learners, games, pool), run=identity(setup))
     start = 0
+    if main:
+        write_config(config, workdir)
     if restored is not None:
         start = restored.step
         learners, games, pool = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
     else:
-        if main:
-            write_config(config, workdir)
         for mind in setup.minds:
             size = f"{mind.model.cfg.n_params:,}"
             log.info("%s plays %s: %s parameters", mind.config.name, " and ".join(mind.policies), size)
@@ -109,7 +110,9 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                     figures = jax.device_get({**figures, **more})
                 step += 1
 
-                check_finite(config, step, figures["skipped_in_a_row"])
+                if figures["skipped_in_a_row"] >= config.checkpoint.nan_limit:
+                    metrics.write(step, {**figures, **clock.figures(figures)}, last=True)
+                    raise not_finite(step, figures["skipped_in_a_row"], "optim.lr", config.optim.lr)
                 if pool is not None and step % config.opponents.snapshot_every == 0:
                     with at_work():
                         pool = snapshot(pool, past_self(setup, learners), step)
@@ -124,7 +127,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                         logs.write(step, some_games(setup, table, sampler(learners), step_key))
                 metrics.write(step, {**figures, **clock.figures(figures)})
                 stopping = processes.anyone(stop.asked)
-                if checkpoints.due(step) or step == config.steps or stopping:
+                if checkpoints.due(step) or checkpoints.improves(metric) or step == config.steps or stopping:
                     checkpoints.save(step, saved(learners, games, pool), {"run": identity(setup)}, metric)
 
         # ------------------------------------------------------------------------------------------------- end
@@ -176,11 +179,13 @@ def play_step(setup: Setup, rollout: rollouts.Rollout | Graded, weights, games, 
     samples, finished, games = rollout(weights, games, play_key, past)
     if pool is not None and rollout.sections.past:
         pool = opponents.record(pool, place, *rollouts.results(finished, rollout.sections.slices()[0][1]))
-    figures = rollouts.summary(finished, rollout.sections)
-    figures["tokens"] = jnp.sum(samples.prompt_lengths + samples.answer_lengths)
-    figures["prompt_length"] = jnp.mean(samples.prompt_lengths)
-    figures["answer_length"] = jnp.mean(samples.answer_lengths)
-    figures["unusable_answers"] = jnp.mean((samples.action < 0) & (samples.policy >= 0))
+    figures = rollouts.summary(finished, rollout.sections, setup.game.competitive)
+    said = jax.tree.map(lambda x: x[: setup.config.rollout.turns], samples)  # without the turns that look ahead
+    figures["answers"] = jnp.sum(said.weights > 0)
+    figures["tokens"] = jnp.sum(said.prompt_lengths + said.answer_lengths)
+    figures["prompt_length"] = jnp.mean(said.prompt_lengths)
+    figures["answer_length"] = jnp.mean(said.answer_lengths)
+    figures["unusable_answers"] = jnp.mean((said.action < 0) & (said.policy >= 0))
     if isinstance(rollout, Graded):
         figures["difficulty"] = rollout.difficulty(games)
     return samples, games, pool, figures
@@ -251,42 +256,12 @@ def resumed(learners: dict[str, Learner], state: dict) -> tuple:
     return {**learners, **again}, state["games"], state.get("pool")
 
 
-def identity(setup: Setup) -> dict:
-    """What a checkpoint must agree with to be continued."""
-    c = setup.config
-    return {
-        "models": {mind.name: model_identity(mind) for mind in setup.minds},
-        "agents": c.agents.to_dict(),
-        "env": c.env.to_dict(),
-        "algorithm": c.algo.name,
-        "critic": c.algo.critic,
-        "games": c.rollout.games,
-        "pool": c.opponents.pool_size,
-        "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
-        "seed": c.seed,
-    }
-
-
-def model_identity(mind: Mind) -> dict:
-    """The part of a run's identity that one model has."""
-    return {
-        "model": mind.config.name,
-        "shape": mind.config.shape.to_dict(),
-        "lora": mind.config.lora.to_dict() if mind.config.lora.rank else {},
-        "tokenizer": mind.tokenizer.fingerprint,
-        "policies": list(mind.policies),
-        "learns": any(mind.learns),
-        "start": {} if mind.start is None else mind.start.identity,
-    }
-
-
-def check_finite(config: ConfigDict, step: int, skipped: int) -> None:
-    """Ends a run whose last `skipped` updates were all skipped, if those are too many."""
-    if skipped >= config.checkpoint.nan_limit:
-        raise RunError(
-            f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower optim.lr "
-            f"(now {config.optim.lr:g}) or optim.max_grad_norm, or go on from a checkpoint with another seed"
-        )
+def not_finite(step: int, skipped: int, field: str, lr: float) -> RunError:
+    """Why a run ends whose last `skipped` updates were all skipped; `field` is that of its learning rate."""
+    return RunError(
+        f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower {field} (now {lr:g}) or "
+        "optim.max_grad_norm"
+    )
 
 
 def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:

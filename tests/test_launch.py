@@ -81,7 +81,8 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--wrokdir=x"], "--wrokdir is not a flag; flags are --"),
         ([TIC_TAC_TOE, "x"], "'x' is not a flag"),
         (["--config.steps=3"], "--config=experiments/NAME.py is needed"),
-        (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist"),
+        (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; give --config=experiments/NAME.py"),
+        (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
         ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.algo.group is 1 with algo.name 'grpo'"),
         ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
     ],
@@ -131,6 +132,13 @@ def test_what_a_user_can_mend_has_no_traceback(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=fail))
     assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     assert capsys.readouterr().err == "launch.py: the disk is full\n"
+
+
+def test_a_folder_that_cannot_be_written_has_no_traceback(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("marl_jax.running.console.set_up", lambda workdir, **_: workdir.mkdir(parents=True))
+    assert launch.main(["launch.py", TIC_TAC_TOE, "--workdir=file/x"]) == 1
+    assert capsys.readouterr().err == f"launch.py: {tmp_path}/file/x: Not a directory\n"
 
 
 @pytest.mark.parametrize("mode", launch.MODES)

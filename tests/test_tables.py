@@ -87,6 +87,8 @@ def runs(tmp_path):
 
 
 def test_finished_rows_are_collected_and_written(runs, capsys):
+    counts = "".join(json.dumps({"step": step, "answers": 120.0}) + "\n" for step in range(1, 6))
+    (runs / "plan_path" / "grpo" / "metrics.jsonl").write_text(counts)
     assert planning.main([f"--workdir={runs}", "--only=plan_path", "--steps=5", "--collect"]) == 0
     text = (runs / "planning.md").read_text()
     assert text == capsys.readouterr().out
@@ -94,11 +96,13 @@ def test_finished_rows_are_collected_and_written(runs, capsys):
     assert "| one agent + GRPO | 30.0 [20.0, 40.0] → **40.0 [30.0, 50.0]** |" in text
     assert "| planner and executor + GRPO | – |" in text
     assert "| … the same, roles swapped | 30.0 [20.0, 40.0] → **50.0 [40.0, 60.0]** |" in text
-    assert "every row that learns samples 800 answers" in text and "random moves solve 15.0" in text
+    assert "every row that learns has room for 800 answers" in text and "random moves solve 15.0" in text
+    assert "of that room were used 75 % (one agent + GRPO)." in text
     with (runs / "planning.csv").open() as file:
         rows = {row["row"]: row for row in csv.DictReader(file)}
     assert float(rows["at_grpo"]["after_value"]) == 0.8 and rows["roles"]["after_value"] == ""
     assert rows["at_grpo"]["answers"] == "800" and rows["roles_grpo"]["answers"] == ""
+    assert rows["grpo"]["used"] == "600" and rows["at_grpo"]["used"] == ""
     drawn = ElementTree.fromstring((runs / "planning.svg").read_text())
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert "Plan-Path" in words and "80.0" in words and len(words) > 10

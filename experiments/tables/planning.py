@@ -6,9 +6,9 @@
 
 A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
 on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns
-then gathers the same number of answers, which is checked. Each run is a `launch.py` of its own with its folder under
---workdir, so the same command goes on where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes
-to every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+then has room for the same number of answers, which is checked. Each run is a `launch.py` of its own with its folder
+under --workdir, so the same command goes on where it was stopped and collects what is finished. `--config.FIELD=VALUE`
+goes to every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
 
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
@@ -84,13 +84,18 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a row came to; `answers` were sampled in training, None where there was none."""
+    """What a row came to.
+
+    answers  for which there was room in training, None where there was none
+    used     how many there were: whole games leave some of the room empty; None where the run did not count them
+    """
 
     game: str
     row: str
     before: Rate | None
     after: Rate | None
     answers: int | None = None
+    used: int | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = [] if flags.collect else run_all(flags, passed, wanted)
     results = collect(flags, wanted)
     folder = Path(flags.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "planning.md").write_text(markdown(results, flags), encoding="utf-8")
     (folder / "planning.svg").write_text(drawing(results), encoding="utf-8")
     write_csv(results, folder / "planning.csv")
@@ -171,7 +177,7 @@ def config_of(flags: argparse.Namespace, game: str, row: str):
 
 
 def answers(config: Mapping) -> int:
-    """How many answers a run samples in training: GRPO, which plays whole episodes only, at most so many."""
+    """For how many answers a run has room in training; GRPO, which plays whole episodes only, leaves some empty."""
     candidates = config["algo"]["group"] if config["algo"]["name"] == "at_grpo" else 1
     return config["steps"] * config["rollout"]["games"] * config["rollout"]["turns"] * candidates
 
@@ -298,8 +304,19 @@ def launch(flags: argparse.Namespace, name: str, command: Sequence[str], running
 
 
 def evaluations(folder: Path) -> list[dict]:
-    """The rows of a run's evaluations, whole lines only."""
-    path, rows = folder / "eval.jsonl", []
+    """The rows of a run's evaluations."""
+    return lines_of(folder / "eval.jsonl")
+
+
+def counted(folder: Path) -> int | None:
+    """How many answers a run sampled in training, by its own count; None for one that kept none."""
+    rows = lines_of(folder / "metrics.jsonl")
+    return int(sum(row["answers"] for row in rows)) if rows and all("answers" in row for row in rows) else None
+
+
+def lines_of(path: Path) -> list[dict]:
+    """The rows of a file of JSON lines, whole lines only; none where there is no file."""
+    rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             rows.append(json.loads(line))
@@ -333,7 +350,8 @@ def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> lis
             path = here / "config.json"
             sampled = answers(json.loads(path.read_text())) if path.exists() else None
             after = evaluation(here, about.opponent) if any(r["step"] for r in evaluations(here)) else None
-            results.append(Result(game, row, evaluation(here, about.opponent, first=True), after, sampled))
+            before = evaluation(here, about.opponent, first=True)
+            results.append(Result(game, row, before, after, sampled, counted(here)))
         else:
             before = evaluation(folder / game / about.twin, "self", first=True) or evaluation(here, "self", first=True)
             results.append(Result(game, row, before, None))
@@ -375,7 +393,11 @@ def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]
     for game in dict.fromkeys(result.game for result in results):
         sampled = next((result.answers for result in results if result.game == game and result.answers), None)
         if sampled:
-            yield f"- {GAMES[game]}: every row that learns samples {sampled:,} answers (GRPO, in whole games, at most)."
+            yield f"- {GAMES[game]}: every row that learns has room for {sampled:,} answers, GRPO for whole games."
+        used = {r.row: r.used / r.answers for r in results if r.game == game and r.used and r.used < r.answers}
+        if used:
+            parts = ", ".join(f"{100 * share:.0f} % ({ROWS[row].words})" for row, share in used.items())
+            yield f"- {GAMES[game]}: of that room were used {parts}."
         floor = [evaluation(Path(flags.workdir) / game / row, "random alone", first=True) for row in ROWS]
         floor = next((rate for rate in floor if rate), None)
         if floor:
@@ -389,10 +411,11 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     ends = ("value", "low", "high")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["game", "row", *(f"{when}_{end}" for when in ("before", "after") for end in ends), "answers"])
+        rates = [f"{when}_{end}" for when in ("before", "after") for end in ends]
+        writer.writerow(["game", "row", *rates, "answers", "used"])
         for r in results:
             rates = [getattr(rate, end) if rate else "" for rate in (r.before, r.after) for end in ends]
-            writer.writerow([r.game, r.row, *rates, "" if r.answers is None else r.answers])
+            writer.writerow([r.game, r.row, *rates, *("" if x is None else x for x in (r.answers, r.used))])
 
 
 def drawing(results: Sequence[Result]) -> str:

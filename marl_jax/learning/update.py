@@ -161,9 +161,10 @@ def summed_gradients(policy, algo, learner: Learner, rows: Samples):
     parts = split(given, algo.accumulate, policy.share)
     nothing = _zeros(part, *jax.tree.map(lambda x: x[0], parts))
 
+    more = lambda total, *xs: jax.tree.map(jnp.add, total, part(*xs))  # noqa: E731
+
     def add(total, xs):
-        found = jax.lax.cond(jnp.any(xs[0].weights > 0), part, lambda *_: nothing, *xs)
-        return jax.tree.map(jnp.add, total, found), None
+        return jax.lax.cond(jnp.any(xs[0].weights > 0), more, lambda total, *_: total, total, *xs), None
 
     return jax.lax.scan(add, nothing, parts)[0]
 

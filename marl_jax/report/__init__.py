@@ -32,11 +32,13 @@ def main(workdir: Path) -> Path:
     workdir = Path(workdir)
     if not (workdir / "config.json").exists():
         raise RunError(f"{workdir} is not the folder of a run: config.json is missing")
+    matches = workdir / "evaluation.json"
     page = build(
         config=json.loads((workdir / "config.json").read_text()),
         metrics=read_json_lines(workdir / "metrics.jsonl"),
         evals=read_json_lines(workdir / "eval.jsonl"),
         games=read_json_lines(workdir / "games.jsonl"),
+        matches=json.loads(matches.read_text()) if matches.exists() else {},
     )
     path = workdir / "report.html"
     replace_text(path, page)
@@ -44,8 +46,14 @@ def main(workdir: Path) -> Path:
     return path
 
 
-def build(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping], games: Sequence[Mapping]) -> str:
-    """The page as one string."""
+def build(
+    config: Mapping,
+    metrics: Sequence[Mapping],
+    evals: Sequence[Mapping],
+    games: Sequence[Mapping],
+    matches: Mapping,
+) -> str:
+    """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not."""
     title = text(f"{config.get('name') or 'run'}: {config['env']['name']} with {config['model']['name']}")
     style = Path(__file__).with_name("page.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -54,6 +62,7 @@ def build(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping],
             f"<h1>{title}</h1>",
             *_head(config, metrics, evals),
             *_evaluation(evals),
+            *_everyone(matches),
             *_curves(metrics),
             *_games(games),
             "<h2>Config</h2>",
@@ -127,6 +136,24 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
             lines.append(Series(opponent, x, y, low, high))
         yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
     yield "</div>"
+
+
+def _everyone(matches: Mapping) -> Iterator[str]:
+    """The table of a round robin: who gains what against whom, or with whom."""
+    if "matrix" not in matches:
+        return
+    names, elo, together = matches["names"], matches.get("elo"), matches.get("cross_play")
+    yield f"<h2>Everyone against everyone, from step {text(matches['step'])}</h2>"
+    what = "score of row and column together" if elo is None else "points of row against column, ½ for a draw"
+    yield f'<p class="quiet">Mean {what}.</p><div class="scroll"><table><tr><th></th>'
+    yield "".join(f"<th>{text(name)}</th>" for name in [*names, *(["Elo"] if elo else [])]) + "</tr>"
+    for i, name in enumerate(names):
+        cells = ["–" if elo and i == j else label(value) for j, value in enumerate(matches["matrix"][i])]
+        cells += [f"{elo[name]:.0f}"] if elo else []
+        yield f"<tr><td>{text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    yield "</table></div>"
+    if together:
+        yield "<p>" + ", ".join(f"{text(k.replace('_', ' '))} {label(v)}" for k, v in together.items()) + "</p>"
 
 
 def _interval(row: Mapping, name: str) -> str:

@@ -150,7 +150,7 @@ class Rollout:
             samples = samples.replace(weights=samples.weights * (turn < self.turns))
             return (games, kept, began | finished.ended), (samples, finished)
 
-        began = jnp.zeros((self.sections.rows,), bool)
+        began = games.turn == 0
         (_, kept, _), (samples, finished) = jax.lax.scan(step, (games, games, began), jnp.arange(self.turns + ahead))
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
@@ -172,7 +172,7 @@ class Rollout:
             action = jnp.where(failed, jax.vmap(pick)(legal, other_keys), action)
         action, failed = seat_actions(self.seat_bots, view, player, other_keys, action), failed & (who >= 0)
         for bot, rows in self.sections.slices():
-            theirs = player[rows] != games.seat[rows]
+            theirs = (player[rows] != games.seat[rows]) & jnp.asarray(self._open)[player[rows]]
             if bot is None:
                 other = self.policy.act(
                     past_fast, prompts[rows], lengths[rows], legal[rows], act_keys[rows], who[rows]
@@ -217,6 +217,11 @@ class Rollout:
         fresh = dataclasses.replace(jax.vmap(self._fresh)(keys), episode=games.episode + 1)
         return jax.tree.map(lambda a, b: jnp.where(like(ended, a), a, b), fresh, games)
 
+    @property
+    def _open(self) -> tuple[bool, ...]:
+        """For each seat, whether an opponent can have it: not one that belongs to a bot for good."""
+        return tuple(policy >= 0 for policy in self.seat_policy)
+
     # ------------------------------------------------------------------------------------------- one row, unbatched
 
     def _fresh(self, key) -> Games:
@@ -224,6 +229,7 @@ class Rollout:
         n = self.game.n_players
         zero = jnp.zeros((), jnp.int32)
         alone = self.sections.own == self.sections.rows
+        own = [seat for seat in range(n) if self._open[seat]]
         seen = jnp.zeros((n,), jnp.int32)
         if self.symmetry is not None:
             seen = jax.random.randint(symmetry_key, (n,), 0, self.symmetry.n_symmetries)
@@ -232,7 +238,7 @@ class Rollout:
             state=self.game.reset(reset_key),
             episode=zero,
             turn=zero,
-            seat=zero if alone else jax.random.randint(seat_key, (), 0, n),
+            seat=zero if alone else jnp.asarray(own, jnp.int32)[jax.random.randint(seat_key, (), 0, len(own))],
             symmetry=seen,
             total=total,
         )
@@ -300,7 +306,7 @@ def make_sections(rows: int, self_share: float, bots: Sequence[Bot], bot_share: 
     return Sections(own, past, tuple((bot, each) for bot in bots if each))
 
 
-def summary(finished: Finished, sections: Sections) -> dict[str, jax.Array]:
+def summary(finished: Finished, sections: Sections, competitive: bool) -> dict[str, jax.Array]:
     """Figures of the games that ended, as scalars; means are over games."""
     ended = finished.ended
     count = jnp.maximum(jnp.sum(ended), 1)
@@ -314,7 +320,7 @@ def summary(finished: Finished, sections: Sections) -> dict[str, jax.Array]:
     }
     for seat in range(agent.shape[-1]):
         figures[f"reward/agent_{seat}"] = mean(agent[..., seat])
-    if agent.shape[-1] > 1:
+    if competitive:
         figures["draws"] = mean(jnp.all(agent == 0, axis=-1))
     for number, (bot, rows) in enumerate(sections.slices()):
         name = "past" if bot is None else f"bot_{number - (sections.past > 0)}"

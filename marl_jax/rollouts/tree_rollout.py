@@ -28,7 +28,7 @@ class TreeRollout(Rollout):
     """The program; called as `Rollout` is, and without opponents.
 
     candidates    K
-    continuation  the candidate a game goes on with: "best", "random" or "first"
+    continuation  the candidate a game goes on with: "best", "random" or "first"; of bots and frozen policies the first
     team_term     what a candidate is scored by: "immediate", what its own step pays; "lookahead", also what the rest of
                   the turn pays when the agents that still have to move in it give their most likely answers
     """
@@ -51,7 +51,7 @@ class TreeRollout(Rollout):
             return (games, began | finished.ended), (samples.replace(group=samples.group + turn * rows), finished)
 
         (games, _), (samples, finished) = jax.lax.scan(
-            step, (games, jnp.zeros((rows,), bool)), jnp.arange(self.turns)
+            step, (games, games.turn == 0), jnp.arange(self.turns)
         )
         return samples, finished, games
 
@@ -60,6 +60,7 @@ class TreeRollout(Rollout):
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         player, through, view, prompts, lengths, legal = self._look(games)
         who = jnp.asarray(self.seat_policy, jnp.int32)[player]
+        learns = jnp.asarray((*self.learns, False))[who]
         decision = self.policy.act(
             fast, prompts, lengths, legal, self._each_key(act_keys), who, candidates=self.candidates
         )
@@ -81,7 +82,8 @@ class TreeRollout(Rollout):
 
         mine = jnp.take_along_axis(paid, player[:, None], axis=1).reshape(-1, self.candidates)
         chosen = jax.vmap(self.choose)(mine, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
-        taken = row * self.candidates + chosen
+        # A bot or a frozen policy plays as it would outside of a tree: the best of K of its moves is another player's.
+        taken = row * self.candidates + jnp.where(learns, chosen, 0)
         state, reward, ended = jax.tree.map(lambda x: x[taken], (state, reward, ended))
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat, began)

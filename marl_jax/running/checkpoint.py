@@ -36,6 +36,9 @@ FORMAT = 2
 
 METRIC = "metric"
 
+NEWER = re.compile(r"models\..+\.weights")
+"""Fields of "run" that checkpoints of this format may lack: written before there were such fields, they agree."""
+
 
 class Restored(NamedTuple):
     """What `restore` found."""
@@ -55,7 +58,7 @@ class Checkpoints:
         self, workdir: Path, *, keep: int = 2, every: int = 1, best_mode: str = "max", read_only: bool = False
     ):
         self._folder = Path(workdir).absolute() / "checkpoints"
-        self._every, self._read_only = every, read_only
+        self._every, self._read_only, self._sign = every, read_only, -1.0 if best_mode == "min" else 1.0
         self._pending: int | None = None
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,14 @@ class Checkpoints:
     def due(self, step: int) -> bool:
         """Whether a checkpoint belongs at this step."""
         return step % self._every == 0
+
+    def improves(self, metric: float | None) -> bool:
+        """Whether a metric is better than that of every checkpoint, so that its step deserves one of its own."""
+        if metric is None or not math.isfinite(metric):
+            return False
+        self._settle()
+        stored = None if self.best is None else self._manager.metrics(self.best)
+        return processes.anyone(stored is None or self._sign * metric > self._sign * stored[METRIC])
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any], metric: float | None = None) -> bool:
         """Saves in the background; False, with a warning, when the disk has no room (the run goes on).
@@ -155,16 +166,20 @@ class Checkpoints:
         """
         self._settle()
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
+        damaged = []
         for candidate in steps:
             # Every process looks at its share of the files, and all of them hear what was found.
             share = seals.damage(self._folder / str(candidate), jax.process_index(), jax.process_count())
             damage = processes.first(share)
             if damage is None:
-                return self._read(candidate, like, run, partial)
+                restored = self._read(candidate, like, run, partial)
+                for other in damaged:  # only now: with nothing whole, the next start must find them and refuse too
+                    self._put_aside(other)
+                return restored
             if step is not None:
                 raise CheckpointError(f"checkpoint {self._folder / str(step)} cannot be used: {damage}")
             log.warning("checkpoint of step %d cannot be used (%s); trying the one before it", candidate, damage)
-            self._put_aside(candidate)
+            damaged.append(candidate)
         if steps:
             raise CheckpointError(f"{self._folder}: none of the checkpoints {steps} is whole; use another --workdir")
         return None
@@ -275,7 +290,9 @@ def _reason(error: Exception) -> str:
 def _differences(stored: Any, wanted: Any, name: str = "") -> Iterator[str]:
     if isinstance(stored, dict) and isinstance(wanted, dict):
         for key in sorted({*stored, *wanted}):
-            yield from _differences(stored.get(key), wanted.get(key), f"{name}.{key}" if name else key)
+            path = f"{name}.{key}" if name else key
+            if key in stored or not NEWER.fullmatch(path):
+                yield from _differences(stored.get(key), wanted.get(key), path)
     elif stored != wanted:
         yield f"{name} is {stored!r} there and {wanted!r} here"
 

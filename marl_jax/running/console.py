@@ -20,9 +20,23 @@ class _ThroughBar(logging.Handler):
         tqdm.write(self.format(record), file=sys.stderr)
 
 
+class _RunLog(logging.FileHandler):
+    """Writes log lines to a file; a full disk costs lines, is told once on the terminal, and is no more than that."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.told:
+            self.told = True
+            tqdm.write(f"{self.baseFilename}: {error.strerror}; lines are lost until there is room", file=sys.stderr)
+
+
 def _worth_reading(record: logging.LogRecord) -> bool:
-    # Orbax logs pages of tracebacks for what `checkpoint.py` handles and says in one line.
-    return "orbax" not in record.pathname
+    # Orbax, and asyncio for it, log pages of tracebacks for what `checkpoint.py` handles and says in one line.
+    return "orbax" not in (record.getMessage() if record.name == "asyncio" else record.pathname)
 
 
 def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
@@ -31,7 +45,7 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     handlers: list[logging.Handler] = [_ThroughBar()]
     if workdir is not None and process == 0:
         workdir.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(workdir / "run.log"))
+        handlers.append(_RunLog(workdir / "run.log"))
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
         handler.addFilter(_worth_reading)

@@ -85,11 +85,13 @@ class GameLogs:
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
         """`start`: the step resumed from; `main`: whether this process writes (process 0)."""
         self._config, self._main, self._full = config, main, False
+        self._told: set[Path] = set()  # files that could not be written, said once
         if not main:
             return
         folder = workdir / "logs"
-        self._records = JsonLines(workdir / "games.jsonl", start)
-        self._rounds = [_round(row) for row in read_json_lines(workdir / "games.jsonl")]
+        self._games = workdir / "games.jsonl"
+        self._records = JsonLines(self._games, start)
+        self._rounds = [_round(row) for row in read_json_lines(self._games)]
         now = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
         model = re.sub(r"[^\w.-]+", "-", config.model.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,9 @@ class GameLogs:
         try:
             replace_text(self._summary, summary(self._config.model.name, self._rounds))
         except OSError as error:
-            log.warning("%s: %s", self._summary, error.strerror)
+            if self._summary not in self._told:
+                log.warning("%s: %s", self._summary, error.strerror)
+            self._told.add(self._summary)
 
     def close(self) -> None:
         """Closes the files."""
@@ -129,13 +133,18 @@ class GameLogs:
             with path.open("a", encoding="utf-8") as file:
                 file.write(text if file.tell() else self._head + text)
         except OSError as error:
-            log.warning("%s: %s; games are left out of it", path, error.strerror)
+            if path not in self._told:
+                log.warning("%s: %s; games are left out of it", path, error.strerror)
+            self._told.add(path)
 
     def _is_full(self) -> bool:
+        """Whether one file has reached the limit; with drawings that is `games.jsonl`, without the conversation."""
         limit = self._config.log.max_megabytes
-        if not self._full and self._conversation.exists() and self._conversation.stat().st_size > limit * 1_000_000:
-            self._full = True
-            log.info("%s has reached log.max_megabytes, %d; no more games are written", self._conversation, limit)
+        for path in () if self._full else (self._games, self._conversation):
+            if path.exists() and path.stat().st_size > limit * 1_000_000:
+                self._full = True
+                log.info("%s has reached log.max_megabytes, %d; no more games are written", path, limit)
+                break
         return self._full
 
 

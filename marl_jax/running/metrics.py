@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -95,16 +96,15 @@ class Metrics:
         if config.log.wandb:
             self._sinks.append(_WeightsAndBiases(config, workdir))
 
-    def write(self, step: int, figures: Mapping[str, Any]) -> None:
-        """The figures of one training step; every `log.every`-th is written, all of them move the bar."""
+    def write(self, step: int, figures: Mapping[str, Any], last: bool = False) -> None:
+        """The figures of one step; every `log.every`-th is written, and the `last` of all; each moves the bar."""
         if not self._main:
             return
         figures = {name: float(value) for name, value in figures.items()}
         self._progress.update(step, {**self._results, **{name: figures[name] for name in BAR if name in figures}})
-        if step % self._every == 0 or step == self._steps:
+        if step % self._every == 0 or step == self._steps or last:
             self._rows.write({"step": step, "time": time.time(), **figures})
-            for sink in self._sinks:
-                sink.write(step, figures)
+            self._pass_on(step, figures)
 
     def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """The result against each opponent: rows of `opponent`, `games` and figures, each with `<figure>_low/_high`."""
@@ -116,8 +116,7 @@ class Metrics:
             if first is not None:
                 self._results[f"{row['opponent']}/{first}"] = float(row[first])
             numbers = {f"eval/{row['opponent']}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
-            for sink in self._sinks:
-                sink.write(step, numbers)
+            self._pass_on(step, numbers)
 
     def close(self) -> None:
         """Closes every file."""
@@ -126,7 +125,25 @@ class Metrics:
             self._rows.close()
             self._evals.close()
             for sink in self._sinks:
-                sink.close()
+                self._close(sink)
+
+    def _pass_on(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes to every sink; one that cannot be written to (a full disk) is given up, with a warning."""
+        for sink in list(self._sinks):
+            try:
+                sink.write(step, figures)
+            except OSError as error:
+                reason = error.strerror or error
+                log.warning("%s: %s; figures from step %d on are left out of it", sink.name, reason, step)
+                self._sinks.remove(sink)
+                self._close(sink, warn=False)
+
+    def _close(self, sink, warn: bool = True) -> None:
+        try:
+            sink.close()
+        except OSError as error:
+            if warn:
+                log.warning("%s: %s; its last figures are lost", sink.name, error.strerror or error)
 
 
 def write_config(config: ConfigDict, workdir: Path) -> None:
@@ -137,25 +154,36 @@ def write_config(config: ConfigDict, workdir: Path) -> None:
 
 
 class _TensorBoard:
+    """Written at once and not by TensorBoard's own thread, where a full disk would be told late and by a traceback."""
+
     def __init__(self, folder: Path, start: int):
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        self.name, self._file = str(path), path.open("wb")
+        self._writer = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
         if start:  # tells TensorBoard to forget what an interrupted run wrote after this step
-            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=start + 1, session_log=session))
+            self._add(step=start + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        self._add(step=step, summary=self._summary(value=values))
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+    def _add(self, **fields) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
 
 
 class _WeightsAndBiases:
+    name = "Weights & Biases"
+
     def __init__(self, config: ConfigDict, workdir: Path):
         import wandb
 
@@ -189,8 +217,13 @@ def _keep_until(path: Path, start: int | None) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Writes a whole file or leaves the old one."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)  # a write that fails does not say where
+        raise
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from configs import defaults
+from envs.bots import UniformBot
 from envs.roles import solver
 from marl_jax.learning import grpo
 from marl_jax.learning.update import make_optimiser, make_update, new_learner
@@ -117,13 +118,15 @@ def roled(p, start, b):
 
 
 def check_a(kind=TreeRollout):
-    """All prompts of a group are equal, and a group is one episode, agent and turn of one row."""
+    """All prompts of a group are equal, and a group is one episode, agent and turn of one row.
+
+    The learner compares K rows that follow each other, so these are what is looked at.
+    """
     _, samples, _, _ = played(kind)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), samples)
     assert len(np.unique(flat.group)) == TURNS * ROWS
-    for group in np.unique(flat.group):
-        members = np.flatnonzero(flat.group == group)
-        assert len(members) == K
+    for members in np.arange(TURNS * ROWS * K).reshape(-1, K):
+        assert len(np.unique(flat.group[members])) == 1
         assert len({text(flat, m) for m in members}) == 1
         assert len({(flat.episode[m], flat.agent[m], flat.turn[m]) for m in members}) == 1
 
@@ -178,11 +181,11 @@ def check_e(kind=TreeRollout):
 
 
 class MergesProblems(TreeRollout):
-    """Breaks (a): the group of a sample is its place among the candidates, so K problems share one."""
+    """Breaks (a): all first candidates, then all second ones, so what the learner compares are K problems."""
 
     def branch(self, fast, games, keys, began):
         games, samples, finished = super().branch(fast, games, keys, began)
-        return games, samples.replace(group=jnp.arange(ROWS * K) % ROWS), finished
+        return games, row(samples, np.arange(ROWS * K).reshape(ROWS, K).T.reshape(-1)), finished
 
 
 class DrawsBySlot(TreeRollout):
@@ -348,6 +351,22 @@ def test_a_role_can_be_a_bot(team_term):
     rows, figures = grpo.prepare(None, {}, flat, tiny_puzzle.algo(), 2)
     assert int(figures["groups"]) == TURNS * ROWS // 2
     assert (rows.weights <= flat.weights.reshape(-1)).all()
+
+
+def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
+    bot = dict(seat_policy=(0, -1), learns=(True,), seat_bots=(None, UniformBot(GAME)))
+    began, keys = jnp.zeros(ROWS, bool), row_keys(jax.random.key(7), ROWS)
+    after_planner = program(continuation="first")
+    games = jax.jit(after_planner.branch)({}, after_planner.start(jax.random.key(0)), row_keys(KEY, ROWS), began)[0]
+
+    def then(**settings):
+        return jax.device_get(jax.jit(program(**settings).branch)({}, games, keys, began)[0])
+
+    jax.tree.map(np.testing.assert_array_equal, then(continuation="first", **bot), then(continuation="best", **bot))
+    frozen = dict(learns=(True, False))
+    jax.tree.map(np.testing.assert_array_equal, then(continuation="first"), then(continuation="best", **frozen))
+    first, best = (then(continuation=way).state.inner.position for way in ("first", "best"))
+    assert (first != best).any()  # those who learn go on with the best
 
 
 def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():

@@ -91,9 +91,13 @@ def test_without_a_metric_there_is_no_best(tmp_path):
 
 def test_the_least_is_best_where_asked(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1, best_mode="min")
+    assert checkpoints.improves(0.9)
     for step, metric in [(1, 0.5), (2, 0.1), (3, 0.7)]:
         save(checkpoints, step, metric)
     assert checkpoints.best == 2
+    checkpoints.close()
+    again = Checkpoints(tmp_path, keep=1, best_mode="min")
+    assert [again.improves(metric) for metric in (0.05, 0.1, 0.9, float("nan"), None)] == [True] + 4 * [False]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing", "seal"])
@@ -139,8 +143,9 @@ def test_nothing_whole_is_an_error_not_a_fresh_start(tmp_path):
     save(checkpoints, 1)
     checkpoints.close()
     data_file(tmp_path, 1).unlink()
-    with pytest.raises(CheckpointError, match="none of the checkpoints"):
-        Checkpoints(tmp_path).restore(make_state())
+    for _ in range(2):  # the same command again must not begin anew either
+        with pytest.raises(CheckpointError, match="none of the checkpoints"):
+            Checkpoints(tmp_path).restore(make_state())
 
 
 def test_another_model_is_refused_with_the_field(tmp_path):
@@ -148,6 +153,16 @@ def test_another_model_is_refused_with_the_field(tmp_path):
     save(checkpoints, 1)
     with pytest.raises(CheckpointError, match=r"model\.d_model is 128 there and 256 here"):
         checkpoints.restore(make_state(), run={"model": {"name": "tiny", "d_model": 256}})
+
+
+def test_other_weights_are_refused_and_unknown_ones_are_not(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    here = {"models": {"main": {"weights": "b.gguf"}}}
+    checkpoints.save(1, make_state(), {"run": {"models": {"main": {}}}})  # from before weights were noted
+    assert checkpoints.restore(make_state(), run=here).step == 1
+    checkpoints.save(2, make_state(), {"run": {"models": {"main": {"weights": "a.gguf"}}}})
+    with pytest.raises(CheckpointError, match=r"models\.main\.weights is 'a\.gguf' there and 'b\.gguf' here"):
+        checkpoints.restore(make_state(), run=here)
 
 
 def test_other_shapes_are_refused_with_the_array(tmp_path):

@@ -1,5 +1,9 @@
 """Logs that a person reads: complete games, bounded in size."""
 
+import errno
+import logging
+import os
+
 import pytest
 
 from configs import defaults
@@ -7,9 +11,9 @@ from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
 from marl_jax.running.metrics import read_json_lines
 
 
-def make_game(winner=0, answer="5"):
+def make_game(winner=0, answer="5", svg=""):
     moves = (
-        Move(0, "You are X.\nYour move:", answer, "5", (0.0, 0.0), board=". . .\n. X .", seconds=0.25),
+        Move(0, "You are X.\nYour move:", answer, "5", (0.0, 0.0), board=". . .\n. X .", svg=svg, seconds=0.25),
         Move(1, "You are O.\nYour move:", "hello", "1", (1.0, -1.0), board="O . .\n. X .", error="no legal move"),
     )
     return GameRecord("tic_tac_toe", ("main", "random"), moves, "win", (1.0, -1.0), winner, start_board=". . .\n. . .")
@@ -49,13 +53,30 @@ def test_a_resumed_run_goes_on_with_the_summary(config, tmp_path):
     assert "2 written out" in (tmp_path / "logs" / "game_summary_org-some-model.txt").read_text()
 
 
-def test_the_size_is_bounded(config, tmp_path):
+@pytest.mark.parametrize("what", ["answer", "svg"])
+def test_the_size_is_bounded(config, tmp_path, what):
     config.log.max_megabytes = 1
-    logs = GameLogs(config, tmp_path)
-    for step in range(5, 500, 5):
-        logs.write(step, [make_game(answer="x" * 200_000)])
+    for start in (0, 100, 200):
+        logs = GameLogs(config, tmp_path, start=start)
+        for step in range(start + 5, start + 100, 5):
+            logs.write(step, [make_game(**{what: "x" * 200_000})])
+        logs.close()
     sizes = [file.stat().st_size for file in (tmp_path / "logs").iterdir()]
     assert max(sizes) < 1.5e6 and (tmp_path / "games.jsonl").stat().st_size < 1.5e6
+
+
+def test_a_full_disk_costs_games_and_one_warning_a_file(config, tmp_path, monkeypatch, caplog):
+    logs = GameLogs(config, tmp_path)
+
+    def no_space(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for how in ("open", "write_text"):
+        monkeypatch.setattr(f"pathlib.Path.{how}", no_space)
+    with caplog.at_level(logging.WARNING, "marl_jax"):
+        for step in (5, 10):
+            logs.write(step, [make_game(), make_game()])
+    assert [record.args[0].name[:8] for record in caplog.records] == ["game_res", "llm_conv", "game_sum"]
 
 
 def test_other_processes_write_nothing(config, tmp_path):

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -98,6 +99,55 @@ def test_a_full_disk_costs_rows_and_one_warning(tmp_path, caplog):
         rows.write({"step": 1})
         rows.write({"step": 2})
     assert caplog.text.count("No space left") == 1
+
+
+def no_space(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_costs_tensorboard_and_one_warning(config, tmp_path, monkeypatch, caplog):
+    metrics = Metrics(config, tmp_path)
+    board = metrics._sinks[0]
+    board._file.close()
+    board._file = board._writer._writer = types.SimpleNamespace(write=no_space, flush=no_space, close=no_space)
+    with caplog.at_level(logging.WARNING, "marl_jax"):
+        for step in (1, 2):
+            metrics.write(step, {"reward": 1.0})
+        metrics.close()
+    assert caplog.text.count("No space left") == 1 and "figures from step 1 on" in caplog.text
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_start_on_a_full_disk_changes_nothing(config, tmp_path, monkeypatch):
+    write_run(config, tmp_path, [1, 2, 3])
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+
+    def cut_short(self, *_args, **_kwargs):
+        self.touch()
+        no_space()
+
+    monkeypatch.setattr("pathlib.Path.write_text", cut_short)
+    with pytest.raises(OSError, match="No space left") as caught:
+        Metrics(config, tmp_path, start=2)
+    assert caught.value.filename == str(tmp_path / "metrics.jsonl")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_full_disk_costs_log_lines_and_is_told_once(tmp_path, monkeypatch, capsys):
+    root, ours = logging.getLogger(), logging.getLogger("marl_jax")
+    monkeypatch.setattr(root, "handlers", root.handlers[:])  # and all of these as they were, afterwards
+    for logger in (root, ours):
+        monkeypatch.setattr(logger, "level", logger.level)
+    console.set_up(tmp_path)
+    handler = root.handlers[-1]
+    monkeypatch.setattr(handler.stream, "write", no_space)
+    for step in (1, 2):
+        ours.warning("line %d", step)
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: <Task … at …/orbax/checkpoint/…>")
+    handler.close()
+    told = capsys.readouterr().err
+    assert told.count("run.log: No space left on device; lines are lost") == 1
+    assert "line 2" in told and "Logging error" not in told and "orbax" not in told
 
 
 def test_the_config_is_written_whole(config, tmp_path):

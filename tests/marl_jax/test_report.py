@@ -88,6 +88,22 @@ def test_it_shows_the_evaluation_the_games_and_the_config(workdir):
     assert '"clip_low": 0.2' in words
 
 
+@pytest.mark.parametrize(
+    "figures, shown",
+    [
+        ({"elo": {"mine": 40.2, ATTACK: -40.2}}, ["points of row against column", "mine–0.7540", f"{ATTACK}0.25–-40"]),
+        ({"cross_play": {"self_play": 0.5, "gap": 0.25}}, ["mine0.50.75", "self play 0.5, gap 0.25"]),
+    ],
+)
+def test_it_shows_who_gains_what_against_whom_and_with_whom(workdir, figures, shown):
+    matches = {"step": 50, "rows": [], "names": ["mine", ATTACK], "matrix": [[0.5, 0.75], [0.25, 0.5]], **figures}
+    (workdir / "evaluation.json").write_text(json.dumps(matches))
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert "Everyone against everyone, from step 50" in words
+    for text in shown:
+        assert text in words
+
+
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
     assert "No step has been logged yet" in report.main(tmp_path).read_text()

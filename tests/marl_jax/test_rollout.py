@@ -105,6 +105,25 @@ def test_nothing_is_transferred_while_games_are_played():
     roll, key = _program(), jax.random.key(1)
     with jax.transfer_guard("disallow"):
         jax.block_until_ready(roll(trained, start, key))
+    # On a CPU the guard lets a call of the host from inside a program pass; the program's text shows it.
+    sections = ro.make_sections(ROWS, 0.25, [make_bot(GAME, "minimax")], 0.25)
+    free = tiny_play.policy(free=4)
+    for made in (program(), program(sections), program(sections, free)):
+        weights = tiny_play.weights(made.policy)[0]
+        text = jax.jit(made).lower(weights, made.start(key), key, made.policy.player(weights)).as_text()
+        for word in ("callback", "infeed", "outfeed", "send", "recv"):
+            assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"_{word}" not in text, word
+
+
+@pytest.mark.parametrize("critic", ["head", "separate", "central"])
+def test_a_past_self_needs_no_critic(critic):
+    roll = program(ro.Sections(1, past=2), tiny_play.policy(critic=critic))
+    trained, _ = tiny_play.weights(roll.policy)
+    past = roll.policy.player(tiny_play.weights(roll.policy, seed=5)[0])
+    samples, finished, _ = jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1), past)
+    assert float(jnp.std(samples.values[..., 0])) > 1e-3  # the learner's own are there in all rows
+    whole = np.asarray(finished.whole)[np.asarray(finished.ended)]
+    assert whole.any() and whole.all()  # all games began here, the first ones too
 
 
 @pytest.mark.parametrize("kind", ["separate", "central", "long_names", "prefix", "free"])
@@ -215,7 +234,8 @@ def test_frozen_policies_give_no_samples():
 
 def test_summary_counts_games():
     _, _, _, finished, _ = played()
-    figures = jax.device_get(ro.summary(finished, ro.Sections(ROWS)))
+    figures = jax.device_get(ro.summary(finished, ro.Sections(ROWS), competitive=True))
+    assert "draws" in figures and "draws" not in ro.summary(finished, ro.Sections(ROWS), competitive=False)
     assert figures["games"] == np.asarray(finished.ended).sum()
     assert 5 <= figures["game_length"] <= 9
     assert figures["reward/agent_0"] == pytest.approx(-figures["reward/agent_1"])
@@ -229,5 +249,19 @@ def test_a_seat_can_belong_to_a_bot_for_good():
     trained, _ = tiny_play.weights(roll.policy)
     samples, finished, _ = jax.device_get(jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1)))
     np.testing.assert_array_equal(samples.policy, np.where(samples.agent == 0, 0, -1))
+    np.testing.assert_array_equal(samples.weights[:TURNS], samples.agent[:TURNS] == 0)
+    assert (finished.total.agent[..., 0][finished.ended] <= 0).all() and finished.ended.any()
+
+
+def test_a_bot_keeps_its_seat_where_others_sit_opposite():
+    minimax, weak = make_bot(GAME, "minimax"), make_bot(GAME, "random")
+    sections = ro.Sections(0, bots=((weak, ROWS),))
+    roll = ro.Rollout(
+        GAME, tiny_play.prompt(), tiny_play.policy(), sections, TURNS, seat_policy=(0, -1), seat_bots=(None, minimax)
+    )
+    trained, _ = tiny_play.weights(roll.policy)
+    start = roll.start(jax.random.key(0))
+    samples, finished, _ = jax.device_get(jax.jit(roll)(trained, start, jax.random.key(1)))
+    assert (start.seat == 0).all()
     np.testing.assert_array_equal(samples.weights[:TURNS], samples.agent[:TURNS] == 0)
     assert (finished.total.agent[..., 0][finished.ended] <= 0).all() and finished.ended.any()

@@ -135,6 +135,25 @@ def test_rows_of_others_are_left_out_of_the_update(team):
     np.testing.assert_array_equal(learn_from_few(update, None, more, None, n // 2, 2), update(None, more, None))
 
 
+def test_rows_of_others_are_harmless_behind_long_rules(folder):
+    """The rules are read once and left out of the rows; those of the other model must not reach in front of theirs."""
+    config = tiny_team.config(folder)
+    config.env.text = "full"
+    config.algo.drop_equal = True  # leaves room among the rows to learn from, which others' fill
+    setup, optimiser, learners = start(config)
+    assert all(mind.policy.keeps_prefix for mind in setup.minds)
+    rollout = setup.rollout()
+    with jax.set_mesh(setup.mesh):
+        games = rollout.start(jax.random.key(0))
+        samples, _, _ = quick_jit(rollout)(train.all_weights(learners), games, jax.random.key(1))
+        learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
+        _, figures = learn(learners, samples, jax.random.key(2))
+    for mind in setup.minds:
+        row = mind.row - len(mind.prompt.prefix)
+        assert row < len(mind.prompt.prefix), "or the test cannot fail"
+        assert int(figures[f"{mind.name}/skipped"]) == 0 and np.isfinite(figures[f"{mind.name}/grad_norm"])
+
+
 # --------------------------------------------------------------------------------------------------------- whole runs
 
 

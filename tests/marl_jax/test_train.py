@@ -1,7 +1,9 @@
 """The training loop: whole runs, interrupted runs, runs that cannot go on."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from marl_jax import evaluate, train
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
+from marl_jax.identity import model_identity
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines, write_config
 from tests.conftest import ROUGH
@@ -91,13 +94,29 @@ def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
     assert state(tmp_path)[0] == steps_done(tmp_path) >= 3
 
 
+def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_start(tmp_path):
+    config = tiny_run.get_config()
+    config.steps = 3
+    config.model.lora.rank = 2
+    config.mesh.data = 8
+    train.train(config, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "3")
+    config.log.progress = True
+    train.train(config, tmp_path / "broken")
+    (step, expected), (other_step, found) = state(tmp_path / "whole"), state(tmp_path / "broken")
+    assert step == other_step == 3 and expected["trained"]["main"].keys() == {"adapters", "critic"}
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    assert json.loads((tmp_path / "broken" / "config.json").read_text())["log"]["progress"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run in this process, with evaluation and written-out games: (config, folder)."""
     config = tiny_run.get_config()
     config.steps = 4
-    config.eval.update(dict(every=2, opponents=("random",)))
-    config.checkpoint.best_metric = "random/win_rate"
+    config.eval.update(dict(every=1, opponents=("random",)))
+    config.checkpoint.update(dict(every=3, best_metric="random/win_rate"))
     config.log.update(dict(games=1, games_every=2))
     config.mesh.data = 8
     workdir = tmp_path_factory.mktemp("run") / "first"
@@ -117,7 +136,7 @@ def test_a_run_leaves_figures_games_and_a_report(finished):
     assert wanted <= rows[0].keys()
     assert rows[0]["gap"] < 1e-4
     evals = read_json_lines(workdir / "eval.jsonl")
-    assert [(row["step"], row["opponent"]) for row in evals] == [(0, "random"), (2, "random"), (4, "random")]
+    assert [(row["step"], row["opponent"]) for row in evals] == [(step, "random") for step in range(5)]
     assert {"win_rate", "win_rate_low", "win_rate_high"} <= evals[0].keys()
     games = read_json_lines(workdir / "games.jsonl")
     assert [game["step"] for game in games] == [2, 4]
@@ -125,14 +144,22 @@ def test_a_run_leaves_figures_games_and_a_report(finished):
     assert json.loads((workdir / "config.json").read_text())["steps"] == 4
 
 
+def test_the_best_evaluation_is_kept_wherever_it_falls(finished):
+    _, workdir = finished
+    results = {row["step"]: row["win_rate"] for row in read_json_lines(workdir / "eval.jsonl") if row["step"]}
+    checkpoints = Checkpoints(workdir, read_only=True)
+    assert results[checkpoints.best] == max(results.values())
+    checkpoints.close()
+
+
 def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
     config, workdir = finished
     config = config.copy_and_resolve_references()
-    config.eval.opponents = ("random", f"{workdir}@2")
+    config.eval.opponents = ("random", f"{workdir}@3")
     rows = evaluate.main(config, workdir)
-    assert [row["opponent"] for row in rows] == ["random", "first@2"]
+    assert [row["opponent"] for row in rows] == ["random", "first@3"]
     written = json.loads((workdir / "evaluation.json").read_text())
-    assert written["step"] == 4 and written["names"] == ["first", "random", "first@2"]
+    assert written["step"] == 4 and written["names"] == ["first", "random", "first@3"]
     assert np.array(written["matrix"]).shape == (3, 3) and set(written["elo"]) == set(written["names"])
     with pytest.raises(RunError, match="opponent 'nobody' is no bot of tic_tac_toe"):
         evaluate.contestant("nobody", setups.make(config))
@@ -146,11 +173,20 @@ def test_a_checkpoint_of_another_model_is_refused(finished):
         train.train(config, workdir)
 
 
+def test_weights_are_known_by_their_name_wherever_they_lie(finished):
+    mind = setups.make(finished[0]).mind
+    placed = lambda place: model_identity(dataclasses.replace(mind, place=place))["weights"]  # noqa: E731
+    assert placed(None) == "random" and placed("/here/base/") == placed("there/base") == "base"
+    assert placed("/here/other.gguf") == "other.gguf"
+
+
 def test_updates_that_are_never_finite_end_the_run(tmp_path):
     config = tiny_run.get_config()
     config.algo.value_coef = 1e38
     config.reward.agent = 1e30
     config.mesh.data = 8
+    config.log.every = 2
     write_config(config, tmp_path)
-    with pytest.raises(RunError, match=r"updates were not finite and were skipped; lower optim.lr"):
+    with pytest.raises(RunError, match=r"updates were not finite and were skipped; lower optim.lr .*max_grad_norm$"):
         train.train(config, tmp_path)
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [2, 3]
