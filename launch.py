@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         if values.mode != "report":
-            check(config)
+            check(config, values.mode)
         if values.compilation_cache != "off" and values.mode not in ("compile", "report"):
             keep_compiled(values.compilation_cache)
         process = start_processes(config, values.mode)
@@ -81,11 +81,11 @@ def complain(error: Exception | str, status: int) -> int:
     return status
 
 
-def check(config: ConfigDict) -> None:
+def check(config: ConfigDict, mode: str) -> None:
     """Refuses the config, or nothing; imported late, because the list of games brings JAX along."""
     from marl_jax import validate
 
-    validate.check(config)
+    validate.check(config, mode)
 
 
 def prepare_to_compile(name: str) -> None:

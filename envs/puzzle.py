@@ -7,6 +7,7 @@ import abc
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -32,11 +33,14 @@ class Puzzle(Game):
     symbols: ClassVar[tuple[str, ...]]
     """One character for every code that `cells` can hold."""
 
+    process_rewards: ClassVar[tuple[str, ...]]
+    """The parameters that say what is paid at the process level."""
+
     pool: Pool | str | os.PathLike | None = None
     part: str = "train"
     seed: int = 0
     n_train: int = 512
-    n_test: int = 128
+    n_test: int = 512
     budget: int | None = None
     grades: int = 1
 
@@ -56,6 +60,14 @@ class Puzzle(Game):
         pool.part(self.part)
         if self.budget is not None:
             check_range(self.name, "budget", self.budget, 1, 10_000)
+
+    @classmethod
+    def pays_with(cls, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """The process level only where a parameter pays there, or a planner is paid for its proposals."""
+        paying = [params.get(name, getattr(cls, name)) for name in cls.process_rewards]
+        if params.get("roles") == "two":
+            paying.append(params.get("planner_weight", 1))
+        return cls.pays if any(paying) else tuple(level for level in cls.pays if level != "process")
 
     @abc.abstractmethod
     def generate_pool(self) -> Pool:
@@ -109,7 +121,7 @@ class Puzzle(Game):
         return self.reset_level(jnp.asarray(self._easiest_first)[jax.random.randint(key, (), 0, count)])
 
     def reset_level(self, index: jax.Array | int) -> State:
-        """The first state of level `index` (int[], may be traced) of the part: evaluations walk it in order."""
+        """The first state of level `index` (int[], may be traced) of the part; evaluations walk them in order."""
         return jax.tree.map(lambda rows: jnp.asarray(rows)[index], self._first_states)
 
     @functools.cached_property

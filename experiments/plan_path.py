@@ -11,7 +11,7 @@ each). A model may follow (`smollm2`, `qwen2.5-coder-0.5b`, `qwen3-1.7b`, `qwen3
 
 `--mode=sft` learns from shortest ways first and `--config.model.start=FOLDER` goes on from there;
 `experiments/tables/planning.py` compares the forms. Expect about 65 % of held-out 5x5 grids after 20 steps of imitation
-and 200 updates of `at_grpo`, ten minutes on one CPU core (random moves: 17 %; docs/results.md).
+and 200 updates of `at_grpo`, a few minutes on one CPU core (random moves: 17 %; docs/results.md).
 """
 
 from configs import planning

@@ -5,14 +5,19 @@
 
 An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
+
+Puzzles are evaluated on the levels of the test part, in order. Greedy answers from the same start and in the same seats
+make the same game, so repeats tell nothing new: intervals and Elo count distinct games (`repeats`). Two greedy
+checkpoints of tic-tac-toe have two games to play, and their intervals say so; above `eval.temperature` 0 all count.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +27,19 @@ from ml_collections import ConfigDict
 
 from envs.bots import Bot
 from envs.game import Game
+from envs.puzzle import Puzzle
 from envs.registry import held_out
+from envs.roles import TwoRole
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
+from marl_jax.identity import model_identity
 from marl_jax.rollouts import matches, opponents
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import replace_text
 from marl_jax.setup import Setup
+from marl_jax.team import Mind
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +57,7 @@ class Evaluation:
     """The matches of a run, compiled at their first use and then kept.
 
         evaluation = Evaluation(setup)
-        rows = evaluation(weights, key)     # one dict per opponent: figures with `_low` and `_high`
+        rows = evaluation(weights)     # one dict per opponent: figures with `_low` and `_high`
     """
 
     def __init__(self, setup: Setup):
@@ -56,11 +65,13 @@ class Evaluation:
         self._config = config
         self._player = setup.player()
         self._game = held_out(setup.game)
-        self._opponents = [contestant(name, setup) for name in config.opponents]
-        self._matches = [Match(self._game, (self._player, other.plays)) for other in self._opponents]
-        self._alone = Match(self._game, (self._player,))
-        self._swapped = Match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
+        self.opponents = contestants(config.opponents, setup)
+        self._matches = [new_match(self._game, (self._player, other.plays)) for other in self.opponents]
+        self._alone = new_match(self._game, (self._player,))
+        self._swapped = new_match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
+        if self._alone.walk and config.games > self._game.n_levels:
+            log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
         """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
@@ -77,44 +88,86 @@ class Evaluation:
             if self._swapped is not None:
                 rows.append(self._row("swapped", self._swapped, (weights,), alone=True))
             if baselines:
-                names = dict.fromkeys(["random", *(o.name for o in self._opponents if o.weights is None)])
+                names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
                 for name in names:
-                    match = Match(game, (opponents.make_bot(game, name),))
+                    match = new_match(game, (opponents.make_bot(game, name),))
                     rows.append(self._row(f"{name} alone", match, (None,), alone=True))
-        for other, match in zip(self._opponents, self._matches, strict=True):
+        for other, match in zip(self.opponents, self._matches, strict=True):
             if game.n_players > 1:
                 rows.append(self._row(other.name, match, (weights, other.weights)))
         for row in rows:
-            log.info("evaluation over %d games: %s", c.games, describe(row))
+            log.info("evaluation over %d games, %d distinct: %s", c.games, row["distinct"], describe(row))
         return rows
 
     def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
-        c, n = self._config, match.game.n_players
-        seating = matches.alone(c.games, n) if alone else matches.in_turns(c.games, n)
-        played = match(weights, seating, self._key, c.temperature)
-        return {"opponent": name, "games": c.games, **figures(match.game, played, np.asarray(seating), c.confidence)}
+        c = self._config
+        seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
+        played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
+        same = repeats(match, played, seating, c.temperature)
+        found = figures(match.game, played, seating, c.confidence, same)
+        return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
 
 
-def figures(game: Game, played: Played, seating: np.ndarray, confidence: float) -> dict[str, float]:
-    """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score."""
+def new_match(game: Game, contestants: Sequence[Player | Bot]) -> Match:
+    """A match that walks through the levels of a puzzle; other games draw their starts."""
+    return Match(game, contestants, walk=isinstance(game, Puzzle | TwoRole))
+
+
+def _in_turns(match: Match, games: int) -> jax.Array:
+    return matches.in_turns(games, match.game.n_players, match.game.n_levels if match.walk else None)
+
+
+def repeats(match: Match, played: Played, seating: np.ndarray, temperature: float) -> np.ndarray:
+    """int [B]: a number for every game, equal for games that are one game played again.
+
+    Those are greedy games with the same start and seats, where all of them went the same way. If some went another,
+    chance had a part in them (a bot's choice, a random move in place of an answer), and each is a draw of its own.
+    """
+    games = len(seating)
+    if temperature > 0:
+        return np.arange(games)
+    moves = np.where(np.arange(len(played.action))[:, None] < played.length, played.action, -1).T
+    alike = _groups(np.column_stack([match.starts(games), seating]))
+    ways = collections.defaultdict(set)
+    for group, way in zip(alike, _groups(moves), strict=True):
+        ways[group].add(way)
+    return np.array([games + group if len(ways[group]) == 1 else i for i, group in enumerate(alike)])
+
+
+def _groups(rows: np.ndarray) -> list[int]:
+    """A number for each row [B, …], the same for equal rows."""
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)]
+
+
+def figures(
+    game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
+) -> dict[str, float]:
+    """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score.
+
+    same  int [B], equal for games that are one game played again; left out, all differ. Rates and means are over all
+          games, intervals as wide as for the distinct ones
+    """
     total, length = jax.device_get((played.total, played.length))
+    same = np.arange(len(length)) if same is None else same
+    distinct = len(np.unique(same))
     found: dict[str, stats.Interval] = {}
     if game.competitive:
         seat = np.argmax(seating == 0, axis=1)
         points = _points(total.agent, seat)
         n = len(points)
-        found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence)
-        found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence)
-        found["loss_rate"] = stats.wilson(int((points == 0).sum()), n, confidence)
+        found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence, distinct)
+        found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence, distinct)
+        found["loss_rate"] = stats.wilson(int((points == 0).sum()), n, confidence, distinct)
         for i in range(game.n_players):
-            mine = points[seat == i]
+            mine, n_mine = points[seat == i], len(np.unique(same[seat == i]))
             if len(mine):
-                found[f"win_rate_seat_{i}"] = stats.wilson(int((mine == 1).sum()), len(mine), confidence)
+                found[f"win_rate_seat_{i}"] = stats.wilson(int((mine == 1).sum()), len(mine), confidence, n_mine)
     else:
         if played.success is not None:
-            found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence)
+            found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
         # What was achieved; rewards for how it was gone about are for learning.
-        found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence)
+        found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
     row = {"game_length": float(length.mean())}
     for name, interval in found.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
@@ -144,35 +197,35 @@ def _points(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
 
 def round_robin(
     game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """[n, n]: the mean points of row against column (competitive), or the mean score of row and column together.
 
-    A competitive game has no result against oneself: the diagonal is ½ there.
+    A competitive game has no result against oneself: the diagonal is ½ there. Also, [n, n], how many games were
+    distinct (`repeats`).
     """
     n = len(contestants)
-    table = np.full((n, n), 0.5)
-    seating = matches.in_turns(games, game.n_players)
+    table, distinct = np.full((n, n), 0.5), np.zeros((n, n))
     programs: dict[tuple, Match] = {}
     for i, a in enumerate(contestants):
         for j, b in enumerate(contestants):
             if j < i or (i == j and game.competitive):
                 continue
             kinds = (id(a.plays), id(b.plays))
-            match = programs.setdefault(kinds, Match(game, (a.plays, b.plays)))
-            played = jax.device_get(match((a.weights, b.weights), seating, key, temperature))
+            match = programs.setdefault(kinds, new_match(game, (a.plays, b.plays)))
+            seating = matches.alone(games, game.n_players) if i == j else _in_turns(match, games)
+            played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
+            distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
-                points = _points(played.total.agent, np.argmax(np.asarray(seating) == 0, axis=1)).mean()
+                points = _points(played.total.agent, np.argmax(seating == 0, axis=1)).mean()
                 table[i, j], table[j, i] = points, 1 - points
             else:
                 table[i, j] = table[j, i] = (played.total.team + played.total.agent.mean(1)).mean()
-    return table
+    return table, distinct
 
 
-def ratings(table: np.ndarray, games: int) -> np.ndarray:
-    """Elo ratings [n] from a competitive table of mean points over so many games a pair."""
-    played = np.full(table.shape, float(games))
-    np.fill_diagonal(played, 0.0)
-    return stats.elo(np.where(played > 0, table * games, 0.0), played)
+def ratings(table: np.ndarray, games: np.ndarray) -> np.ndarray:
+    """Elo ratings [n] from a competitive table of mean points over `games` [n, n] of each pair."""
+    return stats.elo(table * games, games)
 
 
 def cross_play(table: np.ndarray) -> dict[str, float]:
@@ -185,6 +238,17 @@ def cross_play(table: np.ndarray) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------ contestants
 
 
+def contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
+    """All of them, each once; runs whose folders have the same name go by what was given for them."""
+    names = list(dict.fromkeys(names))
+    found = [contestant(name, setup) for name in names]
+    short = collections.Counter(one.name for one in found)
+    return [
+        dataclasses.replace(one, name=name) if short[one.name] > 1 else one
+        for name, one in zip(names, found, strict=True)
+    ]
+
+
 def contestant(name: str, setup: Setup) -> Contestant:
     """A bot by name, or the folder of a run with @STEP behind it or not."""
     if name in opponents.bot_names(setup.game.name):
@@ -194,7 +258,9 @@ def contestant(name: str, setup: Setup) -> Contestant:
     if not (path / "config.json").is_file():
         known = ", ".join(opponents.bot_names(setup.game.name))
         raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
-    other = setups.make(ConfigDict(json.loads((path / "config.json").read_text())))
+    if step and not step.isdecimal():
+        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with a number")
+    other = _setup_of(path, setup)
     if other.game != setup.game:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
     weights = restore_weights(other, path, int(step) if step else None)[1]
@@ -204,21 +270,95 @@ def contestant(name: str, setup: Setup) -> Contestant:
     return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
 
 
+def _setup_of(folder: Path, setup: Setup) -> Setup:
+    """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
+    try:
+        config = ConfigDict(json.loads((folder / "config.json").read_text()))
+        config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
+        config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
+        config.algo.minibatches = config.algo.accumulate = 1
+        return setups.make(config)
+    except (AttributeError, KeyError, ValueError) as error:
+        raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
+
+
 def _shape(setup: Setup) -> tuple:
     """What two teams must agree in to be one program."""
-    minds = tuple((m.name, m.policies, m.model, m.policy.lora, m.tokenizer.fingerprint) for m in setup.minds)
-    return minds, setup.config.env.to_dict()
+
+    def mind(m: Mind) -> tuple:
+        policy = m.policy
+        longest = policy.free and policy.free.max_new
+        return m.name, m.policies, m.model, policy.lora, policy.dtype, longest, m.tokenizer.fingerprint
+
+    return tuple(map(mind, setup.minds)), setup.config.env.to_dict()
+
+
+OF_LEVELS = {"pool", "part", "seed", "n_train", "n_test", "grades", "size", "walls", "boxes", "empties", "budget"}
+OF_REWARDS = {"consolation", "planner_weight"}
+"""Parameters of games in which an evaluation may differ from the training, beside those named …_reward: a policy can be
+tried on levels of another size or kind, and what a game pays changes neither its rules nor what is read."""
+
+
+def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
+    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup."""
+
+    def differences(there: Mapping, here: Mapping, name: str):
+        here = json.loads(json.dumps(here))
+        for key in (key for key in here if key in there and there[key] != here[key]):
+            yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
+
+    def of_rules(params: Mapping) -> dict:
+        free = OF_REWARDS | (OF_LEVELS if isinstance(setup.game, Puzzle | TwoRole) else set())
+        return {name: value for name, value in params.items() if name not in free and not name.endswith("_reward")}
+
+    problems, minds = [], {mind.name: mind for mind in setup.minds}
+    models = run.get("models", minds)
+    if set(models) != set(minds):
+        problems.append(f"models are {', '.join(models)} there and {', '.join(minds)} here")
+    for name in (name for name in models if name in minds and "models" in run):
+        here = model_identity(minds[name])
+        if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
+            del here["weights"], here["start"]
+        elif here["weights"] == "random" and not here["start"]:  # made from the seed
+            problems += differences(run, {"seed": setup.config.seed}, "config")
+        problems += differences(models[name], here, f"models.{name}")
+    if env := run.get("env"):
+        there, here = env, setup.config.env.to_dict()
+        problems += differences(there, {name: here[name] for name in ("name", "text", "style", "context")}, "env")
+        there, here = of_rules(there["params"]), of_rules(here["params"])
+        every = dict.fromkeys([*there, *here])
+        problems += differences({**every, **there}, {**every, **here}, "env.params")
+    if problems:
+        raise RunError(f"the checkpoint in {folder} is of another run: {'; '.join(problems)}")
+
+
+def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
+    """What a checkpoint says of its run; nothing where it is damaged, which `restore` tells."""
+    try:
+        return checkpoints.meta(step).get("run", {})
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict[str, dict]]:
-    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best."""
+    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best.
+
+    The run must be one of the same models that played the same game, see `check_run`.
+    """
     trained = {mind.name: mind.policy.player(mind.abstract()[0]) for mind in setup.learners}
     checkpoints = Checkpoints(workdir, read_only=True)
-    wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else None
-    restored = checkpoints.restore({"trained": trained}, step=wanted, partial=True)
-    checkpoints.close()
-    if restored is None:
-        raise RunError(f"{workdir} has no checkpoint")
+    try:
+        wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest
+        if wanted is None and checkpoints.latest is not None:
+            raise RunError(f"eval.step is -2, and no checkpoint in {workdir} has the figure of checkpoint.best_metric")
+        if wanted is None:
+            raise RunError(f"{workdir} has no checkpoint")
+        check_run(_run_of(checkpoints, wanted), setup, workdir)
+        named = step is not None and step != -1
+        restored = checkpoints.restore({"trained": trained}, step=wanted if named else None, partial=True)
+    finally:
+        checkpoints.close()
+    check_run(restored.meta.get("run", {}), setup, workdir)
     weights = {mind.name: restored.state["trained"].get(mind.name, {}) for mind in setup.minds}
     for mind in setup.minds:
         if "model" not in weights[mind.name]:  # it is only read: a frozen model, or the base of adapters
@@ -235,6 +375,8 @@ def weights_as_they_come(setup: Setup) -> dict[str, dict]:
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the model as it comes, against the opponents of the config."""
     setup = setups.make(config)
+    if setup.game.competitive and not config.eval.opponents:
+        raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     with jax.set_mesh(setup.mesh):
         if (workdir / "checkpoints").is_dir():
             step, weights = restore_weights(setup, workdir, config.eval.step)
@@ -242,26 +384,32 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
             names = ", ".join(dict.fromkeys(mind.config.name for mind in setup.minds))
             log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
             step, weights = 0, weights_as_they_come(setup)
-        rows = Evaluation(setup)(weights, baselines=True)
+        evaluation = Evaluation(setup)
+        rows = evaluation(weights, baselines=True)
         result: dict[str, Any] = {"step": step, "rows": rows}
-        others = [contestant(name, setup) for name in config.eval.opponents]
-        if any(other.weights is not None for other in others):
-            result |= _everyone(setup, [Contestant(workdir.name, setup.player(), weights), *others])
-    workdir.mkdir(parents=True, exist_ok=True)
-    replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
-    log.info("step %d, written to %s", step, workdir / "evaluation.json")
+        others = evaluation.opponents
+        if setup.game.n_players > 1 and any(other.weights is not None for other in others):
+            taken = [other.name for other in others]
+            name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
+            result |= everyone(setup, [Contestant(name, setup.player(), weights), *others])
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)
+        replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
+        log.info("step %d, written to %s", step, workdir / "evaluation.json")
     return rows
 
 
-def _everyone(setup: Setup, contestants: list[Contestant]) -> dict[str, Any]:
-    c = setup.config.eval
-    table = round_robin(setup.game, contestants, c.games, jax.random.key(c.seed), c.temperature)
+def everyone(setup: Setup, contestants: list[Contestant]) -> dict[str, Any]:
+    """The table of everyone with everyone, on levels that training never sees, and what follows from it."""
+    c, game = setup.config.eval, held_out(setup.game)
+    table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
     names = [contestant.name for contestant in contestants]
-    result: dict[str, Any] = {"names": names, "matrix": table.tolist()}
-    if setup.game.competitive:
-        result["elo"] = dict(zip(names, ratings(table, c.games).tolist(), strict=True))
+    result: dict[str, Any] = {"names": names, "matrix": table.tolist(), "distinct": distinct.astype(int).tolist()}
+    if game.competitive:
+        result["elo"] = dict(zip(names, ratings(table, distinct).tolist(), strict=True))
     else:
-        result["cross_play"] = cross_play(table)
+        learnt = [i for i, contestant in enumerate(contestants) if contestant.weights is not None]
+        result["cross_play"] = cross_play(table[np.ix_(learnt, learnt)])
     width = max(map(len, names))
     for i, name in enumerate(names):
         log.info("%*s  %s", width, name, " ".join(f"{x:6.3f}" for x in table[i]))

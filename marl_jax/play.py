@@ -20,7 +20,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envs import view
-from envs.bots import Bot
+from envs.bots import Bot, pick
 from envs.game import Game, State
 from envs.text import Prompt
 from marl_jax import evaluate
@@ -65,8 +65,11 @@ class PolicySeat:
         tokens, length = prompt.first(state, seat)
         tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
         ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
-        rows = (tokens, length, self.game.legal(state), key, ids)
+        legal = self.game.legal(state)
+        rows = (tokens, length, legal, key, ids)
         action = policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action
+        # As in a match: a free answer that names no legal action is one drawn from them.
+        action = jnp.where(action < 0, pick(legal, key), action)
         one = jax.tree.map(lambda x: x[None], (state, seat, key))
         return opponents.seat_actions(self.player.seat_bots, *one, action)[0]
 

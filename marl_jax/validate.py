@@ -223,6 +223,11 @@ def _opponents(c: ConfigDict) -> Iterator[str]:
             f"config.opponents.pool_size is 0 and leaves {1 - o.self_share - o.bot_share:.2f} of the games without an "
             "opponent; accepted: 1 and more, or shares that add up to 1"
         )
+    if o.pool_size and o.self_share + o.bot_share > 1 - 1e-9:
+        yield (
+            f"config.opponents.pool_size is {o.pool_size}, but self_share {o.self_share} and bot_share {o.bot_share} "
+            "leave no games for past selves; accepted: 0, or shares that add up to less than 1"
+        )
 
 
 def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
@@ -241,17 +246,57 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
             f"config.eval.swap_roles is True, and {c.env.name} is played against each other or all its roles have one "
             "policy; accepted: False, or a cooperative game with a policy for each role"
         )
-    opponent = c.checkpoint.best_metric.split("/")[0]
-    known = {"self", *(["swapped"] if c.eval.swap_roles else []), *(Path(name).name for name in c.eval.opponents)}
-    if opponent and opponent not in known:
-        yield (
-            f"config.checkpoint.best_metric is {c.checkpoint.best_metric!r}, and {opponent!r} is no opponent; "
-            f"accepted: <opponent>/<figure> with an opponent of {', '.join(sorted(known))}"
-        )
-    if opponent and not c.eval.every:
-        yield f"config.checkpoint.best_metric is {c.checkpoint.best_metric!r} with eval.every 0; accepted: 1 and more"
     if c.log.wandb and importlib.util.find_spec("wandb") is None:
         yield "config.log.wandb is True, but the package wandb is not installed; accepted: False, or pip install wandb"
+
+
+def _best(c: ConfigDict) -> Iterator[str]:
+    found = c.checkpoint.best_metric
+    if not found:
+        return
+    try:
+        game = games.make(c.env.name, **c.env.params.to_dict())
+    except (TypeError, ValueError):
+        return  # told by `_game`
+    known = set() if game.competitive else {"self", *(["swapped"] if c.eval.swap_roles else [])}
+    if game.n_players > 1:
+        known |= {Path(name).name for name in c.eval.opponents}
+    opponent, _, figure = found.partition("/")
+    if opponent not in known:
+        which = f"an opponent of {', '.join(sorted(known))}" if known else "an opponent, and eval.opponents is empty"
+        yield (
+            f"config.checkpoint.best_metric is {found!r}, and {opponent!r} is no opponent; "
+            f"accepted: <opponent>/<figure> with {which}"
+        )
+    if game.competitive:
+        figures = ["win_rate", "draw_rate", "loss_rate", *(f"win_rate_seat_{i}" for i in range(game.n_players))]
+    else:
+        figures = ["score", *(["success"] if hasattr(game, "success") else [])]
+    if figure != "game_length" and figure.removesuffix("_low").removesuffix("_high") not in figures:
+        yield (
+            f"config.checkpoint.best_metric is {found!r}, and an evaluation of {c.env.name} has no figure {figure!r}; "
+            f"accepted: <opponent>/<figure> with game_length, {', '.join(figures)}, or an end of their intervals (_low)"
+        )
+    if not c.eval.every:
+        yield f"config.checkpoint.best_metric is {found!r} with eval.every 0; accepted: 1 and more"
+
+
+def _planner(c: ConfigDict) -> Iterator[str]:
+    # A planner's step moves nothing: it is paid for its proposal at the process level, at once, and never ends a game.
+    if c.algo.name != "at_grpo" or c.algo.team_term != "immediate" or c.env.params.get("roles") != "two":
+        return
+    planner = next((c.agents[agent] for agent in ("seat_0", "planner", "all") if agent in c.agents), "")
+    if planner not in c.policies or c.policies[planner].frozen:
+        return
+    unpaid = [] if c.reward.dense else ["reward.dense is False"]
+    unpaid += [] if c.reward.process else ["reward.process is 0"]
+    if c.env.params.get("planner_weight", 1) == 0 and c.rollout.answer != "free":
+        unpaid.append("env.params.planner_weight is 0")
+    for why in unpaid:
+        yield (
+            f"config.{why} with algo.name 'at_grpo' and algo.team_term 'immediate': all proposals of the planner are "
+            "paid alike, so it would never learn; accepted: another value, or algo.team_term 'lookahead'"
+        )
 
 
 def _machines(c: ConfigDict) -> Iterator[str]:
@@ -316,8 +361,8 @@ def _demonstrations(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _algorithm, _packing, _batch, _roles, _model, _game, _opponents, _evaluation, _machines, _rewards, _curriculum,
-    _demonstrations,
+    _algorithm, _packing, _batch, _roles, _model, _game, _opponents, _evaluation, _best, _planner, _machines, _rewards,
+    _curriculum, _demonstrations,
 )  # fmt: skip
 
 
@@ -327,11 +372,15 @@ def samples(config: ConfigDict) -> int:
     return config.rollout.games * config.rollout.turns * candidates
 
 
-def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` with every problem of the config; combinations are looked at once the fields are right."""
+def check(config: ConfigDict, mode: str = "train") -> None:
+    """Raises `ConfigError` with every problem of the config; combinations are looked at once the fields are right.
+
+    Where nothing is learnt (`mode`), no best checkpoint is chosen, and its metric may name whom it likes.
+    """
     problems = list(_single_fields(config))
     if not problems:
-        problems = [problem for combination in COMBINATIONS for problem in combination(config)]
+        wanted = [x for x in COMBINATIONS if x is not _best or mode in ("train", "sft", "compile")]
+        problems = [problem for combination in wanted for problem in combination(config)]
     if problems:
         raise ConfigError(problems)
 

@@ -52,6 +52,7 @@ class PlanPath(Puzzle):
 
     name: ClassVar[str] = "plan_path"
     symbols: ClassVar[tuple[str, ...]] = (".", "#", "G", "A", "*")
+    process_rewards: ClassVar[tuple[str, ...]] = ("shaping_reward",)
     n_actions: ClassVar[int] = 4
     action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
 

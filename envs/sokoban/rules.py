@@ -62,6 +62,7 @@ class Sokoban(Puzzle):
 
     name: ClassVar[str] = "sokoban"
     symbols: ClassVar[tuple[str, ...]] = levels_.SYMBOLS
+    process_rewards: ClassVar[tuple[str, ...]] = ("deadlock_reward", "shaping_reward")
     n_actions: ClassVar[int] = 4
     action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
 

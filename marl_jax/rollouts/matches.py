@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.bots import Bot, pick
 from envs.game import Game, Reward
@@ -47,7 +48,8 @@ class Player:
 class Played(NamedTuple):
     """B finished games of at most R turns.
 
-    total and length [B, …]; by turn [R, B, …]: action, answer, its length; of puzzles success [B].
+    total and length [B, …]; by turn [R, B, …]: action, answer, its length, and whether it failed, naming no legal
+    action, so that a random one was played; of puzzles success [B].
     """
 
     total: Reward
@@ -55,6 +57,7 @@ class Played(NamedTuple):
     action: jax.Array
     answer: jax.Array
     answer_length: jax.Array
+    failed: jax.Array
     success: jax.Array | None = None
 
 
@@ -66,10 +69,12 @@ class Match:
         played = match((weights, None), seating, key, temperature=0.0)
 
     seating  int32 [B, P], for each seat the number of the contestant who sits there
+    walk     game i plays level i of a puzzle, from the first again behind the last; otherwise its start is drawn
     """
 
     game: Game
     contestants: Sequence[Player | Bot]
+    walk: bool = False
 
     def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature=1.0) -> Played:
         return self._program(tuple(weights), seating, key, jnp.float32(temperature))
@@ -77,6 +82,21 @@ class Match:
     def start_keys(self, key: jax.Array, games: int) -> jax.Array:
         """The keys with which the games of a call were reset, so that they can be played again."""
         return row_keys(jax.random.fold_in(key, self.game.max_turns), games)
+
+    def first(self, key: jax.Array, row: jax.Array | int):
+        """The first state of game `row`, whose start key is `key`."""
+        return self.game.reset_level(row % self.game.n_levels) if self.walk else self.game.reset(key)
+
+    def starts(self, games: int) -> np.ndarray:
+        """int [B]: a number for the start of every game, equal where two games begin alike."""
+        if self.game.reset_is_free:
+            return np.zeros(games, int)
+        return np.arange(games) % self.game.n_levels if self.walk else np.arange(games)
+
+    @functools.cached_property
+    def reset(self):
+        """`first` as a program, to play games again."""
+        return jax.jit(self.first)
 
     @functools.cached_property
     def _program(self):
@@ -87,12 +107,13 @@ class Match:
         pairs = list(zip(self.contestants, weights, strict=True))
         pairs = [(c, c.policy.ready(c.policy.player(w)) if isinstance(c, Player) else None) for c, w in pairs]
         width = max((c.policy.width for c in self.contestants if isinstance(c, Player)), default=1)
-        state = jax.vmap(game.reset)(self.start_keys(key, rows))
+        state = jax.vmap(self.first)(self.start_keys(key, rows), jnp.arange(rows))
         total = Reward(jnp.zeros((rows,)), *(jnp.zeros((rows, game.n_players)),) * 2)
         record = (
             jnp.zeros((game.max_turns, rows), jnp.int32),
             jnp.zeros((game.max_turns, rows, width), jnp.int32),
             jnp.zeros((game.max_turns, rows), jnp.int32),
+            jnp.zeros((game.max_turns, rows), bool),
         )
 
         def going(carry):
@@ -106,11 +127,10 @@ class Match:
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
             keys = row_keys(jax.random.fold_in(key, turn), rows)
             answers = [self._act(*pair, state, player, keys, temperature, width) for pair in pairs]
-            of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs)  # noqa: E731
-            action, answer, answer_length = jax.tree.map(of_mover, *answers)
-            state, reward = jax.vmap(game.step)(state, action)
+            of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs, xs[0])  # noqa: E731
+            new = jax.tree.map(of_mover, *answers)
+            state, reward = jax.vmap(game.step)(state, new[0])
             total = jax.tree.map(jnp.add, total, reward)
-            new = (action, answer, answer_length)
             record = tuple(lines.at[turn].set(line) for lines, line in zip(record, new, strict=True))
             return turn + 1, state, total, length + ~done, record
 
@@ -120,10 +140,11 @@ class Match:
         return whole(Played(total, length, *record, success))
 
     def _act(self, contestant, weights, state, player, keys, temperature, width):
-        """(action [B], answer [B, W], its length [B]) of one contestant in all rows."""
+        """(action [B], answer [B, W], its length [B], whether it failed [B]) of one contestant in all rows."""
         if not isinstance(contestant, Player):
             action = jax.vmap(contestant.act)(state, keys)
-            return action, jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
+            nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
+            return action, *nothing, jnp.zeros(action.shape, bool)
         policy, prompt = contestant.policy, contestant.prompt
         tokens, lengths = jax.vmap(prompt.first)(state, player)
         room = row_length(prompt.first_length, policy.width) - tokens.shape[1]
@@ -132,14 +153,20 @@ class Match:
         legal = jax.vmap(self.game.legal)(state)
         decision = policy.act(weights, tokens, lengths, legal, keys, ids, temperature)
         # A free answer that names no legal action: a random one is played in its place.
-        action = jnp.where(decision.action < 0, jax.vmap(pick)(legal, keys), decision.action)
+        failed = decision.action < 0
+        action = jnp.where(failed, jax.vmap(pick)(legal, keys), decision.action)
         action = seat_actions(contestant.seat_bots, state, player, keys, action)
-        return action, jnp.pad(decision.answers, ((0, 0), (0, width - policy.width))), decision.lengths
+        answers = jnp.pad(decision.answers, ((0, 0), (0, width - policy.width)))
+        return action, answers, decision.lengths, failed & (ids >= 0)
 
 
-def in_turns(games: int, n_players: int) -> jax.Array:
-    """Seating int32 [B, P] for two contestants: the first in one seat, in turns; the second in all others."""
-    seat = jnp.arange(games)[:, None] % n_players
+def in_turns(games: int, n_players: int, lap: int | None = None) -> jax.Array:
+    """Seating int32 [B, P] for two contestants: the first in one seat, in turns; the second in all others.
+
+    lap  so many games begin differently; in the next lap the first sits elsewhere at each of these starts
+    """
+    lap = lap or games
+    seat = (jnp.arange(games) % lap + jnp.arange(games) // lap)[:, None] % n_players
     return jnp.where(jnp.arange(n_players)[None] == seat, 0, 1).astype(jnp.int32)
 
 

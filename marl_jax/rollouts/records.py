@@ -13,6 +13,8 @@ from envs.game import Game
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running.conversation_logs import GameRecord, Move
 
+UNUSABLE = "names no legal move; a random one was played"
+
 
 def write_out(
     match: Match,
@@ -30,21 +32,22 @@ def write_out(
 
 def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, names, source) -> GameRecord:
     game = match.game
-    reset, player_of, step = _programs(game)
+    player_of, step = _programs(game)
     shown = lambda state: dict(board=view.board(game, state), svg=view.svg(game, state))  # noqa: E731
-    state = reset(key)
+    state = match.reset(key, row)
     start, moves = shown(state), []
     for turn in range(int(played.length[row])):
         seat = int(player_of(state))
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
-        prompt, answer = "", game.action_names[action]
+        prompt, answer, error = "", game.action_names[action], ""
         if isinstance(who, Player) and not who.leaves(seat):
             prompt = who.prompt.first_text(state, seat)
             answer = who.tokenizers[seat].decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
+            error = UNUSABLE if played.failed[turn, row] else ""
         state, reward = step(state, action)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
-        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state)))
+        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), error=error))
     scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:
@@ -66,4 +69,4 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
 
 @functools.cache
 def _programs(game: Game):
-    return jax.jit(game.reset), jax.jit(game.player), jax.jit(game.step)
+    return jax.jit(game.player), jax.jit(game.step)

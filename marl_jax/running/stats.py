@@ -19,15 +19,16 @@ class Interval(NamedTuple):
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: float, n: int, confidence: float = 0.95, distinct: int | None = None) -> Interval:
     """Wilson's interval of a rate: sensible for few games and for rates near 0 and 1.
 
     `successes` may be fractional (a draw as half a win), which makes the interval a little too wide.
+    `distinct`: how many of the n tell something; where the rest repeat them, the interval is as wide as for so many.
     """
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes out of {n}: expected 0 <= successes <= n and n > 0")
     z = _z(confidence)
-    p = successes / n
+    p, n = successes / n, _distinct(n, distinct)
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return Interval(p, float(max(0.0, min(centre - half, p))), float(min(1.0, max(centre + half, p))))
@@ -41,14 +42,17 @@ def normal(values, confidence: float = 0.95) -> Interval:
     return Interval(mean, float(mean - half), float(mean + half))
 
 
-def bootstrap(values, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
-    """The interval of a mean from resampling; for few or lopsided values."""
+def bootstrap(
+    values, confidence: float = 0.95, resamples: int = 2000, seed: int = 0, distinct: int | None = None
+) -> Interval:
+    """The interval of a mean from resampling; for few or lopsided values. `distinct`: as for `wilson`."""
     values = _values(values)
     rng = np.random.default_rng(seed)
     # One multinomial row counts how often each value was drawn, so memory does not grow with resamples x values.
-    distinct, counts = np.unique(values, return_counts=True)
-    drawn = rng.multinomial(values.size, counts / values.size, size=resamples)
-    means = drawn @ distinct / values.size
+    different, counts = np.unique(values, return_counts=True)
+    n = _distinct(values.size, distinct)
+    drawn = rng.multinomial(n, counts / values.size, size=resamples)
+    means = drawn @ different / n
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(float(values.mean()), float(low), float(high))
@@ -87,6 +91,12 @@ def _z(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; accepted: between 0 and 1")
     return statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def _distinct(n: int, distinct: int | None) -> int:
+    if distinct is not None and not 0 < distinct <= n:
+        raise ValueError(f"distinct is {distinct}; accepted: from 1 to the number of values, {n}")
+    return n if distinct is None else distinct
 
 
 def _values(values) -> np.ndarray:

@@ -87,6 +87,18 @@ def test_same_seed_same_pool_other_seed_other_pool():
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_more_levels_to_evaluate_on_leave_those_of_training_alone(name):
+    few, many = (ROOMS[name].generate(**SMALL | {"n_test": n}) for n in (5, 15))
+    assert few.train == many.train
+    assert few.test == pools.Levels({key: rows[:5] for key, rows in many.test.arrays.items()})
+
+
+def test_how_many_levels_there_are_to_evaluate_on():
+    assert [len(make(name, n_train=1).pool.test) for name in ("plan_path", "sudoku")] == [512, 512]
+    assert make("sudoku", size=4, n_train=1, n_test=3, part="test").n_levels == 3
+
+
 def test_fingerprint_sees_names_types_shapes_and_contents():
     base = np.arange(6, dtype=np.int32)
     variants = [{"a": base}, {"b": base}, {"a": base.astype(np.int64)}, {"a": base.reshape(2, 3)}, {"a": base + 1}]

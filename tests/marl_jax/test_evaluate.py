@@ -1,18 +1,29 @@
 """Evaluation: matches, figures with their intervals, tables of everyone against everyone."""
 
+import json
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import defaults
+from envs import view
 from envs.bots import UniformBot
 from envs.game import Reward
+from envs.registry import held_out
 from envs.tic_tac_toe.bots import MinimaxBot
 from envs.tic_tac_toe.rules import TicTacToe
 from marl_jax import evaluate
+from marl_jax import setup as setups
+from marl_jax.errors import RunError
+from marl_jax.identity import identity
 from marl_jax.rollouts import matches, records
 from marl_jax.rollouts.matches import Match, Played, Player
-from tests.marl_jax import tiny_play
+from marl_jax.running import stats
+from marl_jax.running.checkpoint import Checkpoints
+from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
 
 GAME = TicTacToe()
 
@@ -21,7 +32,7 @@ def result(agent):
     agent = jnp.asarray(agent, jnp.float32)
     games = len(agent)
     total = Reward(jnp.zeros(games), agent, jnp.zeros_like(agent))
-    return Played(total, jnp.full((games,), 7), *(jnp.zeros((1, games)),) * 3)
+    return Played(total, jnp.full((games,), 7), *(jnp.zeros((1, games)),) * 4)
 
 
 def test_figures_are_those_of_contestant_zero_in_whatever_seat():
@@ -75,12 +86,224 @@ def test_temperature_decides_between_the_likeliest_and_a_draw(player):
 
 def test_everyone_against_everyone_and_elo():
     contestants = [evaluate.Contestant("minimax", MinimaxBot()), evaluate.Contestant("random", UniformBot(GAME))]
-    table = evaluate.round_robin(GAME, contestants, 100, jax.random.key(0), 0.0)
+    table, distinct = evaluate.round_robin(GAME, contestants, 100, jax.random.key(0), 0.0)
+    assert distinct[0, 1] == 100 and distinct[0, 0] == 0
     assert table[0, 1] > 0.85 and table[0, 1] + table[1, 0] == pytest.approx(1) and table[0, 0] == 0.5
-    strong, weak = evaluate.ratings(table, 100)
+    strong, weak = evaluate.ratings(table, distinct)
     assert strong > weak + 200 and strong + weak == pytest.approx(2000)
 
 
 def test_cross_play_compares_the_diagonal_with_the_rest():
     table = np.array([[10.0, 4.0], [6.0, 8.0]])
     assert evaluate.cross_play(table) == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
+
+
+# ------------------------------------------------------------------------------------------------- distinct games
+
+
+def test_levels_are_walked_and_repeats_count_once():
+    game = held_out(tiny_puzzle.game())  # 8 levels, planner and executor
+    team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
+    trained, _ = tiny_play.weights(team.policy)
+    match = evaluate.new_match(game, (team,))
+    seating, key = matches.alone(20, 2), jax.random.key(3)
+    played = jax.device_get(match((trained,), seating, key, 0.0))
+    written = records.write_out(match, played, seating, key, ["tiny"], "eval")
+    for row, record in enumerate(written):
+        assert record.start_board == view.board(game, game.reset_level(row % 8))
+        assert len(record.moves) == played.length[row]
+
+    same = evaluate.repeats(match, played, np.asarray(seating), 0.0)
+    np.testing.assert_array_equal(same, same[np.arange(20) % 8])
+    assert len(np.unique(same)) == 8 and len(np.unique(evaluate.repeats(match, played, seating, 1.0))) == 20
+    row = evaluate.figures(game, played, np.asarray(seating), 0.95, same)
+    rate = np.mean(played.success)
+    assert row["success"] == pytest.approx(rate)
+    assert (row["success_low"], row["success_high"]) == pytest.approx(stats.wilson(8 * rate, 8)[1:])
+    score = played.total.team + played.total.agent.mean(1)
+    assert row["score_high"] - row["score_low"] > 1.2 * np.subtract(*stats.bootstrap(score)[:0:-1])
+
+
+def test_drawn_starts_of_training_games_stay_drawn(player):
+    game = tiny_puzzle.game()
+    match, key = Match(game, (UniformBot(game),)), jax.random.key(0)
+    levels = [int(match.reset(k, row).inner.level) for row, k in enumerate(match.start_keys(key, 12))]
+    assert levels != list(range(12)) and len(set(levels)) > 4
+
+
+def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(player):
+    first, second = (tiny_play.weights(player.policy, seed)[0] for seed in (0, 1))
+    contestants = [evaluate.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
+    contestants.append(evaluate.Contestant("random", UniformBot(GAME)))
+    _, distinct = evaluate.round_robin(GAME, contestants, 16, jax.random.key(0), 0.0)
+    np.testing.assert_array_equal(distinct, [[0, 2, 16], [2, 0, 16], [16, 16, 0]])
+    won = np.array([[0.5, 1.0], [0.0, 0.5]])
+    gap = lambda n: np.subtract(*evaluate.ratings(won, n * (1 - np.eye(2))))  # noqa: E731
+    assert 0 < gap(2) < gap(512) / 3
+
+
+def test_an_answer_that_names_no_move_is_told(player):
+    free = Player(tiny_play.policy(free=3), tiny_play.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
+    trained, _ = tiny_play.weights(free.policy)
+    match = Match(GAME, (free, UniformBot(GAME)))
+    seating, key = matches.in_turns(4, 2), jax.random.key(0)
+    played = jax.device_get(match((trained, None), seating, key, 0.0))
+    told = 0
+    for game in records.write_out(match, played, seating, key, ["tiny", "random"], "eval"):
+        for move in game.moves:
+            unusable = game.players[move.player] == "tiny" and move.answer != move.action
+            assert move.error == ("names no legal move; a random one was played" if unusable else "")
+            told += unusable
+    assert told, "or the test cannot fail"
+
+
+# ---------------------------------------------------------------------------------------------- runs on the disk
+
+
+def small(**env):
+    """The config of the tiny run, or of another game."""
+    config = tiny_run.get_config()
+    if env:
+        config.env = defaults.environment(**env)
+        config.env.update(dict(text="brief", style="plain"))
+    return config
+
+
+def small_plan():
+    """Plan-Path by planner and executor, with batches that eight devices can split."""
+    config = tiny_plan.get_config()
+    config.algo.update(dict(minibatches=1, accumulate=1))
+    return config
+
+
+def save(folder, config):
+    """A run of one checkpoint, at step 1, with the weights of the start."""
+    made = setups.make(config)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, {"trained": {"main": made.weights_at_start()[0]}}, {"run": identity(made)})
+    checkpoints.close()
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs whose folders have the same name: (setup, folder, folder)."""
+    one, other = (tmp_path_factory.mktemp(name) / "run" for name in "ab")
+    config = small()
+    config.rollout.max_new_tokens = 5
+    save(other, config)
+    return save(one, small()), one, other
+
+
+def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
+    setup, folder, _ = runs
+    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, 1)[0] == 1
+    other_game = setups.make(small(name="connect_four"))
+    with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
+        evaluate.restore_weights(other_game, folder)
+    with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
+        evaluate.restore_weights(setup, folder, 999)
+    with pytest.raises(RunError, match="eval.step is -2, and no checkpoint in .* has the figure"):
+        evaluate.restore_weights(setup, folder, -2)
+
+
+def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):
+    config = small_plan()
+    run = json.loads(json.dumps(identity(setups.make(config))))
+
+    def check(**changes):
+        changed = small_plan()
+        for place, value in changes.items():
+            *groups, field = place.split("__")
+            here = changed
+            for group in groups:
+                here = here[group]
+            here[field] = value
+        evaluate.check_run(run, setups.make(changed), tmp_path)
+
+    check(env__params__size=6, env__params__budget=16, env__params__goal_reward=3.0, seed=5)
+    check(env__params__planner_weight=0.5)
+    for place, value, message in (
+        ("env__params__view", "local", "env.params.view is None there and 'local' here"),
+        ("env__text", "full", "env.text is 'brief' there and 'full' here"),
+        ("model__shape__d_ff", 32, "'d_ff': 16.* there and .*'d_ff': 32"),
+        ("model__lora__rank", 2, "models.main.lora is {} there"),
+    ):
+        with pytest.raises(RunError, match=message):
+            check(**{place: value})
+    lora = small_plan()
+    lora.model.lora.rank = 2
+    run = json.loads(json.dumps(identity(setups.make(lora))))
+    with pytest.raises(RunError, match="config.seed is 0 there and 5 here"):  # of which the base is made
+        check(model__lora__rank=2, seed=5)
+
+
+def test_opponents_by_folder(runs, tmp_path):
+    setup, one, other = runs
+    named = evaluate.contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
+    assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
+    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with a number"):
+        evaluate.contestant(f"{one}@last", setup)
+    saved = json.loads((one / "config.json").read_text())
+    saved["mesh"]["data"] = 3  # of another machine
+    saved["rollout"]["games"] = 3
+    (one.parent / "meshed").mkdir()
+    (one.parent / "meshed" / "config.json").write_text(json.dumps(saved))
+    (one.parent / "meshed" / "checkpoints").symlink_to(one / "checkpoints")
+    assert evaluate.contestant(str(one.parent / "meshed"), setup).weights
+    del saved["model"]["lora"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(RunError, match=f"{tmp_path}/config.json is of no run that this version can play: .*lora"):
+        evaluate.contestant(str(tmp_path), setup)
+
+
+def test_an_opponent_keeps_its_own_dtype_and_length_of_answers(runs):
+    setup = runs[0]
+    for field, value in (("dtype", "bfloat16"), ("max_new_tokens", 5)):
+        config = small()
+        config.rollout.answer = "free"
+        free = setups.make(config)
+        (config.model if field == "dtype" else config.rollout)[field] = value
+        assert evaluate._shape(setups.make(config)) != evaluate._shape(free)
+    assert evaluate._shape(setups.make(small())) == evaluate._shape(setup)
+
+
+def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeypatch):
+    setup = setups.make(small_plan())
+    table = np.array([[10.0, 4.0, 1.0], [6.0, 8.0, 1.0], [1.0, 1.0, 0.0]])
+    seen = []
+    monkeypatch.setattr(evaluate, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
+    player = setup.player()
+    who = [evaluate.Contestant(name, player, {}) for name in "ab"]
+    result = evaluate.everyone(setup, [*who, evaluate.Contestant("random", UniformBot(setup.game))])
+    assert result["cross_play"] == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
+    assert seen == [held_out(setup.game)] != [setup.game]
+
+
+def test_a_cooperative_table_of_real_games():
+    game = held_out(tiny_puzzle.game())
+    team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
+    both = [evaluate.Contestant(name, team, tiny_play.weights(team.policy, seed)[0]) for seed, name in enumerate("ab")]
+    table, distinct = evaluate.round_robin(game, both, 16, jax.random.key(0), 0.0)
+    np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
+    assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
+    np.testing.assert_array_equal(np.argmin(matches.in_turns(8, 2, lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(np.argmin(matches.in_turns(6, 2, lap=3), axis=1), [0, 1, 0, 1, 0, 1])
+
+
+def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(evaluate.Evaluation, "__call__", lambda *_, **__: [])
+    monkeypatch.setattr(evaluate, "weights_as_they_come", lambda setup: {})
+    config = small()
+    config.eval.opponents = ()
+    with pytest.raises(RunError, match="config.eval.opponents is empty, so there is nothing to evaluate in tic_tac_t"):
+        evaluate.main(config, tmp_path / "a")
+    config = small_plan()
+    with caplog.at_level(logging.INFO):
+        evaluate.main(config, tmp_path / "a")
+    assert (tmp_path / "a" / "evaluation.json").is_file()
+    assert "eval.games is 16, and there are 8 levels to evaluate on" in caplog.text
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    evaluate.main(config, tmp_path / "b")
+    assert not (tmp_path / "b").exists()

@@ -14,7 +14,8 @@ from envs.registry import make
 from envs.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
-from marl_jax.play import Person, main, play
+from marl_jax.play import Person, PolicySeat, main, play
+from marl_jax.rollouts.matches import Player
 from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers
 from tests.marl_jax import tiny_play
@@ -97,6 +98,15 @@ def test_hanabi_from_a_seat():
     state, screen = at_the_terminal(game, prompt, [First(game)] * 2, [])
     assert "??" not in screen
     assert f"Score: {int(game.score(state))}." in screen
+
+
+def test_an_answer_that_names_no_move_becomes_a_legal_one():
+    game, policy = make("tic_tac_toe"), tiny_play.policy(free=3)
+    ready = policy.ready(policy.player(tiny_play.weights(policy)[0]))
+    seat = PolicySeat(game, Player(policy, tiny_play.prompt(), (0, 0)), ready)
+    state = game.step(game.reset(jax.random.key(0)), jnp.int32(4))[0]
+    chosen = jax.jit(jax.vmap(lambda key: seat.act(state, key)))(jax.random.split(jax.random.key(1), 16))
+    assert set(chosen.tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8} and len(set(chosen.tolist())) > 3
 
 
 def test_wrong_number_of_seats(tic_tac_toe):

@@ -16,6 +16,16 @@ def test_wilson_by_hand():
     assert stats.wilson(0, 20).low == 0.0 and stats.wilson(20, 20).high == 1.0
 
 
+def test_repeats_do_not_narrow_an_interval():
+    assert stats.wilson(400, 512, distinct=128) == stats.wilson(100, 128)
+    values = np.repeat(np.random.default_rng(0).normal(size=64), 8)
+    few, many = stats.bootstrap(values[::8]), stats.bootstrap(values, distinct=64)
+    assert many == pytest.approx(few) and few.value == pytest.approx(stats.bootstrap(values).value)
+    for wrong in (0, 513):
+        with pytest.raises(ValueError, match=f"distinct is {wrong}; accepted: from 1 to the number of values, 512"):
+            stats.wilson(1, 512, distinct=wrong)
+
+
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
 def test_wilson_contains_the_rate_and_stays_in_range(n, share, confidence):
     value, low, high = stats.wilson(round(share * n), n, confidence)

@@ -95,6 +95,11 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(opponents__bot_share=0.5), "is above 1"),
         (dict(eval__opponents=("minmax",)), "config.eval.opponents has 'minmax', which is no bot of tic_tac_toe"),
         (dict(checkpoint__best_metric="search/win_rate"), "'search' is no opponent"),
+        (dict(checkpoint__best_metric="random/winrate"), "tic_tac_toe has no figure 'winrate'; accepted: <opponent>"),
+        (dict(checkpoint__best_metric="random"), "has no figure ''"),
+        (dict(checkpoint__best_metric="self/win_rate"), "'self' is no opponent; accepted: <opponent>/<figure> with an"),
+        (dict(checkpoint__best_metric="random/score"), "tic_tac_toe has no figure 'score'"),
+        (dict(opponents__pool_size=2), "config.opponents.pool_size is 2, but self_share 1.0 and bot_share 0.0 leave"),
         (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
         (dict(distributed__coordinator="host:1"), "enabled is False"),
         (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
@@ -186,3 +191,45 @@ def test_hanabi_pays_at_the_process_level_only_with_a_consolation():
     config.env.params.consolation = 0.0
     with pytest.raises(ConfigError, match=r"config.reward.process is 0.5, but hanabi never pays at that level"):
         validate.check(config)
+
+
+def test_the_best_metric_is_a_figure_that_there_is_and_matters_only_where_something_is_learnt():
+    validate.check(config_with(checkpoint__best_metric="random/win_rate_low"))
+    validate.check(config_with(checkpoint__best_metric="random/win_rate_seat_1"))
+    validate.check(config_with(checkpoint__best_metric="minimax/win_rate"), mode="eval")
+    puzzle = dict(env=defaults.environment("plan_path", size=5), checkpoint__best_metric="self/success")
+    validate.check(config_with(**puzzle))
+    assert "'random' is no opponent" in problems(**puzzle | dict(checkpoint__best_metric="random/score"))[0]  # one seat
+
+
+def test_a_planner_must_be_paid_for_its_proposals():
+    def planned(team_term="immediate", frozen=False, **changes):
+        config = plan_path.get_config("at_grpo_lora")
+        config.algo.team_term = team_term
+        config.policies.planner.frozen = frozen
+        config.reward.update(changes)
+        validate.check(config)
+
+    planned()
+    for changes, found in ((dict(dense=False), "reward.dense is False"), (dict(process=0.0), "reward.process is 0")):
+        with pytest.raises(ConfigError, match=f"{found} with .*or algo.team_term 'lookahead'"):
+            planned(**changes)
+        planned("lookahead", **changes)
+        planned(frozen=True, **changes)
+
+
+@pytest.mark.parametrize(
+    "name, unpaid",
+    [
+        ("plan_path", dict(shaping_reward=0.0)),
+        ("sokoban", dict(deadlock_reward=0.0)),
+        ("sudoku", dict(cell_reward=0.0)),
+    ],
+)
+def test_a_puzzle_pays_at_the_process_level_only_where_a_parameter_says_so(name, unpaid):
+    few = dict(n_train=8, n_test=2)
+    validate.check(config_with(env=defaults.environment(name, **few), eval__opponents=(), reward__process=0.5))
+    found = problems(env=defaults.environment(name, **few, **unpaid), eval__opponents=(), reward__process=0.5)
+    assert f"config.reward.process is 0.5, but {name} never pays at that level" in found[0]
+    roles = defaults.environment(name, **few, **unpaid, roles="two")  # a planner is always paid there
+    validate.check(config_with(env=roles, eval__opponents=(), reward__process=0.5))
