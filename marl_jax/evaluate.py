@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from envs.registry import held_out
 from envs.roles import TwoRole
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.identity import model_identity
+from marl_jax.identity import check_run
 from marl_jax.rollouts import matches, opponents
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running import stats
@@ -291,45 +291,6 @@ def _shape(setup: Setup) -> tuple:
         return m.name, m.policies, m.model, policy.lora, policy.dtype, longest, m.tokenizer.fingerprint
 
     return tuple(map(mind, setup.minds)), setup.config.env.to_dict()
-
-
-OF_LEVELS = {"pool", "part", "seed", "n_train", "n_test", "grades", "size", "walls", "boxes", "empties", "budget"}
-OF_REWARDS = {"consolation", "planner_weight"}
-"""Parameters of games in which an evaluation may differ from the training, beside those named …_reward: a policy can be
-tried on levels of another size or kind, and what a game pays changes neither its rules nor what is read."""
-
-
-def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
-    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup."""
-
-    def differences(there: Mapping, here: Mapping, name: str):
-        here = json.loads(json.dumps(here))
-        for key in (key for key in here if key in there and there[key] != here[key]):
-            yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
-
-    def of_rules(params: Mapping) -> dict:
-        free = OF_REWARDS | (OF_LEVELS if isinstance(setup.game, Puzzle | TwoRole) else set())
-        return {name: value for name, value in params.items() if name not in free and not name.endswith("_reward")}
-
-    problems, minds = [], {mind.name: mind for mind in setup.minds}
-    models = run.get("models", minds)
-    if set(models) != set(minds):
-        problems.append(f"models are {', '.join(models)} there and {', '.join(minds)} here")
-    for name in (name for name in models if name in minds and "models" in run):
-        here = model_identity(minds[name])
-        if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
-            del here["weights"], here["start"]
-        elif here["weights"] == "random" and not here["start"]:  # made from the seed
-            problems += differences(run, {"seed": setup.config.seed}, "config")
-        problems += differences(models[name], here, f"models.{name}")
-    if env := run.get("env"):
-        there, here = env, setup.config.env.to_dict()
-        problems += differences(there, {name: here[name] for name in ("name", "text", "style", "context")}, "env")
-        there, here = of_rules(there["params"]), of_rules(here["params"])
-        every = dict.fromkeys([*there, *here])
-        problems += differences({**every, **there}, {**every, **here}, "env.params")
-    if problems:
-        raise RunError(f"the checkpoint in {folder} is of another run: {'; '.join(problems)}")
 
 
 def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:

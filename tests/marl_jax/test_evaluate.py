@@ -18,7 +18,7 @@ from envs.tic_tac_toe.rules import TicTacToe
 from marl_jax import evaluate
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.identity import identity
+from marl_jax.identity import check_run, identity
 from marl_jax.rollouts import matches, records
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running import stats
@@ -220,7 +220,7 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
             for group in groups:
                 here = here[group]
             here[field] = value
-        evaluate.check_run(run, setups.make(changed), tmp_path)
+        check_run(run, setups.make(changed), tmp_path)
 
     check(env__params__size=6, env__params__budget=16, env__params__goal_reward=3.0, seed=5)
     check(env__params__planner_weight=0.5)
