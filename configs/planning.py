@@ -1,7 +1,9 @@
 """The planning puzzles in their forms: one agent or two roles, untrained, GRPO or AT-GRPO.
 
 Every form that learns has room for the same number of answers a step: with two roles a move takes two answers, so half
-as many games are played, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer.
+as many games are played at once, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer. GRPO
+plays whole games only; its rows have time for ROUNDS of the longest, one after the other, so that little is left empty
+when games end early, and there are that many times fewer rows.
 """
 
 from ml_collections import ConfigDict
@@ -9,6 +11,7 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults, models, variants
 
 GROUP = 4
+ROUNDS = 4
 SMALL = "+small"
 ROLES = {"roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart"}
 FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart")
@@ -34,7 +37,7 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.algo = algorithms.at_grpo(GROUP) if form.startswith("at_grpo") else algorithms.grpo(GROUP)
     # Going on from any candidate rather than the best, a policy also meets the positions its own mistakes lead to.
     config.algo.update(dict(minibatches=2, clip_high=0.28, continuation="random"))
-    config.rollout.update(dict(games=512, turns=moves * (2 if roles else 1)))
+    config.rollout.update(dict(games=512, turns=moves * (2 if roles else 1) * (ROUNDS if _whole_games(form) else 1)))
     config.steps = 200
     config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=50, games=256, opponents=()))
@@ -45,10 +48,16 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
         config.algo.accumulate = 8  # soon most groups are equal; parts of a minibatch with no others are not read
     if model is not None:
         _pretrained(config)
-    config.rollout.games //= (2 if roles else 1) * (GROUP if form.startswith("at_grpo") else 1)
+    config.rollout.games //= fewer(form)
     if form in ("at_grpo_lora", "at_grpo_apart"):
         per_role(config, adapters=form == "at_grpo_lora")
     return config
+
+
+def fewer(form: str) -> int:
+    """How many times fewer games a form plays at once than one agent, a game a row, could with as many answers."""
+    candidates = GROUP if form.startswith("at_grpo") else ROUNDS if _whole_games(form) else 1
+    return candidates * (2 if form in ROLES else 1)
 
 
 def per_role(config: ConfigDict, adapters: bool) -> None:
@@ -61,6 +70,10 @@ def per_role(config: ConfigDict, adapters: bool) -> None:
         config.optim.lr = max(3 * config.optim.lr, 1e-4)  # adapters learn with larger steps than all weights
     elif not adapters:
         config.model.lora.rank = 0
+
+
+def _whole_games(form: str) -> bool:
+    return form in ("grpo", "roles_grpo")
 
 
 def _pretrained(config: ConfigDict) -> None:

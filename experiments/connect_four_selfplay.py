@@ -12,13 +12,14 @@ def get_config(variant: str | None = None):
     """Self-play PPO on connect four with a pool of past selves."""
     config = defaults.get_config()
     config.name = "connect_four_selfplay"
-    config.steps = 400
+    config.steps = 150
     config.env = defaults.environment("connect_four")
-    config.rollout.turns = 42  # the longest game
-    config.rollout.games = 128
-    config.algo.gamma = 0.99  # a win sooner is worth more; games are long
-    config.opponents.self_share = 0.75
-    config.opponents.pool_size = 4
+    config.env.symmetry = True  # a position and its mirror image teach the same
+    config.rollout.update(dict(games=128, turns=42))  # 42 turns: the longest game
+    config.algo.update(dict(gamma=0.99, epochs=1, minibatches=8, entropy_coef=0.05))  # a win sooner is worth more
+    # Past selves, and now and then a weak player, keep the ways to win in practice.
+    config.opponents.update(dict(self_share=0.6, pool_size=4, bots=("random",), bot_share=0.2))
+    config.eval.every = 25
     config.eval.opponents = ("random", "search")
     config.checkpoint.best_metric = "random/win_rate"
     return variants.choose(config, variant)

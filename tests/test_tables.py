@@ -36,7 +36,7 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, game, model
 
 def test_unequal_budgets_are_refused(tmp_path):
     flags = flags_of(tmp_path, "--games=20")
-    with pytest.raises(SystemExit, match="budgets of plan_path differ: .*--games must be a multiple of 8"):
+    with pytest.raises(SystemExit, match="budgets of plan_path differ: .*--games must be a multiple of 32"):
         planning.check_budgets(flags, planning.select(""))
 
 

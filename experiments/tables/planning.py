@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from configs import planning as puzzles
 from experiments.tables.bars import Bar, chart
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,12 +168,12 @@ def experiment(flags: argparse.Namespace, row: str) -> str:
 
 def config_of(flags: argparse.Namespace, game: str, row: str):
     """The config of a row as the experiment gives it, with the table's flags."""
-    config = importlib.import_module(f"experiments.{game}").get_config(experiment(flags, row))
+    form = experiment(flags, row)
+    config = importlib.import_module(f"experiments.{game}").get_config(form)
     if flags.steps:
         config.steps = flags.steps
     if flags.games:
-        share = 2 if "roles" in config.env.params and config.env.params.roles == "two" else 1
-        config.rollout.games = flags.games // share // (config.algo.group if config.algo.name == "at_grpo" else 1)
+        config.rollout.games = flags.games // puzzles.fewer(form.split("+")[0])
     return config
 
 
@@ -187,7 +188,7 @@ def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) 
     for game in GAMES:
         found = {row: answers(config_of(flags, game, row)) for g, row in wanted if g == game and ROWS[row].learns}
         if len(set(found.values())) > 1:
-            raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 8")
+            raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 32")
 
 
 def run_all(flags: argparse.Namespace, passed: Sequence[str], wanted: Sequence[tuple[str, str]]) -> list[str]:
