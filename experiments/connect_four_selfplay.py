@@ -2,8 +2,8 @@
 
     python launch.py --config=experiments/connect_four_selfplay.py
 
-Twenty minutes on two CPU cores. Expect about 90 % wins against random play, which a fresh network nearly has already, and
-nothing against the search bot: `tiny` shows the machinery here, the variants are for playing well (docs/results.md).
+Twenty minutes on two CPU cores. Expect about 90 % wins against random play, which a fresh network nearly has already,
+and nothing against the search bot: `tiny` is too small for this game (docs/results.md).
 
 Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` (real models, for a GPU or more).
 """
