@@ -3,7 +3,7 @@
     python launch.py --config=experiments/connect_four_selfplay.py
 
 Twenty minutes on two CPU cores. Expect about 90 % wins against random play, which a fresh network nearly has already,
-and nothing against the search bot: `tiny` is too small for this game (docs/results.md).
+and nothing against the search bot (docs/results.md).
 
 Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` (real models, for a GPU or more).
 """
