@@ -12,6 +12,7 @@ from configs import algorithms, defaults, models, variants
 
 GROUP = 4
 ROUNDS = 4
+ADAPTER_LR = 2e-4
 SMALL = "+small"
 ROLES = {"roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart"}
 FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart")
@@ -67,7 +68,7 @@ def per_role(config: ConfigDict, adapters: bool) -> None:
     config.eval.swap_roles = True
     if adapters and not config.model.lora.rank:
         config.model.lora = ConfigDict(dict(rank=16, alpha=32.0, targets=models.ALL_LINEAR))
-        config.optim.lr = max(3 * config.optim.lr, 1e-4)  # adapters learn with larger steps than all weights
+        config.optim.lr = max(3 * config.optim.lr, ADAPTER_LR)  # adapters learn with larger steps than all weights
     elif not adapters:
         config.model.lora.rank = 0
 
@@ -85,7 +86,8 @@ def _pretrained(config: ConfigDict) -> None:
     config.algo.update(dict(entropy_coef=0.02, is_clip=0.0))
     if config.mesh.fsdp == 1:
         config.algo.minibatches = 4
-    config.optim.update(dict(lr=1e-4 if config.model.lora.rank else config.optim.lr / 4, schedule="linear"))
+    lr = min(config.optim.lr, ADAPTER_LR) if config.model.lora.rank else config.optim.lr / 2
+    config.optim.update(dict(lr=lr, schedule="linear"))
 
 
 def is_small(form: str | None) -> bool:

@@ -27,7 +27,7 @@ def smollm2_lora(config: ConfigDict) -> ConfigDict:
     """SmolLM2-135M on one GPU, LoRA adapters."""
     config = smollm2(config)
     config.model.lora.rank = 32
-    config.optim.lr = config.sft.lr = 5e-4
+    config.optim.lr = config.sft.lr = 3e-4
     return config
 
 
