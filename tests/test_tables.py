@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from experiments.tables import planning
+from experiments.tables import planning, runs
 from marl_jax import validate
 
 MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
@@ -78,7 +78,7 @@ def fake_run(folder, steps, before, after, opponents=("self",), games=16):
 
 
 @pytest.fixture
-def runs(tmp_path):
+def finished(tmp_path):
     """A game whose rows have all been run but one."""
     for row, after in (("grpo", 0.4), ("at_grpo", 0.8)):
         fake_run(tmp_path / "plan_path" / row, 5, 0.3, after)
@@ -86,11 +86,11 @@ def runs(tmp_path):
     return tmp_path
 
 
-def test_finished_rows_are_collected_and_written(runs, capsys):
+def test_finished_rows_are_collected_and_written(finished, capsys):
     counts = "".join(json.dumps({"step": step, "answers": 120.0}) + "\n" for step in range(1, 6))
-    (runs / "plan_path" / "grpo" / "metrics.jsonl").write_text(counts)
-    assert planning.main([f"--workdir={runs}", "--only=plan_path", "--steps=5", "--collect"]) == 0
-    text = (runs / "planning.md").read_text()
+    (finished / "plan_path" / "grpo" / "metrics.jsonl").write_text(counts)
+    assert planning.main([f"--workdir={finished}", "--only=plan_path", "--steps=5", "--collect"]) == 0
+    text = (finished / "planning.md").read_text()
     assert text == capsys.readouterr().out
     assert "| one agent | 30.0 [20.0, 40.0] |" in text
     assert "| one agent + GRPO | 30.0 [20.0, 40.0] → **40.0 [30.0, 50.0]** |" in text
@@ -98,35 +98,35 @@ def test_finished_rows_are_collected_and_written(runs, capsys):
     assert "| … the same, roles swapped | 30.0 [20.0, 40.0] → **50.0 [40.0, 60.0]** |" in text
     assert "every row that learns has room for 800 answers" in text and "random moves solve 15.0" in text
     assert "of that room were used 75 % (one agent + GRPO)." in text
-    with (runs / "planning.csv").open() as file:
+    with (finished / "planning.csv").open() as file:
         rows = {row["row"]: row for row in csv.DictReader(file)}
     assert float(rows["at_grpo"]["after_value"]) == 0.8 and rows["roles"]["after_value"] == ""
     assert rows["at_grpo"]["answers"] == "800" and rows["roles_grpo"]["answers"] == ""
     assert rows["grpo"]["used"] == "600" and rows["at_grpo"]["used"] == ""
-    drawn = ElementTree.fromstring((runs / "planning.svg").read_text())
+    drawn = ElementTree.fromstring((finished / "planning.svg").read_text())
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert "Plan-Path" in words and "80.0" in words and len(words) > 10
 
 
-def test_runs_of_other_budgets_are_not_put_side_by_side(runs):
-    fake_run(runs / "plan_path" / "roles_grpo", 5, 0.3, 0.5, games=32)
+def test_runs_of_other_budgets_are_not_put_side_by_side(finished):
+    fake_run(finished / "plan_path" / "roles_grpo", 5, 0.3, 0.5, games=32)
     with pytest.raises(SystemExit, match="the runs of plan_path have different budgets: .*'roles_grpo': 1600"):
-        planning.main([f"--workdir={runs}", "--only=plan_path", "--steps=5", "--collect"])
+        planning.main([f"--workdir={finished}", "--only=plan_path", "--steps=5", "--collect"])
 
 
-def test_only_what_is_missing_runs_and_failures_are_told(runs, monkeypatch, capsys):
+def test_only_what_is_missing_runs_and_failures_are_told(finished, monkeypatch, capsys):
     launched = []
 
-    def launch(flags, name, command, running):
+    def launch(folder, name, command, jobs, running):
         launched.append((name, command))
         return int(name.endswith("roles_grpo"))
 
-    monkeypatch.setattr(planning, "launch", launch)
-    command = [f"--workdir={runs}", "--only=plan_path", "--steps=5", "--sft_steps=0", "--config.seed=3"]
+    monkeypatch.setattr(runs, "launch", launch)
+    command = [f"--workdir={finished}", "--only=plan_path", "--steps=5", "--sft_steps=0", "--config.seed=3"]
     assert planning.main(command) == 1
     assert [name for name, _ in launched] == ["plan_path/roles_grpo"] and launched[0][1][-1] == "--config.seed=3"
     assert "plan_path/roles_grpo failed" in capsys.readouterr().err
-    assert (runs / "planning.md").exists()  # what there is, is written all the same
+    assert (finished / "planning.md").exists()  # what there is, is written all the same
 
 
 def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
@@ -135,7 +135,7 @@ def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
         "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1] + '.saved', 'w').close(), sys.exit(0)))\n"
         "open(sys.argv[1], 'w').close(); time.sleep(60)"
     )
-    with planning.Running() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with runs.Running() as running, concurrent.futures.ThreadPoolExecutor(2) as pool:
         both = [pool.submit(running.run, [sys.executable, "-c", script, str(tmp_path / name)]) for name in "ab"]
         while not all((tmp_path / name).exists() for name in "ab"):
             time.sleep(0.01)

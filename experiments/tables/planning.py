@@ -16,23 +16,18 @@ Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import csv
 import dataclasses
 import importlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import planning as puzzles
 from experiments.tables.bars import Bar, chart
+from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done, run_all
 
-ROOT = Path(__file__).resolve().parents[2]
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
 
 
@@ -72,18 +67,6 @@ SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
 
 
 @dataclasses.dataclass(frozen=True)
-class Rate:
-    """A success rate with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-
-@dataclasses.dataclass(frozen=True)
 class Result:
     """What a row came to.
 
@@ -104,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, passed = parse(argv)
     wanted = select(flags.only)
     check_budgets(flags, wanted)
-    failed = [] if flags.collect else run_all(flags, passed, wanted)
-    results = collect(flags, wanted)
     folder = Path(flags.workdir)
+    failed = [] if flags.collect else run_all(plan(flags, wanted), folder, flags.jobs, passed)
+    results = collect(flags, wanted)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planning.md").write_text(markdown(results, flags), encoding="utf-8")
     (folder / "planning.svg").write_text(drawing(results), encoding="utf-8")
@@ -191,66 +174,8 @@ def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) 
             raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 32")
 
 
-def run_all(flags: argparse.Namespace, passed: Sequence[str], wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Runs what is not finished, warm starts first, `jobs` at a time; answers with the names of those that failed."""
-    failed: list[str] = []
-    with Running() as running:
-        for runs in plan(flags, wanted):
-            missing = {name: command for name, (command, done) in runs.items() if not done}
-            with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
-                launched = {
-                    name: pool.submit(launch, flags, name, [*command, *passed], running)
-                    for name, command in missing.items()
-                }
-                statuses = {name: future.result() for name, future in launched.items()}
-            if running.stopped:
-                sys.stderr.write("planning.py: stopped; the same command goes on from there\n")
-                break
-            failed = [name for name, status in statuses.items() if status]
-            if failed:
-                break
-    return failed
-
-
-class Running:
-    """The runs under way. While it is open, a signal that ends this program ends them: they save and stop."""
-
-    def __init__(self):
-        self.stopped = False
-        self._processes: set[subprocess.Popen] = set()
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Running:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._stop)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: object) -> None:
-        self.stopped = True
-        for process in tuple(self._processes):
-            process.terminate()
-
-    def run(self, command: Sequence[str], **options) -> int:
-        """Runs a command to its end; its status, -1 when it was not begun because the program is to stop."""
-        if self.stopped:
-            return -1
-        # A session of its own: Ctrl-C reaches it through `_stop` only, once.
-        process = subprocess.Popen(command, start_new_session=True, **options)
-        self._processes.add(process)
-        if self.stopped:  # told so just now
-            process.terminate()
-        try:
-            return process.wait()
-        finally:
-            self._processes.discard(process)
-
-
-def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterator[dict[str, tuple[list[str], bool]]]:
-    """Two rounds of runs, warm starts and rows: by name, what follows `launch.py`, and whether it has been done."""
+def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> tuple[Runs, Runs]:
+    """Two rounds of runs: warm starts, and the rows, which begin from them."""
     folder = Path(flags.workdir)
     common = [f"--config.eval.games={flags.eval_games}"]
     warm, rows = {}, {}
@@ -275,8 +200,7 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterat
                 folder / game / about.twin, "self", first=True
             )
             rows[name] = ([*command, "--mode=eval"], bool(done))
-    yield warm
-    yield rows
+    return warm, rows
 
 
 def warm_steps(flags: argparse.Namespace, game: str) -> int:
@@ -284,61 +208,7 @@ def warm_steps(flags: argparse.Namespace, game: str) -> int:
     return SFT_STEPS[game] if flags.sft_steps < 0 else flags.sft_steps
 
 
-def launch(flags: argparse.Namespace, name: str, command: Sequence[str], running: Running) -> int:
-    """One run in a process of its own; its output goes to its folder."""
-    folder = Path(flags.workdir).absolute() / name
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = dict(os.environ)
-    if flags.jobs > 1:
-        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / flags.jobs:.2f}")
-    began = time.monotonic()
-    sys.stderr.write(f"{name}: python launch.py {' '.join(command)}\n")
-    with (folder / "launch.log").open("a", encoding="utf-8") as log:
-        command = [sys.executable, "launch.py", *command, f"--workdir={folder}", "--config.log.progress=false"]
-        status = running.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    word = "stopped" if running.stopped else f"ended with status {status}" if status else "done"
-    sys.stderr.write(f"{name}: {word} after {time.monotonic() - began:.0f} s\n")
-    return status
-
-
 # ---------------------------------------------------------------------------------------------------------- results
-
-
-def evaluations(folder: Path) -> list[dict]:
-    """The rows of a run's evaluations."""
-    return lines_of(folder / "eval.jsonl")
-
-
-def counted(folder: Path) -> int | None:
-    """How many answers a run sampled in training, by its own count; None for one that kept none."""
-    rows = lines_of(folder / "metrics.jsonl")
-    return int(sum(row["answers"] for row in rows)) if rows and all("answers" in row for row in rows) else None
-
-
-def lines_of(path: Path) -> list[dict]:
-    """The rows of a file of JSON lines, whole lines only; none where there is no file."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # cut short by a crash
-    return rows
-
-
-def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
-    """The success rate of a run in its first or newest evaluation; of a run that was only evaluated, in that one."""
-    rows = evaluations(folder)
-    if not rows and (folder / "evaluation.json").exists():
-        rows = [{"step": 0, **row} for row in json.loads((folder / "evaluation.json").read_text())["rows"]]
-    rows = [row for row in rows if row["opponent"] == opponent and (row["step"] == 0 or not first)]
-    return Rate(*(rows[-1][f"success{end}"] for end in ("", "_low", "_high"))) if rows else None
-
-
-def is_done(folder: Path, steps: int) -> bool:
-    """Whether a run has been evaluated after its last step and its checkpoint is there."""
-    evaluated = any(row["step"] >= steps for row in evaluations(folder))
-    return evaluated and any((folder / "checkpoints").glob(f"{steps}/seal.json"))
 
 
 def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> list[Result]:
