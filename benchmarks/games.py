@@ -1,7 +1,7 @@
 """Speed of the games: steps per second of random play with automatic reset, one JSON line per figure.
 
     python -m benchmarks.games                                  # all games, rules only and with token rendering
-    python -m benchmarks.games --games hanabi --batch 4096 --tokenizer qwen2.5
+    python -m benchmarks.games --games hanabi --batch 4096 --tokenizer smollm2-135m
 
 Every figure is one jitted scan over turns of a whole batch: draw a uniformly random legal action in every row, step,
 and begin a new game where one ended; `rules+tokens` also renders the prompt of every row's state. Peers run the same
@@ -18,7 +18,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -100,12 +100,12 @@ def jaxmarl_subject() -> Subject:
     return Subject("jaxmarl", "hanabi", "rules+observation", lambda keys: jax.vmap(env.reset)(keys)[1], turn)
 
 
-def subjects(names: list[str], tokenizer: Any) -> Iterator[Subject]:
+def subjects(names: list[str], tokenizer: Any, styles: Sequence[str]) -> Iterator[Subject]:
     """What there is to measure for the games asked for."""
     for name in names:
         game = make(name, **PARAMS.get(name, {}))
         yield ours(game)
-        for style in texts.STYLES:
+        for style in styles:
             yield ours(game, texts.make(game, style).compile(tokenizer))
         if name in ("tic_tac_toe", "connect_four") and importlib.util.find_spec("pgx"):
             yield pgx_subject(name)
@@ -158,7 +158,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="bytes", help="name or path of the tokenizer to render with")
     args = parser.parse_args()
     tokenizer = tokenizers.load(args.tokenizer)
-    for subject in subjects(args.games, tokenizer):
+    styles = texts.STYLES if args.tokenizer == "bytes" else ("full",)  # brief texts are written for bytes
+    for subject in subjects(args.games, tokenizer, styles):
         print(json.dumps(measure(subject, args.batch, args.turns, args.repeats)), flush=True)
 
 

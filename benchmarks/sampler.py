@@ -1,7 +1,7 @@
 """How fast the sampler generates, as one JSON line per case.
 
     python -m benchmarks.sampler                      # every case that fits this machine
-    python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256 --peers
+    python -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256 --peers=dynamic,static
 
 Random weights in the published shapes, `--prompt` tokens read and `--new` tokens written per row at temperature 1, in
 bfloat16 on accelerators. `tokens_per_s` counts generated tokens over decoding time, `with_prefill_tokens_per_s` over

@@ -73,7 +73,7 @@ def environment(name: str, **params) -> ConfigDict:
             params=params,
             text="full",  # full: rules and position in words; brief: a few characters, for small models from scratch
             style="chat",  # chat: the model's own chat template; plain: the text alone
-            context="turn",  # turn: rules and the present position; history: the conversation so far
+            context="turn",  # every prompt has the rules and the present position
             symmetry=False,  # Other-Play: a random symmetry of the game for every episode and seat
         )
     )

@@ -5,7 +5,8 @@
 Twenty minutes on two CPU cores. Expect about 90 % wins against random play, which a fresh network nearly has already,
 and nothing against the search bot (docs/results.md).
 
-Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` (real models, for a GPU or more).
+Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the
+others of `configs/variants.py`.
 """
 
 from configs import defaults, variants

@@ -4,7 +4,7 @@
 
 The default is the small game (2 colours, 2 cards in hand). Expect a score of 1.6 after 60 of its 200 updates, from 0,
 in eight minutes of processor time or so (docs/results.md); larger batches get further. The variants `:smollm2`,
-`:smollm2-lora`, `:qwen2.5-0.5b` and `:qwen2.5-7b` play the full game of two players.
+`:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the others of `configs/variants.py` play the full game of two.
 """
 
 from configs import defaults, variants

@@ -6,8 +6,8 @@ Four minutes on two CPU cores. Expect about 88 % wins and no losses against rand
 than nine games of ten. On one H200: with `:smollm2` in seven minutes 93 % wins and all games against minimax drawn,
 with adapters (`:smollm2-lora`) in nine minutes 92 % and all games drawn (docs/results.md).
 
-Variants: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-coder-0.5b`, `:qwen2.5-7b` (real models, for a GPU or
-more).
+Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-coder-0.5b`,
+`:qwen2.5-7b` and the others of `configs/variants.py`.
 """
 
 from configs import defaults, variants

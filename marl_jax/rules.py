@@ -76,7 +76,7 @@ RULES: dict[str, Rule] = {
     "env.params": OPEN,
     "env.text": choice("full", "brief"),
     "env.style": choice("chat", "plain"),
-    "env.context": choice("turn", "history"),
+    "env.context": choice("turn"),
     "env.symmetry": SWITCH,
     "model.name": MODEL,
     "model.weights": TEXT,

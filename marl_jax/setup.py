@@ -164,8 +164,6 @@ def make(
     devices  those of the mesh; None: all
     find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
     """
-    if config.env.context != "turn":
-        raise ConfigError([f"config.env.context is {config.env.context!r}; in games every prompt stands alone: 'turn'"])
     mesh = meshes.make(config, devices)
     at_play = meshes.for_sampling(mesh, config.mesh.sampling)
     meshes.check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(at_play))

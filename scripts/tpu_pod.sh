@@ -48,10 +48,10 @@ case "${1:-}" in
     ;;
   install)
     on_all "set -e
-      sudo apt-get install -y -q git make nfs-common python3-venv
+      sudo apt-get install -y -q git make nfs-common python3-venv python3.11 python3.11-venv
       sudo mkdir -p /mnt/share
       mountpoint -q /mnt/share || sudo mount -o rw,hard '${SHARE:?the NFS that all workers mount, e.g. SHARE=10.0.0.2:/share}' /mnt/share
-      sudo mkdir -p /mnt/share/runs && sudo chmod 777 /mnt/share/runs
+      sudo mkdir -p /mnt/share/runs /mnt/share/weights && sudo chmod 777 /mnt/share/runs /mnt/share/weights
       test -d marl_jax || git clone -q '${REPOSITORY:?from where the workers clone the code}' marl_jax
       cd marl_jax && git pull -q && make tpu"
     ;;
@@ -59,6 +59,7 @@ case "${1:-}" in
     # One process a worker; they find each other. Only one run at a time: a second start is refused.
     on_all "cd marl_jax
       if test -f run.pid && kill -0 \$(cat run.pid) 2>/dev/null; then echo 'already running on' \$(hostname); exit 0; fi
+      export MARL_JAX_WEIGHTS=/mnt/share/weights
       nohup setsid scripts/keep_running.sh .venv/bin/python launch.py --config=$CONFIG --workdir=$workdir \
         --config.distributed.enabled=true $FLAGS > run.log 2>&1 < /dev/null &
       echo \$! > run.pid"

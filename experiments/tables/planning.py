@@ -63,7 +63,7 @@ ROWS = {
 }
 WARM = {"single": "sft_single", "roles": "sft_roles"}
 SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
-"""After so many steps of imitation the embedded model solves two fifths: enough to go on from, with room above."""
+"""After so many steps of imitation the embedded model solves a tenth to two fifths: enough to go on from, with room."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--steps", type=int, default=0, help="updates of every row that learns; 0: the experiment's")
     parser.add_argument("--sft_steps", type=int, default=-1, help="steps of the warm start; 0: none; -1: each game's")
     parser.add_argument(
-        "--games", type=int, default=0, help="games at once of one agent; rows that answer more play less"
+        "--games", type=int, default=0, help="games at once of one agent, a game a row; other forms play fewer"
     )
     parser.add_argument("--eval_games", type=int, default=512)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; on a GPU they share its memory")

@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from marl_jax.running.metrics import read_json_lines
-
 ROOT = Path(__file__).resolve().parents[2]
 
 Runs = dict[str, tuple[list[str], bool]]
@@ -120,7 +118,7 @@ def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
 
 def counted(folder: Path) -> int | None:
     """How many answers a run sampled in training, by its own count; None for one that kept none."""
-    rows = read_json_lines(folder / "metrics.jsonl")
+    rows = lines_of(folder / "metrics.jsonl")
     return int(sum(row["answers"] for row in rows)) if rows and all("answers" in row for row in rows) else None
 
 
@@ -132,4 +130,15 @@ def is_done(folder: Path, steps: int) -> bool:
 
 def evaluations(folder: Path) -> list[dict]:
     """The rows of a run's evaluations."""
-    return read_json_lines(folder / "eval.jsonl")
+    return lines_of(folder / "eval.jsonl")
+
+
+def lines_of(path: Path) -> list[dict]:
+    """The rows of a file of JSON lines, whole lines only; none where there is no file."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # cut short by a crash
+    return rows
