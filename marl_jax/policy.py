@@ -312,9 +312,11 @@ class Policy:
         rows, token, logp = decode.begin(self.model, fast["model"], last, cache, settings)
         # Whole rounds of steps between two looks at who is done; a full row stays as it is in the steps too many.
         steps = -(-(free.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
-        rows, tokens, logps, _ = decode.chunk(self.model, fast["model"], rows, settings, steps, adapters, self.dtype)
-        answers = jnp.concatenate([token[:, None], tokens], axis=1)[:, : free.max_new]
-        logps = jnp.concatenate([logp[:, None], logps], axis=1)[:, : free.max_new]
+        answers, logps = token[:, None], logp[:, None]
+        if steps:
+            rows, *rest, _ = decode.chunk(self.model, fast["model"], rows, settings, steps, adapters, self.dtype)
+            answers, logps = (jnp.concatenate(x, axis=1) for x in zip((answers, logps), rest, strict=True))
+        answers, logps = answers[:, : free.max_new], logps[:, : free.max_new]
         said = rows.written - (rows.finish == decode.STOP)
         return free.parse(answers, said, legal), answers, rows.written, logps
 

@@ -97,7 +97,10 @@ class Setup:
         """The program that gathers samples, with a curriculum around it if there is one."""
         settings = {name: value for name, value in self.config.curriculum.items() if name != "enabled"}
         rollout = self.plain_rollout()
-        return Graded(rollout, Rule(**settings)) if self.config.curriculum.enabled else rollout
+        if not self.config.curriculum.enabled:
+            return rollout
+        # GRPO plays the games of a rollout to their ends; others leave some to the next.
+        return Graded(rollout, Rule(**settings, wait=0 if self.config.algo.name == "grpo" else self.game.max_turns))
 
     def plain_rollout(self) -> Rollout:
         """The program without a curriculum."""
@@ -268,7 +271,11 @@ def _names(prompt: Prompt) -> list[list[int]]:
 
 
 def _free(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Free:
-    return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, config.rollout.max_new_tokens)
+    longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
+    if longest > limit:
+        problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
+        raise ConfigError([f"{problem}; accepted: {longest} and more"])
+    return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 
 
 def _seats(config: ConfigDict, game: Game) -> list[str]:

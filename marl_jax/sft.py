@@ -243,13 +243,16 @@ class Imitation:
         unseen = demonstrations(setup, game=held_out(setup.game), noise=0.0)
         examine = jax.jit(unseen.examine, static_argnums=1)
         self._samples, self._right = examine(jax.random.key(HELD_OUT_KEY), DRAWS)
+        shown = np.asarray(self._samples.tokens)[np.asarray(self._samples.weights) > 0]
+        self._distinct = len(np.unique(shown, axis=0))
         self._program = jax.jit(self._answers)
 
     def __call__(self, weights: dict[str, dict]) -> dict[str, Any]:
         """A row of figures, as those of `evaluate.Evaluation`: `accuracy`, the share of answers that are the bot's."""
         right, counts = jax.device_get(self._program(weights, self._samples, self._right))
-        accuracy = stats.wilson(int(np.sum(right & counts)), int(np.sum(counts)), self._confidence)
-        log.info("held-out demonstrations: accuracy %s of %d answers", accuracy, np.sum(counts))
+        accuracy = stats.wilson(int(np.sum(right & counts)), int(np.sum(counts)), self._confidence, self._distinct)
+        told = accuracy, np.sum(counts), self._distinct
+        log.info("held-out demonstrations: accuracy %s of %d answers, %d distinct", *told)
         row = dict(accuracy=accuracy.value, accuracy_low=accuracy.low, accuracy_high=accuracy.high)
         return {"opponent": "demonstrations", "games": int(np.sum(counts)), **row}
 

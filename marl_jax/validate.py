@@ -103,6 +103,13 @@ def _algorithm(c: ConfigDict) -> Iterator[str]:
         )
     if c.algo.gae == "token" and c.rollout.answer == "choice":
         yield "config.algo.gae is 'token' with rollout.answer 'choice'; accepted: 'turn', or rollout.answer 'free'"
+    if c.algo.gae == "token" and c.algo.critic == "central":
+        yield (
+            "config.algo.gae is 'token' with algo.critic 'central', which has one value a turn; accepted: 'turn', or "
+            "algo.critic 'head' or 'separate'"
+        )
+    if grouped and c.algo.gamma != 1:
+        yield f"config.algo.gamma is {c.algo.gamma} with algo.name {c.algo.name!r}, which never discounts; accepted: 1"
 
 
 def _packing(c: ConfigDict) -> Iterator[str]:
@@ -198,6 +205,14 @@ def _game(c: ConfigDict) -> Iterator[str]:
         if agent != "all" and agent not in seats:
             yield f"config.agents.{agent} is no seat of {c.env.name}; accepted: all, {', '.join(sorted(seats))}"
     named = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    if c.env.symmetry and games.symmetry(game) is None:
+        yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
+    players = [c.agents.get(f"seat_{i}", c.agents.get(role, c.agents.get("all", ""))) for i, role in enumerate(named)]
+    if c.opponents.self_share < 1 and sum(not player.startswith(opponents.BOT) for player in players) < 2:
+        yield (
+            f"config.opponents.self_share is {c.opponents.self_share}, and policies have one seat only, the learner's; "
+            "accepted: 1"
+        )
     free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
     if free:
         yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
@@ -218,6 +233,11 @@ def _opponents(c: ConfigDict) -> Iterator[str]:
     if o.bot_share > 0 and not o.bots:
         yield f"config.opponents.bot_share is {o.bot_share} and opponents.bots is empty; accepted: names, e.g. random"
     yield from _bots("opponents.bots", o.bots, c.env.name)
+    if o.bots and not round(c.rollout.games * o.bot_share / len(o.bots)):
+        yield (
+            f"config.opponents.bot_share is {o.bot_share}, which leaves the bots no game of {c.rollout.games}; "
+            "accepted: more, or opponents.bots empty"
+        )
     if o.self_share + o.bot_share < 1 - 1e-9 and not o.pool_size:
         yield (
             f"config.opponents.pool_size is 0 and leaves {1 - o.self_share - o.bot_share:.2f} of the games without an "

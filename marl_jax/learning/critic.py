@@ -20,14 +20,14 @@ KINDS = ("none", "head", "separate", "central")
 def init(kind: str, cfg: ModelConfig, params: dict) -> dict:
     """The critic's parameters; its first values are all 0, so that nothing is learnt from noise.
 
-    params  the policy's, copied into a separate trunk
+    params  the policy's, copied into a separate trunk, in float32 as all that learns: a frozen base may have less
     """
     if kind not in KINDS:
         raise ValueError(f"critic is {kind!r}; accepted: {', '.join(KINDS)}")
     if kind == "none":
         return {}
     head = {"weight": jnp.zeros((cfg.d_model,), jnp.float32), "bias": jnp.zeros((), jnp.float32)}
-    return head if kind == "head" else {**head, "model": jax.tree.map(jnp.copy, params)}
+    return head if kind == "head" else {**head, "model": jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)}
 
 
 def axes(kind: str, model: Model) -> dict:

@@ -87,10 +87,16 @@ def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
     return optax.chain(
         optax.clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity(),
         scale_by_adam(optim.b1, optim.b2, optim.eps, optim.moments),
-        optax.add_decayed_weights(optim.weight_decay, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        optax.add_decayed_weights(optim.weight_decay, mask=decays),
         optax.scale_by_learning_rate(schedule(optim, steps * updates_per_step)),
         optax.stateless(critic_rate),
     )
+
+
+def decays(params: dict) -> dict:
+    """Which weights decay, as a tree of bools: matrices, and neither norms nor biases, stacked over layers or not."""
+    spared = lambda path: any(word in jax.tree_util.keystr(path[-1:]) for word in ("norm", "bias"))  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda path, x: x.ndim > 1 and not spared(path), params)
 
 
 def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: ConfigDict) -> Callable:
@@ -101,8 +107,9 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
         size = runs // algo.minibatches
 
         def minibatch(learner, picked):
-            picked = (picked[:, None] * policy.share + jnp.arange(policy.share)).reshape(-1)
-            return _learn(policy, optimiser, algo, learner, take(rows, picked))
+            picked = take(rows, (picked[:, None] * policy.share + jnp.arange(policy.share)).reshape(-1))
+            learner, figures = _learn(policy, optimiser, algo, learner, picked)
+            return learner, {**figures, "taught": jnp.any(picked.weights > 0)}
 
         orders = jax.vmap(lambda k: jax.random.permutation(k, runs))(jax.random.split(key, algo.epochs))
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
@@ -110,11 +117,11 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
             teaches = jnp.any(rows.weights.reshape(runs, policy.share) > 0, axis=1)
             picks = teaching_first(picks, teaches, algo.accumulate)
         learner, metrics = jax.lax.scan(minibatch, learner, picks)
-        gap = metrics.pop("gap")[0]  # before the first change, learner and sampler should agree
-        figures = {name: jnp.mean(x) for name, x in metrics.items() if name != "skipped"}
+        taught, skipped, gap = (metrics.pop(name) for name in ("taught", "skipped", "gap"))
+        figures = {name: _mean(x, taught) for name, x in metrics.items()}  # minibatches of nothing say nothing
         figures |= {
-            "gap": gap,
-            "skipped": jnp.sum(metrics["skipped"]),
+            "gap": gap[jnp.argmax(taught)],  # before the first change, learner and sampler should agree
+            "skipped": jnp.sum(skipped),
             "skipped_in_a_row": learner.skipped,
             "rows": jnp.sum(rows.weights > 0),
         }

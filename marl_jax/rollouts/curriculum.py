@@ -26,11 +26,13 @@ class Ladder:
     """Where a learner stands; every row has the same numbers, so that they lie on a mesh as the games do.
 
     grade   int32 [B]    from 1 to n
+    age     int32 [B]    turns since it changed
     solved  float32 [B]  games solved since the last decision whether to go up or down
     ended   float32 [B]  games that ended since then
     """
 
     grade: jax.Array
+    age: jax.Array
     solved: jax.Array
     ended: jax.Array
 
@@ -46,7 +48,10 @@ class GradedGames:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """When to go up and down; the fields are those of `config.curriculum`.
+    """When to go up and down; the fields are those of `config.curriculum`, and
+
+    wait    turns after a change before games count: as many as a game may take, where games go on from rollout to
+            rollout. Until then those of the grade before are ending, and of the new ones the short, solved ones.
 
     grades  n
     start   the first grade
@@ -60,10 +65,12 @@ class Rule:
     up: float
     down: float
     window: int
+    wait: int = 0
 
     def begin(self, rows: int) -> Ladder:
         """At the first grade."""
-        return Ladder(jnp.full((rows,), self.start, jnp.int32), jnp.zeros((rows,)), jnp.zeros((rows,)))
+        nothing = jnp.zeros((rows,))
+        return Ladder(jnp.full((rows,), self.start, jnp.int32), jnp.zeros((rows,), jnp.int32), nothing, nothing)
 
     def climb(self, ladder: Ladder, finished: Finished) -> Ladder:
         """Where the learner stands after some games; once it is decided, counting starts again.
@@ -71,13 +78,17 @@ class Rule:
         A solved puzzle is one that paid the team. With AT-GRPO a game goes on from the best of some candidates, so more
         of them are solved than the policy would solve alone.
         """
-        solved = ladder.solved + jnp.sum(finished.ended & (finished.total.team > 0))
-        ended = ladder.ended + jnp.sum(finished.ended)
+        turns = finished.ended.shape[0]
+        counts = finished.ended & (ladder.age[0] + jnp.arange(turns) >= self.wait)[:, None]
+        solved = ladder.solved + jnp.sum(counts & (finished.total.team > 0))
+        ended = ladder.ended + jnp.sum(counts)
         share = solved / jnp.maximum(ended, 1)
         step = (share >= self.up).astype(jnp.int32) - (share < self.down).astype(jnp.int32)
         decided = ended >= self.window
+        grade = jnp.clip(ladder.grade + jnp.where(decided, step, 0), 1, self.grades)
         return Ladder(
-            grade=jnp.clip(ladder.grade + jnp.where(decided, step, 0), 1, self.grades),
+            grade=grade,
+            age=jnp.where(grade == ladder.grade, ladder.age + turns, 0),
             solved=jnp.where(decided, 0.0, solved),
             ended=jnp.where(decided, 0.0, ended),
         )

@@ -18,7 +18,6 @@ import numpy as np
 
 from envs.bots import Bot, pick
 from envs.roles import EXECUTOR, TwoRole, puzzle_state
-from marl_jax.errors import ConfigError
 from marl_jax.policy import Decision
 from marl_jax.rollouts.opponents import seat_actions
 from marl_jax.rollouts.rollout import Finished, Games, Rollout, row_keys
@@ -88,7 +87,7 @@ class Demonstrations(Rollout):
         total = jax.tree.map(jnp.add, games.total, reward)
         samples = self._samples(games, prompts, lengths, legal, decision, player, who, self._weigh(reward), ended, None)
         samples = samples.replace(weights=samples.weights * known)
-        finished = Finished(ended, total, games.turn + 1, games.seat, jnp.ones_like(ended))
+        finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return self._restart(after, ended, reset_keys), (samples, finished)
 
@@ -114,9 +113,6 @@ def names_to_write(mind: Mind) -> tuple[np.ndarray, np.ndarray]:
         choices = jax.device_get(mind.policy.choices)
         return np.maximum(choices.ids, 0).astype(np.int32), choices.lengths.astype(np.int32)
     longest = int(free.lengths.max())
-    if longest > free.max_new:
-        problem = f"config.rollout.max_new_tokens is {free.max_new}, and the longest answer has {longest} tokens"
-        raise ConfigError([f"{problem}; accepted: {longest} and more"])
     ids = np.zeros((len(free.ids), free.max_new), np.int32)
     ids[:, :longest] = np.maximum(free.ids[:, :longest], 0)
     stops = np.flatnonzero(free.lengths < free.max_new)

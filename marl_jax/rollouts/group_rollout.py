@@ -45,7 +45,7 @@ class GroupRollout(Rollout):
                 jax.vmap(jax.random.split)(row_keys(jax.random.fold_in(key, turn), rows)), 1, 0
             )
             waits = jax.vmap(self.game.done)(playing.state)
-            moved, samples, finished = self._move(fast, None, playing, act_keys, other_keys, ~waits)
+            moved, samples, finished = self._move(fast, None, playing, act_keys, other_keys)
             ended = finished.ended & ~waits
             samples = samples.replace(
                 weights=samples.weights * ~waits,

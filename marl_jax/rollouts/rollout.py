@@ -59,14 +59,12 @@ class Finished:
     total     Reward         what it paid in all, by level
     length    int32          its moves
     seat      int32          the learner's seat
-    whole     bool           it began in this rollout, so it was played against one opponent throughout
     """
 
     ended: jax.Array
     total: Reward
     length: jax.Array
     seat: jax.Array
-    whole: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,24 +141,23 @@ class Rollout:
         ahead = self.game.n_players
 
         def step(carry, turn):
-            games, kept, began = carry
+            games, kept = carry
             kept = jax.tree.map(lambda now, old: jnp.where(turn == self.turns, now, old), games, kept)
             keys = row_keys(jax.random.fold_in(key, turn), self.sections.rows)
-            games, samples, finished = self._turn(fast, past_fast, games, keys, began)
+            games, samples, finished = self._turn(fast, past_fast, games, keys)
             samples = samples.replace(weights=samples.weights * (turn < self.turns))
-            return (games, kept, began | finished.ended), (samples, finished)
+            return (games, kept), (samples, finished)
 
-        began = games.turn == 0
-        (_, kept, _), (samples, finished) = jax.lax.scan(step, (games, games, began), jnp.arange(self.turns + ahead))
+        (_, kept), (samples, finished) = jax.lax.scan(step, (games, games), jnp.arange(self.turns + ahead))
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
-    def _turn(self, fast, past_fast, games: Games, keys, began):
+    def _turn(self, fast, past_fast, games: Games, keys):
         """One move in every row, and a fresh game where one ended."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        games, samples, finished = self._move(fast, past_fast, games, act_keys, other_keys, began)
+        games, samples, finished = self._move(fast, past_fast, games, act_keys, other_keys)
         return self._restart(games, finished.ended, reset_keys), samples, finished
 
-    def _move(self, fast, past_fast, games: Games, act_keys, other_keys, began):
+    def _move(self, fast, past_fast, games: Games, act_keys, other_keys):
         """One move in every row."""
         player, through, view, prompts, lengths, legal = self._look(games)
         central = jax.vmap(self._central_view)(view, player) if self.policy.critic == "central" else None
@@ -190,7 +187,7 @@ class Rollout:
         total = jax.tree.map(jnp.add, games.total, reward)
         paid = self._weigh(reward) if self.dense else self._weigh(total) * ended[:, None]
         samples = self._samples(games, prompts, lengths, legal, decision, player, who, paid, ended, central)
-        finished = Finished(ended, total, games.turn + 1, games.seat, began)
+        finished = Finished(ended, total, games.turn + 1, games.seat)
 
         return Games(state, games.episode, games.turn + 1, games.seat, games.symmetry, total), samples, finished
 
@@ -324,21 +321,24 @@ def summary(finished: Finished, sections: Sections, competitive: bool) -> dict[s
         figures["draws"] = mean(jnp.all(agent == 0, axis=-1))
     for number, (bot, rows) in enumerate(sections.slices()):
         name = "past" if bot is None else f"bot_{number - (sections.past > 0)}"
-        wins, games = results(finished, rows, whole=False)
+        wins, games = results(finished, rows)
         figures[f"versus/{name}"] = wins / jnp.maximum(games, 1)
     return figures
 
 
-def results(finished: Finished, rows: slice, whole: bool = True) -> tuple[jax.Array, jax.Array]:
-    """(points of the learner, games) in some rows; a draw is half a point, and the learner wins by earning more."""
+def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
+    """(points of the learner, games) in some rows; a draw is half a point, and the learner wins by earning more.
+
+    A game that goes on from one rollout to the next counts for the opponent that ended it. Leaving such games out would
+    leave out the long ones.
+    """
     section = jax.tree.map(lambda x: x[:, rows], finished)
-    counts = section.ended & section.whole if whole else section.ended
     agent = section.total.agent
     seats = np.arange(agent.shape[-1])
     mine = jnp.take_along_axis(agent, section.seat[..., None], axis=-1)[..., 0]
     others = jnp.max(jnp.where(seats == section.seat[..., None], -jnp.inf, agent), axis=-1)
     points = jnp.where(mine > others, 1.0, jnp.where(mine == others, 0.5, 0.0))
-    return jnp.sum(points * counts), jnp.sum(counts)
+    return jnp.sum(points * section.ended), jnp.sum(section.ended)
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:

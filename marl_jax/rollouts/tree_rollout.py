@@ -44,18 +44,15 @@ class TreeRollout(Rollout):
         fast = self.policy.ready(weights)
         rows = self.sections.rows
 
-        def step(carry, turn):
-            games, began = carry
+        def step(games, turn):
             keys = row_keys(jax.random.fold_in(key, turn), rows)
-            games, samples, finished = self.branch(fast, games, keys, began)
-            return (games, began | finished.ended), (samples.replace(group=samples.group + turn * rows), finished)
+            games, samples, finished = self.branch(fast, games, keys)
+            return games, (samples.replace(group=samples.group + turn * rows), finished)
 
-        (games, _), (samples, finished) = jax.lax.scan(
-            step, (games, games.turn == 0), jnp.arange(self.turns)
-        )
+        games, (samples, finished) = jax.lax.scan(step, games, jnp.arange(self.turns))
         return samples, finished, games
 
-    def branch(self, fast: dict, games: Games, keys: jax.Array, began: jax.Array) -> tuple[Games, Samples, Finished]:
+    def branch(self, fast: dict, games: Games, keys: jax.Array) -> tuple[Games, Samples, Finished]:
         """One turn of every row: samples [B·K, …], and the games after one of the candidates."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         player, through, view, prompts, lengths, legal = self._look(games)
@@ -86,7 +83,7 @@ class TreeRollout(Rollout):
         taken = row * self.candidates + jnp.where(learns, chosen, 0)
         state, reward, ended = jax.tree.map(lambda x: x[taken], (state, reward, ended))
         total = jax.tree.map(jnp.add, games.total, reward)
-        finished = Finished(ended, total, games.turn + 1, games.seat, began)
+        finished = Finished(ended, total, games.turn + 1, games.seat)
         gone_on = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return self._restart(gone_on, ended, reset_keys), samples, finished
 

@@ -137,10 +137,9 @@ def check_b(kind=TreeRollout):
     games, keys = roll.start(jax.random.key(0)), row_keys(KEY, ROWS)
     branch = jax.jit(roll.branch)
     order = np.array([3, 0, 5, 1, 4, 2])
-    began = jnp.zeros(ROWS, bool)
     for _ in range(3):
-        after, samples, _ = branch({}, games, keys, began)
-        moved, permuted, _ = branch({}, row(games, order), keys[order], began)
+        after, samples, _ = branch({}, games, keys)
+        moved, permuted, _ = branch({}, row(games, order), keys[order])
         in_groups = lambda s: jax.tree.map(lambda x: x.reshape(ROWS, K, *x.shape[1:]), s.replace(group=s.action))  # noqa: E731
         jax.tree.map(np.testing.assert_array_equal, row(in_groups(samples), order), in_groups(permuted))
         jax.tree.map(np.testing.assert_array_equal, row(after, order), moved)
@@ -183,8 +182,8 @@ def check_e(kind=TreeRollout):
 class MergesProblems(TreeRollout):
     """Breaks (a): all first candidates, then all second ones, so what the learner compares are K problems."""
 
-    def branch(self, fast, games, keys, began):
-        games, samples, finished = super().branch(fast, games, keys, began)
+    def branch(self, fast, games, keys):
+        games, samples, finished = super().branch(fast, games, keys)
         return games, row(samples, np.arange(ROWS * K).reshape(ROWS, K).T.reshape(-1)), finished
 
 
@@ -355,12 +354,12 @@ def test_a_role_can_be_a_bot(team_term):
 
 def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
     bot = dict(seat_policy=(0, -1), learns=(True,), seat_bots=(None, UniformBot(GAME)))
-    began, keys = jnp.zeros(ROWS, bool), row_keys(jax.random.key(7), ROWS)
+    keys = row_keys(jax.random.key(7), ROWS)
     after_planner = program(continuation="first")
-    games = jax.jit(after_planner.branch)({}, after_planner.start(jax.random.key(0)), row_keys(KEY, ROWS), began)[0]
+    games = jax.jit(after_planner.branch)({}, after_planner.start(jax.random.key(0)), row_keys(KEY, ROWS))[0]
 
     def then(**settings):
-        return jax.device_get(jax.jit(program(**settings).branch)({}, games, keys, began)[0])
+        return jax.device_get(jax.jit(program(**settings).branch)({}, games, keys)[0])
 
     jax.tree.map(np.testing.assert_array_equal, then(continuation="first", **bot), then(continuation="best", **bot))
     frozen = dict(learns=(True, False))

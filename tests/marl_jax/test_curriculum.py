@@ -41,12 +41,12 @@ def finished(solved, ended):
     zeros = jnp.zeros((1, ended))
     team = (jnp.arange(ended) < solved)[None].astype(jnp.float32)
     total = Reward(team, zeros[..., None], zeros[..., None])
-    return Finished(zeros == 0, total, zeros, zeros, zeros == 0)
+    return Finished(zeros == 0, total, zeros, zeros)
 
 
 def climbed(rule, grade, *rollouts):
     """The grades after some rollouts, each (solved, ended)."""
-    ladder, grades = Ladder(*(jnp.full((3,), x) for x in (grade, 0.0, 0.0))), []
+    ladder, grades = Ladder(*(jnp.full((3,), x) for x in (grade, 0, 0.0, 0.0))), []
     for rollout in rollouts:
         ladder = rule.climb(ladder, finished(*rollout))
         grades.append(int(ladder.grade[0]))
@@ -59,6 +59,12 @@ def test_up_and_down_once_enough_games_have_ended():
     assert climbed(rule, 2, (9, 9), (1, 1), (1, 1)) == [2, 3, 3]  # counting starts again
     assert climbed(rule, 2, (7, 10), (8, 10), (2, 10), (3, 10)) == [2, 3, 2, 2]
     assert climbed(rule, 4, (10, 10)) == [4] and climbed(rule, 1, (0, 10)) == [1]
+
+
+def test_after_a_change_games_count_once_those_before_it_have_ended():
+    rule = Rule(grades=4, start=1, up=0.75, down=0.25, window=10, wait=2)
+    assert climbed(rule, 2, (10, 10), (10, 10), (10, 10), (10, 10), (10, 10), (10, 10)) == [2, 2, 3, 3, 3, 4]
+    assert climbed(rule, 2, (10, 10), (10, 10), (5, 10), (10, 10)) == [2, 2, 2, 3]  # to stay is no change
 
 
 @pytest.mark.parametrize("name", PUZZLES)
@@ -120,7 +126,7 @@ def test_a_run_rises_and_an_interrupted_one_stands_where_it_stood(tmp_path):
     whole, broken = (state(tmp_path / name) for name in ("whole", "broken"))
     assert whole.step == broken.step == 4
     jax.tree.map(np.testing.assert_array_equal, whole.state, broken.state)
-    assert set(whole.state["games"]["ladder"]) == {"grade", "solved", "ended"}
+    assert set(whole.state["games"]["ladder"]) == {"grade", "age", "solved", "ended"}
     assert (whole.state["games"]["ladder"]["grade"] == round(4 * difficulty[-1])).all()
 
     config.curriculum.window = 3

@@ -120,10 +120,8 @@ def test_a_past_self_needs_no_critic(critic):
     roll = program(ro.Sections(1, past=2), tiny_play.policy(critic=critic))
     trained, _ = tiny_play.weights(roll.policy)
     past = roll.policy.player(tiny_play.weights(roll.policy, seed=5)[0])
-    samples, finished, _ = jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1), past)
+    samples, _, _ = jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1), past)
     assert float(jnp.std(samples.values[..., 0])) > 1e-3  # the learner's own are there in all rows
-    whole = np.asarray(finished.whole)[np.asarray(finished.ended)]
-    assert whole.any() and whole.all()  # all games began here, the first ones too
 
 
 @pytest.mark.parametrize("kind", ["separate", "central", "long_names", "prefix", "free"])
@@ -170,7 +168,7 @@ def test_sections_have_the_right_opponents():
     # The past self answers with its own weights: the same prompts, other actions.
     without, _, _ = jax.jit(roll)(trained, start, jax.random.key(1), roll.policy.player(trained))
     np.testing.assert_array_equal(without.tokens[0], samples.tokens[0])
-    points, count = ro.results(finished, slice(12, 16), whole=False)
+    points, count = ro.results(finished, slice(12, 16))
     assert 0 <= float(points) <= 0.5 * float(count)  # nobody beats minimax
 
 
@@ -213,6 +211,25 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     answers = jnp.array([[ord("3"), 259], [ord("3"), 259], [ord("3"), ord("3")], [259, 0]])
     legal = jnp.ones((4, 9), bool).at[1, 2].set(False)
     assert table.parse(answers, jnp.array([1, 1, 2, 0]), legal).tolist() == [2, -1, -1, -1]
+
+
+def test_free_answers_of_one_token():
+    policy = tiny_play.policy(free=1)
+    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(8), 4, (0, 0))
+    trained, _ = tiny_play.weights(policy)
+    samples, _, _ = jax.device_get(jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1)))
+    assert samples.answers.shape[-1] == 1 and (samples.answer_lengths == 1).all() and (samples.logps < 0).all()
+
+
+def test_games_against_a_past_self_count_however_long_they_are():
+    roll = program(ro.Sections(1, past=63))
+    trained, _ = tiny_play.weights(roll.policy)
+    play, games, counted, ended = jax.jit(roll), roll.start(jax.random.key(0)), 0, 0
+    for i in range(4):
+        _, finished, games = play(trained, games, jax.random.key(i), roll.policy.player(trained))
+        counted += int(ro.results(finished, roll.sections.slices()[0][1])[1])
+        ended += int(finished.ended[:, 1:].sum())
+    assert counted == ended > 63
 
 
 def test_outcome_only_pays_the_whole_reward_at_the_end():

@@ -10,8 +10,11 @@ import pytest
 
 from configs import defaults
 from envs.tic_tac_toe.rules import TicTacToe
+from marl_jax.learning import critic as critics
 from marl_jax.learning import losses, ppo, update
 from marl_jax.rollouts import rollout as ro
+from models import registry
+from models.model import build
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_advantages import streams
 
@@ -105,6 +108,17 @@ def test_rows_of_weight_zero_change_nothing():
     junk = some.replace(advantages=some.advantages.at[10:].set(1e6), returns=some.returns.at[10:].set(-1e6))
     a, b = (step(algo, rows=r)[0].trained for r in (some, junk))
     jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_minibatches_of_nothing_do_not_blur_the_figures():
+    policy, trained, frozen, samples = played()
+    algo = tiny_play.ppo(minibatches=8)
+    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    one = rows.replace(weights=rows.weights.at[1:].set(0.0))  # seven of eight have nothing
+    still = optax.sgd(0.0)
+    (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
+    for name in ("entropy", "loss", "ratio", "grad_norm", "gap"):
+        assert float(several[name]) == pytest.approx(float(together[name]), rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("taught,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
@@ -210,6 +224,22 @@ def test_schedules(kind, middle):
     np.testing.assert_allclose([float(rate(i)) for i in range(4)], [0.25, 0.5, 0.75, 1.0], rtol=1e-5)
     assert float(rate(14)) == pytest.approx(middle, rel=1e-5)
     assert float(rate(24)) == pytest.approx(1.0 if kind == "constant" else 0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5-0.5b-instruct", "smollm2-135m", "dialogpt-medium"])
+def test_norms_and_biases_do_not_decay(family):
+    params = jax.eval_shape(build(registry.get(family).config).init, jax.random.key(0))
+    decays = jax.tree_util.tree_leaves_with_path(update.decays(params))
+    decays = {jax.tree_util.keystr(path, simple=True, separator="."): flag for path, flag in decays}
+    spared = {name for name, flag in decays.items() if not flag}
+    assert spared == {name for name in decays if "norm" in name or "bias" in name} and 0 < len(spared) < len(decays)
+
+
+@pytest.mark.parametrize("kind", ["separate", "central"])
+def test_a_trunk_that_learns_is_in_float32_though_the_base_is_not(kind):
+    base = {"embed": jnp.ones((3, 2), jnp.bfloat16)}
+    made = critics.init(kind, tiny_play.policy().model.cfg, base)
+    assert {x.dtype for x in jax.tree.leaves(made)} == {jnp.dtype("float32")}
 
 
 def test_the_critic_may_have_its_own_rate():
