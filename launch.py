@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -71,6 +72,11 @@ def main(argv: list[str]) -> int:
         return complain(f"{error.filename}: {error.strerror}" if error.filename else error, status=1)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        hint = "lower rollout.games or eval.games, or raise algo.minibatches or algo.accumulate"
+        return complain(f"out of memory; {hint}\n{str(error).splitlines()[0][:300]}", status=1)
     return 0
 
 
@@ -180,7 +186,10 @@ def parse(argv: list[str]) -> tuple[flags.FlagValues, ConfigDict, str]:
     with values.config.unlocked():
         for field, text in opened.items():
             group, key = field.rsplit(".", 1)
-            functools.reduce(getattr, group.split("."), values.config)[key] = literal(text)
+            try:
+                functools.reduce(getattr, group.split("."), values.config)[key] = literal(text)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ConfigError([f"--config.{field}={text}: no such field, or another type than now"]) from error
     return values, values.config, Path(path).stem + (f"-{variant}" if variant else "")
 
 
@@ -195,9 +204,9 @@ def take(argv: list[str], flag: str) -> tuple[str | None, list[str]]:
 
 def load_experiment(path: str, variant: str | None) -> ConfigDict:
     """The config of an experiment file; what goes wrong in the file is told with its name."""
-    if not Path(path).is_file():
+    if not Path(path).is_file() or Path(path).suffix != ".py":
         known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
-        raise ConfigError([f"--config={path}: no such file; experiments here: {', '.join(known)}"])
+        raise ConfigError([f"--config={path}: no such file of Python; experiments here: {', '.join(known)}"])
     spec = importlib.util.spec_from_file_location("experiment", path)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -220,6 +229,8 @@ def saved_config(workdir: Path, hint: str) -> ConfigDict:
         raise ConfigError([f"{workdir} is not the folder of a run: {path} does not exist{hint}"]) from None
     except ValueError as error:
         raise ConfigError([f"{path} is not JSON: {error}"]) from error
+    if not isinstance(saved, dict) or not {"env", "model", "algo"} <= saved.keys():
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} is the config of something else{hint}"])
     return ConfigDict(_tuples(saved)).lock()
 
 
@@ -257,6 +268,8 @@ def wrong_value(config: ConfigDict, overrides: dict, error: Exception) -> str:
 
 def literal(text: str | None):
     """A number, a switch or a tuple as written in Python; anything else is a text."""
+    if (text or "").lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return ast.literal_eval(text or "")
     except (ValueError, SyntaxError):
@@ -264,4 +277,6 @@ def literal(text: str | None):
 
 
 if __name__ == "__main__":
+    if "--mode=play" not in sys.argv:  # Ctrl-C ends at once, also while XLA compiles; training saves before it stops
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv))

@@ -37,6 +37,7 @@ from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.rollout import Rollout, Sections, summary
 from marl_jax.running import processes, stats
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.lock import alone_in
 from marl_jax.running.metrics import Metrics, write_config
 from marl_jax.running.profiling import Clock
 from marl_jax.running.signals import GracefulStop
@@ -54,7 +55,7 @@ HELD_OUT_KEY = 7
 def main(config: ConfigDict, workdir: Path) -> None:
     """Trains until `config.sft.steps`, from the newest checkpoint in `workdir` if there is one."""
     setup = make(config)
-    with jax.set_mesh(setup.mesh), GracefulStop() as stop:
+    with alone_in(workdir), jax.set_mesh(setup.mesh), GracefulStop() as stop:
         _train(setup, workdir, stop)
 
 
@@ -94,7 +95,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     run = {**identity(setup), "algorithm": "sft", "critic": "none", "games": s.games}
     restored = checkpoints.restore(saved(learners, games, None), run=run)
     step = start = 0 if restored is None else restored.step
-    if main_process:
+    if main_process and start < s.steps:
         write_config(config, workdir)
     if restored is not None:
         learners, games, _ = resumed(learners, restored.state)
@@ -148,7 +149,8 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                 metric = best_metric(config, rows)
             metrics.write(step, {**figures, **clock.figures(figures)})
             stopping = processes.anyone(stop.asked)
-            if checkpoints.due(step) or checkpoints.improves(metric) or step == s.steps or stopping:
+            wanted = checkpoints.due(step) and not figures["skipped_in_a_row"]
+            if wanted or checkpoints.improves(metric) or step == s.steps or stopping:
                 checkpoints.save(step, saved(learners, games, None), {"run": run}, metric)
 
         # ------------------------------------------------------------------------------------------------- end

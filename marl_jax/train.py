@@ -31,6 +31,7 @@ from marl_jax.rollouts.matches import Match
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
+from marl_jax.running.lock import alone_in
 from marl_jax.running.metrics import Metrics, write_config
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 def train(config: ConfigDict, workdir: Path) -> None:
     """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
     setup = setups.make(config)
-    with GracefulStop() as stop:
+    with alone_in(workdir), GracefulStop() as stop:
         _train(setup, workdir, stop)
 
 
@@ -62,11 +63,10 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     c = config.checkpoint
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
     restored = checkpoints.restore(saved(learners, games, pool), run=identity(setup))
-    start = 0
-    if main:
+    start = 0 if restored is None else restored.step
+    if main and start < config.steps:
         write_config(config, workdir)
     if restored is not None:
-        start = restored.step
         learners, games, pool = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
     else:
@@ -127,7 +127,9 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                         logs.write(step, some_games(setup, table, sampler(learners), step_key))
                 metrics.write(step, {**figures, **clock.figures(figures)})
                 stopping = processes.anyone(stop.asked)
-                if checkpoints.due(step) or checkpoints.improves(metric) or step == config.steps or stopping:
+                # Steps that could not be learnt from are no place to go on from.
+                wanted = checkpoints.due(step) and not figures["skipped_in_a_row"]
+                if wanted or checkpoints.improves(metric) or step == config.steps or stopping:
                     checkpoints.save(step, saved(learners, games, pool), {"run": identity(setup)}, metric)
 
         # ------------------------------------------------------------------------------------------------- end

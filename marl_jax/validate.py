@@ -20,9 +20,11 @@ from envs.game import Reward
 from envs.puzzle import Puzzle
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts import opponents
-from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES
+from marl_jax.rules import LORA_TARGETS, MODEL, OPEN, RULES, integer
 from models import registry as models
 from models.config import ModelConfig
+
+POSITIVE = integer(1)
 
 
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -58,6 +60,9 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
         elif not rule.holds(value):
             hint = did_you_mean(value, models.names()) if rule is MODEL and isinstance(value, str) else ""
             yield f"config.{name} is {value!r}; accepted: {rule.accepted}{hint}"
+    for agent, player in config.get("agents", {}).items():
+        if not isinstance(player, str):
+            yield f"config.agents.{agent} is {player!r}; accepted: the name of a policy, or bot:NAME"
     wanted = [name for name in RULES if "*" not in name]
     for policy, fields_of in config.get("policies", {}).items():
         if fields_of.get("model"):
@@ -186,6 +191,15 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     for part in model.shape:
         if part not in known:
             yield f"config.{field}.shape.{part} is not a field of a model{did_you_mean(part, known)}"
+    sizes = ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_positions")
+    wrong = [part for part in sizes if part in model.shape and not POSITIVE.holds(model.shape[part])]
+    for part in wrong:
+        yield f"config.{field}.shape.{part} is {model.shape[part]!r}; accepted: {POSITIVE.accepted}"
+    if not wrong and set(model.shape) <= set(known):
+        try:
+            dataclasses.replace(models.get(model.name).config, **model.shape.to_dict())
+        except (TypeError, ValueError) as error:
+            yield f"config.{field}.shape: {error}"
     if model.start and not (Path(model.start.partition("@")[0]).expanduser() / "config.json").is_file():
         yield f"config.{field}.start is {model.start!r}; accepted: '', or the folder of a run, with @STEP or not"
     place = model.weights

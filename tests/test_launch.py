@@ -62,15 +62,23 @@ def test_variants_and_the_two_word_form(started):
 
 def test_parameters_of_the_game_may_be_new(started):
     hanabi = f"--config={ROOT}/experiments/hanabi_selfplay.py"
-    assert launch.main(["launch.py", hanabi, "--config.env.params.players=3"]) == 0
-    assert started[0][1]["config"].env.params.players == 3
+    flags = ["--config.env.params.players=3", "--config.model.shape.tie_embeddings=false"]
+    assert launch.main(["launch.py", hanabi, *flags]) == 0
+    config = started[0][1]["config"]
+    assert config.env.params.players == 3 and config.model.shape.tie_embeddings is False
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "--config=experiments/NAME.py is needed"),
-        (["--config=experiments/nope.py"], "no such file; experiments here: "),
+        (["--config=experiments/nope.py"], "no such file of Python; experiments here: "),
+        (["--config=README.md"], "no such file of Python; experiments here: "),
+        ([TIC_TAC_TOE, "--config.agents.all=3"], "--config.agents.all=3: no such field, or another type than now"),
+        ([TIC_TAC_TOE, "--config.agents.seat_0=3"], "config.agents.seat_0 is 3; accepted: the name of a policy"),
+        ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: no such field"),
+        ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape.n_heads is 0; accepted: a whole"),
+        ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo'; accepted: "),
         ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown; accepted: tiny, smollm2"),
         ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr: no such field; did you mean optim.lr?"),
         ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: accepted is a whole number (now "),
@@ -115,6 +123,22 @@ def test_a_run_is_found_by_its_folder(started, tmp_path):
     assert launch.main(["launch.py", *arguments]) == 0
     found = started[0][1]["config"]
     assert found.steps == 77 and found.eval.opponents == ("minimax",) and found.name == "tic_tac_toe_selfplay"
+
+
+def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):
+    for text in ('{"model_type": "llama"}', "[1]"):
+        (tmp_path / "config.json").write_text(text)
+        assert "config.json is the config of something else" in refused(capsys, f"--workdir={tmp_path}", "--mode=eval")
+
+
+def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, capsys, tmp_path):
+    def fail(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nmore")
+
+    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=fail))
+    assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
+    message = capsys.readouterr().err
+    assert "out of memory; lower rollout.games" in message and "99 bytes" in message and "more" not in message
 
 
 def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):
@@ -181,6 +205,19 @@ def test_the_first_signal_asks_and_the_second_ends():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert done.stdout == "True SIGTERM\n" and done.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_lost_terminal_stops_but_under_nohup(ignored):
+    code = (
+        "import os, signal\nfrom marl_jax.running.signals import GracefulStop\n"
+        f"if {ignored}: signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with GracefulStop() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    print(stop.asked)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert done.stdout == f"{not ignored}\n"
 
 
 def test_signals_are_as_before_afterwards():

@@ -48,6 +48,12 @@ def test_rows_are_asked_for_by_name(tmp_path):
         planning.select("chess/grpo")
     with pytest.raises(SystemExit):
         planning.parse(["--stepps=3"])
+    for wrong in ("--jobs=0", "--steps=-3", "--eval_games=0", "--model=nope"):
+        with pytest.raises(SystemExit):
+            planning.parse([wrong])
+    with pytest.raises(SystemExit, match="has no runs to collect"):
+        planning.main([f"--workdir={tmp_path}/nothing", "--collect"])
+    assert not (tmp_path / "nothing").exists()
     assert planning.parse(["--config.model.weights=x"])[1] == ["--config.model.weights=x"]
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import planning as puzzles
+from configs import variants
 from experiments.tables.bars import Bar, chart
 from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done, run_all
 
@@ -90,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(flags.workdir)
     failed = [] if flags.collect else run_all(plan(flags, wanted), folder, flags.jobs, passed)
     results = collect(flags, wanted)
+    if flags.collect and not any(result.before or result.after for result in results):
+        raise SystemExit(f"planning.py: {folder} has no runs to collect")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "planning.md").write_text(markdown(results, flags), encoding="utf-8")
     (folder / "planning.svg").write_text(drawing(results), encoding="utf-8")
@@ -107,20 +110,36 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--small", action="store_true", help="the small sizes of the embedded model, for any model")
     parser.add_argument("--workdir", default="", help="default: runs/planning[-MODEL]")
     parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
-    parser.add_argument("--steps", type=int, default=0, help="updates of every row that learns; 0: the experiment's")
+    parser.add_argument("--steps", type=count, default=0, help="updates of every row that learns; 0: the experiment's")
     parser.add_argument("--sft_steps", type=int, default=-1, help="steps of the warm start; 0: none; -1: each game's")
     parser.add_argument(
-        "--games", type=int, default=0, help="games at once of one agent, a game a row; other forms play fewer"
+        "--games", type=count, default=0, help="games at once of one agent, a game a row; other forms play fewer"
     )
-    parser.add_argument("--eval_games", type=int, default=512)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; on a GPU they share its memory")
+    parser.add_argument("--eval_games", type=positive, default=512)
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at a time; on a GPU they share its memory")
     parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
     flags, rest = parser.parse_known_args(argv)
     for flag in rest:
         if not flag.startswith("--config."):
             parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
+    if flags.model and flags.model not in variants.VARIANTS:
+        parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
     flags.workdir = flags.workdir or f"runs/planning{f'-{flags.model}' if flags.model else ''}"
     return flags, rest
+
+
+def count(text: str) -> int:
+    """A whole number from 0 up."""
+    if int(text) < 0:
+        raise ValueError
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def select(only: str) -> list[tuple[str, str]]:

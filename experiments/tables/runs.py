@@ -67,7 +67,7 @@ class Running:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Running:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._stop)
         return self
 

@@ -91,8 +91,8 @@ def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping])
     last = metrics[-1]
     shown = [("step", f"{last['step']} of {config['steps']}"), ("time", _duration(metrics))]
     for row in {str(row["opponent"]): row for row in evals}.values():  # the newest of each
-        for name in [name for name in row if f"{name}_low" in row][:1]:
-            value = f"{100 * row[name]:.1f} %" if name.endswith("rate") else label(row[name])
+        for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
+            value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
     for name, words in (("games_per_s", "games/s"), ("tokens_per_s", "tokens/s")):
         values = sorted(row[name] for row in metrics if isinstance(row.get(name), int | float))
@@ -100,6 +100,11 @@ def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping])
             shown.append((words, label(values[len(values) // 2])))
     cards = (f'<div class="card"><span class="quiet">{text(n)}</span><b>{text(v)}</b></div>' for n, v in shown)
     yield f'<div class="figures">{"".join(cards)}</div>'
+
+
+def is_share(name: str) -> bool:
+    """Whether a figure is told in per cent."""
+    return "rate" in name or name in ("success", "accuracy")
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:
@@ -160,7 +165,7 @@ def _interval(row: Mapping, name: str) -> str:
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if not all(isinstance(x, int | float) for x in (value, low, high)):
         return "–"
-    if name.endswith("rate"):
+    if is_share(name):
         return f'{100 * value:.1f} % <span class="quiet">[{100 * low:.1f}, {100 * high:.1f}]</span>'
     return f'{value:.3g} <span class="quiet">[{low:.3g}, {high:.3g}]</span>'
 

@@ -85,7 +85,7 @@ def short(value: float) -> str:
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:.1f}M"
-    if size >= 1e4:
+    if size >= 1e4 or (size >= 1e3 and not float(value).is_integer()):
         return f"{value / 1e3:.1f}k"
     if size and size < 1e-3:
         return f"{value:.1e}"

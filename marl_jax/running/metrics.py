@@ -17,6 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from marl_jax.errors import RunError
 from marl_jax.running.console import Progress
 
 log = logging.getLogger(__name__)
@@ -147,10 +148,25 @@ class Metrics:
 
 
 def write_config(config: ConfigDict, workdir: Path) -> None:
-    """Puts the config beside the results, whole or not at all."""
+    """Puts the config beside the results, whole or not at all, and tells what has changed since the last start."""
     workdir.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config.to_dict(), indent=2) + "\n"
-    replace_text(workdir / "config.json", text)
+    path, now = workdir / "config.json", json.loads(json.dumps(config.to_dict()))
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        before = now
+    if not isinstance(before, dict) or not {"env", "model", "algo"} <= before.keys():
+        raise RunError(f"{path} is of something else than a run; choose another --workdir")
+    then = dict(_flat(before))
+    for name, value in _flat(now):
+        if name in then and then[name] != value:
+            log.info("config.%s is %r and was %r", name, value, then[name])
+    replace_text(path, json.dumps(now, indent=2) + "\n")
+
+
+def _flat(tree: Mapping, name: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        yield from _flat(value, f"{name}{key}.") if isinstance(value, Mapping) else [(f"{name}{key}", value)]
 
 
 class _TensorBoard:

@@ -1,4 +1,4 @@
-"""A stop that is asked for politely: the first SIGTERM or SIGINT sets a flag, the second ends the process."""
+"""A stop that is asked for politely: the first SIGTERM, SIGINT or SIGHUP sets a flag, the second ends the process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ class GracefulStop:
                 ...
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self):
         self.asked = False
         self.name = ""
 
     def __enter__(self) -> GracefulStop:
-        self._before = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+        # Under nohup the loss of the terminal is to be ignored.
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        wanted = [number for number in self.SIGNALS if number != signal.SIGHUP or not ignored]
+        self._before = {number: signal.signal(number, self._receive) for number in wanted}
         return self
 
     def __exit__(self, *_):

@@ -154,6 +154,7 @@ def choose(
     if width > 1:
         carry = (alive, token, tokens, logps, cache)
         alive, _, tokens, logps, cache = jax.lax.fori_loop(1, width, step, carry)
+    alive = jnp.where(jnp.any(alive, axis=1, keepdims=True), alive, legal)  # none is left where weights are not finite
     action = jnp.argmax(alive, axis=1).astype(jnp.int32)
     return Choice(action, tokens, choices.lengths[action], logps, cache)
 

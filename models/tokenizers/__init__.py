@@ -27,7 +27,7 @@ _READERS = {".gguf": from_gguf, ".json": from_json, ".model": from_sentencepiece
 
 def load(source: str | Path, *, chat: str | None = None) -> Tokenizer:
     """The tokenizer called `source` or stored there; `chat` replaces its template (a built-in style or Jinja text)."""
-    if str(source) in ("bytes", "tiny"):
+    if str(source).lower() in ("bytes", "tiny"):
         tokenizer = ByteTokenizer()
     elif Path(source).exists():
         tokenizer = _read(Path(source))

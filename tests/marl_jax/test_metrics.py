@@ -12,7 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from configs import defaults
+from marl_jax.errors import RunError
 from marl_jax.running import console
+from marl_jax.running.lock import alone_in
 from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
 
 
@@ -156,6 +158,34 @@ def test_the_config_is_written_whole(config, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
+def test_what_has_changed_since_the_last_start_is_told(config, tmp_path, caplog):
+    write_config(config, tmp_path)
+    config.optim.lr, config.eval.opponents = 0.5, ("minimax",)
+    with caplog.at_level(logging.INFO, "marl_jax"):
+        write_config(config, tmp_path)
+        write_config(config, tmp_path)
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert told == ["config.eval.opponents is ['minimax'] and was ['random']", "config.optim.lr is 0.5 and was 0.001"]
+
+
+def test_a_config_of_something_else_is_not_replaced(config, tmp_path):
+    foreign = '{"model_type": "llama"}'
+    (tmp_path / "config.json").write_text(foreign)
+    with pytest.raises(RunError, match="is of something else than a run; choose another --workdir"):
+        write_config(config, tmp_path)
+    assert (tmp_path / "config.json").read_text() == foreign
+
+
+def test_one_run_in_a_folder_at_a_time(tmp_path):
+    with alone_in(tmp_path / "run"):
+        with pytest.raises(RunError, match="is in use by another process"), alone_in(tmp_path / "run"):
+            pass
+        with alone_in(tmp_path / "other"):
+            pass
+    with alone_in(tmp_path / "run"):
+        pass
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(caplog):
     progress = console.Progress(steps=100, every_seconds=1000.0)
     with caplog.at_level(logging.INFO, "marl_jax"):
@@ -166,6 +196,9 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(caplog):
     ]
 
 
-@pytest.mark.parametrize("value, text", [(0, "0"), (0.5, "0.5"), (12.0, "12"), (1.2e-5, "1.2e-05"), (2.5e6, "2.5M")])
+@pytest.mark.parametrize(
+    "value, text",
+    [(0, "0"), (0.5, "0.5"), (12.0, "12"), (1.2e-5, "1.2e-05"), (1024, "1024"), (2708.7, "2.7k"), (2.5e6, "2.5M")],
+)
 def test_short_numbers(value, text):
     assert console.short(value) == text

@@ -104,6 +104,15 @@ def test_it_shows_who_gains_what_against_whom_and_with_whom(workdir, figures, sh
         assert text in words
 
 
+def test_shares_are_in_per_cent_and_what_is_no_number_is_left_out(workdir):
+    ends = dict(success_low=0.25, success_high=0.75, win_rate_seat_0_low=0.5, win_rate_seat_0_high=1.0)
+    rows = [dict(step=5, opponent="a", success=0.5, win_rate_seat_0=1.0, **ends)]
+    rows += [dict(step=5, opponent="b", success=None, success_low=None, success_high=None)]
+    (workdir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert "50.0 % [25.0, 75.0]" in words and "100.0 % [50.0, 100.0]" in words
+
+
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
     assert "No step has been logged yet" in report.main(tmp_path).read_text()

@@ -236,6 +236,14 @@ def test_a_nan_shows_in_the_log_probability():
     assert not np.isfinite(sampled(poisoned, *args).logps[:, 0]).any()
 
 
+def test_what_is_chosen_is_legal_though_weights_are_not_finite():
+    choices = make_choices([(1,), (2,), (3,)])
+    legal = np.tile([False, True, False], (B, 1))
+    args = (choices, legal, np.ones(B, np.float32), np.arange(B, dtype=np.uint32))
+    poisoned = PARAMS | {"head": jnp.full_like(PARAMS["head"], jnp.nan)}
+    assert np.asarray(legal)[np.arange(B), np.asarray(sampled(poisoned, *args).action)].all()
+
+
 # Names
 
 
