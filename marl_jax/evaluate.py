@@ -338,6 +338,8 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     setup = setups.make(config)
     if setup.game.competitive and not config.eval.opponents:
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is played
     with jax.set_mesh(setup.mesh):
         if (workdir / "checkpoints").is_dir():
             step, weights = restore_weights(setup, workdir, config.eval.step)
@@ -354,7 +356,6 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
             name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
             result |= everyone(setup, [Contestant(name, setup.player(), weights), *others])
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
         log.info("step %d, written to %s", step, workdir / "evaluation.json")
     return rows

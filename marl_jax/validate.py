@@ -201,7 +201,10 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
         except (TypeError, ValueError) as error:
             yield f"config.{field}.shape: {error}"
     if model.start and not (Path(model.start.partition("@")[0]).expanduser() / "config.json").is_file():
-        yield f"config.{field}.start is {model.start!r}; accepted: '', or the folder of a run, with @STEP or not"
+        yield (
+            f"config.{field}.start is {model.start!r}, where no run is, or none any more; accepted: '', or the "
+            "folder of a run, with @STEP or not"
+        )
     place = model.weights
     if place not in ("", "random") and not Path(place).expanduser().exists():
         accepted = "'', 'random', a folder, a GGUF file"

@@ -50,7 +50,7 @@ class GameRecord:
     """One game from the first move to the last.
 
     `players` names who sits in each seat; `outcome` is one of "win" (with `winner`), "draw", "end" (a cooperative
-    game, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat.
+    game, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat; `solved` is of puzzles.
     """
 
     game: str
@@ -62,6 +62,7 @@ class GameRecord:
     start_board: str = ""
     start_svg: str = ""
     source: str = "train"  # train or eval
+    solved: bool | None = None
 
     def __post_init__(self):
         if self.outcome not in ("win", "draw", "end", "incomplete"):
@@ -75,7 +76,9 @@ class GameRecord:
         if self.outcome == "win":
             return f"player {self.winner} ({self.players[self.winner]}) wins"
         if self.outcome == "end":
-            return f"ended with score {self.scores[0]:g}"
+            score = statistics.fmean(self.scores)
+            how = "ended" if self.solved is None else "solved" if self.solved else "not solved"
+            return f"{how} with score {score:.3g}"
         return self.outcome
 
 

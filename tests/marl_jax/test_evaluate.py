@@ -112,6 +112,8 @@ def test_levels_are_walked_and_repeats_count_once():
     for row, record in enumerate(written):
         assert record.start_board == view.board(game, game.reset_level(row % 8))
         assert len(record.moves) == played.length[row]
+        how, score = "solved" if played.success[row] else "not solved", np.mean(record.scores)
+        assert record.result == f"{how} with score {score:.3g}"
 
     same = evaluate.repeats(match, played, np.asarray(seating), 0.0)
     np.testing.assert_array_equal(same, same[np.arange(20) % 8])
