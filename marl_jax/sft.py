@@ -95,8 +95,8 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     run = {**identity(setup), "algorithm": "sft", "critic": "none", "games": s.games}
     restored = checkpoints.restore(saved(learners, games, None), run=run)
     step = start = 0 if restored is None else restored.step
-    if main_process and start < s.steps:
-        write_config(config, workdir)
+    if main_process:
+        write_config(config, workdir, done=start >= s.steps)
     if restored is not None:
         learners, games, _ = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, s.steps, workdir)

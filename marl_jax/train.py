@@ -64,8 +64,8 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
     restored = checkpoints.restore(saved(learners, games, pool), run=identity(setup))
     start = 0 if restored is None else restored.step
-    if main and start < config.steps:
-        write_config(config, workdir)
+    if main:
+        write_config(config, workdir, done=start >= config.steps)
     if restored is not None:
         learners, games, pool = resumed(learners, restored.state)
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)

@@ -10,6 +10,7 @@ Axis letters, here and in every file of the project:
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gpt2")
 
@@ -61,6 +62,10 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_positions"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"{name} is {value!r}; accepted: a whole number from 1 up")
         if self.family not in FAMILIES:
             raise ValueError(f"family is {self.family!r}; accepted: {', '.join(FAMILIES)}")
         if self.n_heads % self.n_kv_heads:

@@ -77,7 +77,7 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--config.agents.all=3"], "--config.agents.all=3: no such field, or another type than now"),
         ([TIC_TAC_TOE, "--config.agents.seat_0=3"], "config.agents.seat_0 is 3; accepted: the name of a policy"),
         ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: no such field"),
-        ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape.n_heads is 0; accepted: a whole"),
+        ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0; accepted: a whole"),
         ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo'; accepted: "),
         ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown; accepted: tiny, smollm2"),
         ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr: no such field; did you mean optim.lr?"),

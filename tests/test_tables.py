@@ -147,6 +147,13 @@ def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         assert [future.result(timeout=20) for future in both] == [0, 0]
+        assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
         assert running.run([sys.executable, "-c", script, str(tmp_path / "c")]) == -1
     assert (tmp_path / "a.saved").exists() and (tmp_path / "b.saved").exists() and not (tmp_path / "c").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs.Running():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup asked
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -21,7 +21,7 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import planning as puzzles
@@ -110,13 +110,13 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--small", action="store_true", help="the small sizes of the embedded model, for any model")
     parser.add_argument("--workdir", default="", help="default: runs/planning[-MODEL]")
     parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
-    parser.add_argument("--steps", type=count, default=0, help="updates of every row that learns; 0: the experiment's")
-    parser.add_argument("--sft_steps", type=int, default=-1, help="steps of the warm start; 0: none; -1: each game's")
+    parser.add_argument("--steps", type=at_least(0), default=0, help="updates of rows that learn; 0: the experiment's")
+    parser.add_argument("--sft_steps", type=at_least(-1), default=-1, help="of imitation; 0: none; -1: each game's")
     parser.add_argument(
-        "--games", type=count, default=0, help="games at once of one agent, a game a row; other forms play fewer"
+        "--games", type=at_least(0), default=0, help="games at once of one agent, a game a row; other forms play fewer"
     )
-    parser.add_argument("--eval_games", type=positive, default=512)
-    parser.add_argument("--jobs", type=positive, default=1, help="runs at a time; on a GPU they share its memory")
+    parser.add_argument("--eval_games", type=at_least(1), default=512)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; on a GPU they share its memory")
     parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
     flags, rest = parser.parse_known_args(argv)
     for flag in rest:
@@ -128,18 +128,15 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     return flags, rest
 
 
-def count(text: str) -> int:
-    """A whole number from 0 up."""
-    if int(text) < 0:
-        raise ValueError
-    return int(text)
+def at_least(low: int) -> Callable[[str], int]:
+    """The type of a flag that is a whole number from `low` up."""
 
+    def whole_number(text: str) -> int:
+        if int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text} is below {low}")
+        return int(text)
 
-def positive(text: str) -> int:
-    """A whole number from 1 up."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
+    return whole_number
 
 
 def select(only: str) -> list[tuple[str, str]]:

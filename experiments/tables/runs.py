@@ -67,7 +67,8 @@ class Running:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Running:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        hangup = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN  # under nohup it is to be ignored
+        for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangup else [])):
             self._before[number] = signal.signal(number, self._stop)
         return self
 
@@ -134,7 +135,10 @@ def evaluations(folder: Path) -> list[dict]:
 
 
 def lines_of(path: Path) -> list[dict]:
-    """The rows of a file of JSON lines, whole lines only; none where there is no file."""
+    """The rows of a file of JSON lines, whole lines only; none where there is no file.
+
+    `marl_jax.running.metrics` has the same for runs themselves; experiments import nothing but configs.
+    """
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

@@ -147,10 +147,15 @@ class Metrics:
                 log.warning("%s: %s; its last figures are lost", sink.name, error.strerror or error)
 
 
-def write_config(config: ConfigDict, workdir: Path) -> None:
-    """Puts the config beside the results, whole or not at all, and tells what has changed since the last start."""
+def write_config(config: ConfigDict, workdir: Path, done: bool = False) -> None:
+    """Puts the config beside the results, whole or not at all, and tells what has changed since the last start.
+
+    A run that is done keeps the config it was made with.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     path, now = workdir / "config.json", json.loads(json.dumps(config.to_dict()))
+    if done and path.exists():
+        return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

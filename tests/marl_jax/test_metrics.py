@@ -168,6 +168,13 @@ def test_what_has_changed_since_the_last_start_is_told(config, tmp_path, caplog)
     assert told == ["config.eval.opponents is ['minimax'] and was ['random']", "config.optim.lr is 0.5 and was 0.001"]
 
 
+def test_a_run_that_is_done_keeps_its_config(config, tmp_path):
+    write_config(config, tmp_path, done=True)  # it was lost
+    config.optim.lr = 0.5
+    write_config(config, tmp_path, done=True)
+    assert json.loads((tmp_path / "config.json").read_text())["optim"]["lr"] == 0.001
+
+
 def test_a_config_of_something_else_is_not_replaced(config, tmp_path):
     foreign = '{"model_type": "llama"}'
     (tmp_path / "config.json").write_text(foreign)
