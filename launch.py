@@ -22,19 +22,19 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from marl_jax.errors import ConfigError, mendable
+from marl_jax.errors import ConfigError, user_errors
 from marl_jax.running import console
 
 REPOSITORY = Path(__file__).resolve().parent
 
 MODES = {  # mode: the function that carries it out and what it is given
-    "train": ("marl_jax.train:train", ("config", "workdir")),
-    "sft": ("marl_jax.sft:main", ("config", "workdir")),
-    "eval": ("marl_jax.evaluate:main", ("config", "workdir")),
-    "play": ("marl_jax.play:main", ("config", "workdir")),
-    "report": ("marl_jax.report:main", ("workdir",)),
-    "export": ("marl_jax.export:main", ("config", "workdir")),
-    "compile": ("marl_jax.compile:main", ("config", "workdir", "topology")),
+    "train": ("marl_jax.modes.train:train", ("config", "workdir")),
+    "sft": ("marl_jax.modes.sft:main", ("config", "workdir")),
+    "eval": ("marl_jax.modes.evaluate:main", ("config", "workdir")),
+    "play": ("marl_jax.modes.play:main", ("config", "workdir")),
+    "report": ("marl_jax.modes.report:main", ("workdir",)),
+    "export": ("marl_jax.modes.export:main", ("config", "workdir")),
+    "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
 }
 TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
 OPEN_GROUPS = ("env.params.", "agents.", "model.shape.")  # fields that the config does not list may be set here
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         start(values.mode, dict(config=config, workdir=workdir, topology=values.topology))
     except ConfigError as error:
         return complain(error, status=2)
-    except mendable() as error:
+    except user_errors() as error:
         return complain(error, status=1)
     except OSError as error:  # a full disk, a folder that is a file or may not be written
         return complain(f"{error.filename}: {error.strerror}" if error.filename else error, status=1)
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        hint = "lower rollout.games or eval.games, or raise algo.minibatches or algo.accumulate"
+        hint = "lower rollout.games or eval.games, or raise algo.minibatches or algo.grad_accum_steps"
         return complain(f"out of memory; {hint}\n{str(error).splitlines()[0][:300]}", status=1)
     return 0
 
@@ -89,14 +89,14 @@ def complain(error: Exception | str, status: int) -> int:
 
 def check(config: ConfigDict, mode: str) -> None:
     """Refuses the config, or nothing; imported late, because the list of games brings JAX along."""
-    from marl_jax import validate
+    from marl_jax.config import validate
 
     validate.check(config, mode)
 
 
 def prepare_to_compile(name: str) -> None:
     """Refuses a topology that does not exist, and sets JAX up for one that does, before it looks at its devices."""
-    from marl_jax.compile import topology
+    from marl_jax.modes.compile import topology
 
     topology.prepare(topology.parse(name))
 
@@ -128,7 +128,7 @@ def start(mode: str, given: dict) -> None:
     from marl_jax.running import processes
 
     try:
-        with processes.losses_told():
+        with processes.report_lost_process():
             call()
     except processes.LostProcess as error:
         processes.leave(complain(error, status=1))
@@ -243,7 +243,7 @@ def _tuples(value):
 
 def unknown_field(config: ConfigDict, field: str) -> list[str]:
     """The problem with an override whose field the config does not have, if so."""
-    from marl_jax.validate import did_you_mean, fields
+    from marl_jax.config.validate import did_you_mean, fields
 
     here = config
     for key in field.split("."):

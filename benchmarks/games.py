@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from envs import text as texts
-from envs.bots import UniformBot, pick
-from envs.game import Game, reset_done
-from envs.registry import GAMES, make
+from envs.games import text as texts
+from envs.games.bots import UniformBot, pick
+from envs.games.game import Game, reset_done
+from envs.games.registry import GAMES, make
 from models import tokenizers
 
 PARAMS = {

@@ -31,13 +31,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults
-from marl_jax import setup as setups
-from marl_jax.compile import programs
-from marl_jax.learning.update import new_learner
-from marl_jax.report.curves import HEIGHT, WIDTH, Series, chart
-from marl_jax.rollouts.rollout import Rollout
+from marl_jax.learning.update import new_train_state
+from marl_jax.modes import setup as setups
+from marl_jax.modes.compile import programs
+from marl_jax.modes.report.curves import HEIGHT, WIDTH, Series, chart
+from marl_jax.modes.train import all_weights
+from marl_jax.rollouts.games import Rollout
 from marl_jax.samples import row_length
-from marl_jax.train import all_weights
 from models import registry, tokenizers
 
 TIMES, PLAYERS, CANDIDATES = (1, 2, 4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)
@@ -96,7 +96,7 @@ def cases(args) -> Iterator[Case]:
         yield Case("players", players, config)
     for k in CANDIDATES:
         config = base(args, "plan_path")
-        config.algo.group = k
+        config.algo.group_size = k
         yield Case("candidates", k, config)
 
 
@@ -139,19 +139,21 @@ def measure(ready: Ready, repeats: int) -> dict:
     """Figures of one case."""
     place = lambda tree, like: jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), tree, like)  # noqa: E731
     key = jax.random.key(0)
-    minds = ready.setup.minds
-    learners = {mind.name: new_learner(*mind.weights_at_start(), ready.optimiser) for mind in minds}
-    learners = place(learners, ready.state.learners)
+    backbones = ready.setup.backbones
+    train_states = {
+        backbone.name: new_train_state(*backbone.weights_at_start(), ready.optimiser) for backbone in backbones
+    }
+    train_states = place(train_states, ready.state.train_states)
     games = place(jax.jit(ready.rollout.start)(key), ready.state.games)
     key = place(key, ready.state.key)
     laps = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        samples, games, _, _ = ready.play(all_weights(learners), games, None, key)
+        samples, games, _, _ = ready.play(all_weights(train_states), games, None, key)
         jax.block_until_ready(samples)
         middle = time.perf_counter()
-        learners, figures = ready.learn(learners, samples, key)
-        jax.block_until_ready((learners, figures))
+        train_states, figures = ready.learn(train_states, samples, key)
+        jax.block_until_ready((train_states, figures))
         laps.append((middle - start, time.perf_counter() - middle))
     play_s, learn_s = np.median(laps[1:], axis=0).tolist()
     return dict(
@@ -223,8 +225,8 @@ def main():
     found = []
     for case in ready:
         found.append(measure(case, args.repeats))
-        rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
-        print(json.dumps(rounded), flush=True)
+        cast_for_compute = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
+        print(json.dumps(cast_for_compute), flush=True)
     stats = jax.devices()[0].memory_stats() or {}
     print(json.dumps(dict(kind="all", peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30)))
     print(markdown(found))

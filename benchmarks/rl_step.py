@@ -28,7 +28,7 @@ from benchmarks.update import GIB, make_policy, make_samples
 from configs import algorithms, defaults
 from marl_jax.devices import compiler
 from marl_jax.learning import grpo
-from marl_jax.learning.update import make_optimiser, make_update, new_learner
+from marl_jax.learning.update import make_optimiser, make_update, new_train_state
 from marl_jax.samples import Samples, join_answer
 
 
@@ -57,7 +57,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
     parser.add_argument("--new", type=int, default=256 if gpu else 16)
     parser.add_argument("--share", type=int, default=None, help="answers that share a prompt in the update")
-    parser.add_argument("--accumulate", type=int, default=2)
+    parser.add_argument("--grad_accum_steps", type=int, default=2)
     parser.add_argument("--remat", default="none")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -66,30 +66,30 @@ def main():
     share = args.group if args.share is None else args.share
     policy = make_policy(args.model, args.new, dtype, share=share, remat=args.remat)
     algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
-    algo.update(dict(minibatches=1, is_clip=0.0, accumulate=args.accumulate, share_prefix=share > 1))
+    algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps, share_prefix=share > 1))
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
     optimiser = make_optimiser(optim, 1, 1)
     cfg, n = policy.model.cfg, args.completions
 
-    def learn(learner, samples, key):
-        rows, found = grpo.prepare(policy, learner.weights, samples, algo, 1)
-        learner, figures = make_update(policy, optimiser, algo)(learner, rows, key)
-        return learner, {**figures, **found}
+    def learn(train_state, samples, key):
+        rows, found = grpo.prepare(policy, train_state.weights, samples, algo, 1)
+        train_state, figures = make_update(policy, optimiser, algo)(train_state, rows, key)
+        return train_state, {**figures, **found}
 
     options = compiler.options()
     play = jax.jit(lambda *given: rollout(policy, args.group, *given), compiler_options=options)
     learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
-    start = jax.jit(lambda key: new_learner(*policy.init(policy.model.init(key), key), optimiser))
-    learner = start(jax.random.key(0))
+    start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimiser))
+    train_state = start(jax.random.key(0))
     blank = make_samples(cfg.vocab_size, [args.prompt] * n, [args.new] * n, args.group)
 
     laps = []
     for step in range(args.repeats + 1):
         key = jax.random.key(step)
         begin = time.perf_counter()
-        samples = jax.block_until_ready(play(learner.weights, blank, key))
+        samples = jax.block_until_ready(play(train_state.weights, blank, key))
         played = time.perf_counter()
-        learner, figures = jax.block_until_ready(learn(learner, samples, key))
+        train_state, figures = jax.block_until_ready(learn(train_state, samples, key))
         laps.append((played - begin, time.perf_counter() - played))
     rollout_s, update_s = np.median(laps[1:], axis=0)
     total = float(np.median(np.sum(laps[1:], axis=1)))
@@ -102,7 +102,7 @@ def main():
     report(
         case="rl_step", model=args.model, completions=n, prompt=args.prompt, new=args.new, group=args.group,
         share=share, device=jax.devices()[0].device_kind, total_s=total, rollout_s=rollout_s, update_s=update_s,
-        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, gap=float(figures["gap"]),
+        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, logprob_diff=float(figures["logprob_diff"]),
         loss=float(figures["loss"]), grad_norm=float(figures["grad_norm"]),
         peak_gib=stats.get("peak_bytes_in_use", 0) / GIB, first_step_s=sum(laps[0]),
     )  # fmt: skip

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.sampling import decode
-from marl_jax.sampling.batching import Batcher, Usage
+from marl_jax.sampling.batcher import Batcher, Usage
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling, settings_for
 from models import cache as kv

@@ -34,9 +34,9 @@ import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
+from marl_jax.agents.policy import Free, LoraSpec, Policy
 from marl_jax.devices import compiler
-from marl_jax.learning.update import Learner, make_optimiser, make_update, new_learner
-from marl_jax.policy import Free, LoraSpec, Policy
+from marl_jax.learning.update import TrainState, make_optimiser, make_update, new_train_state
 from marl_jax.samples import Samples, join_answer, row_length
 from marl_jax.sampling.choice import make_choices
 from models import lora, registry
@@ -64,17 +64,17 @@ class Case:
         """A learner with random weights, to be jitted or evaluated in shapes only."""
         key = jax.random.key(0)
         weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
-        return new_learner(*weights, self.optimiser())
+        return new_train_state(*weights, self.optimiser())
 
     def optimiser(self):
         optim = defaults.optimiser()
-        optim.update(dict(lr=1e-6, schedule="constant", warmup=0, moments=self.moments))
+        optim.update(dict(lr=1e-6, schedule="constant", warmup=0, adam_state_dtype=self.moments))
         return make_optimiser(optim, 1, 1)
 
     def compile(self) -> None:
         """Compiles the update from shapes alone."""
         algo = algorithms.grpo()
-        algo.update(dict(minibatches=1, is_clip=0.0, agg="token") | self.algo)
+        algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
         update = make_update(self.policy, self.optimiser(), algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler.options())
         start = time.perf_counter()
@@ -93,13 +93,13 @@ class Case:
         """Cases of one kind can go on with each other's learner."""
         return self.model, self.policy.lora, self.moments, self.param_dtype
 
-    def run(self, learner: Learner, repeats: int) -> tuple[Learner, dict]:
+    def run(self, train_state: TrainState, repeats: int) -> tuple[TrainState, dict]:
         """Times the update and reports it."""
 
         def one():
-            nonlocal learner
-            learner, figures = self.compiled(learner, self.samples, jax.random.key(0))
-            jax.block_until_ready((learner, figures))
+            nonlocal train_state
+            train_state, figures = self.compiled(train_state, self.samples, jax.random.key(0))
+            jax.block_until_ready((train_state, figures))
 
         one()
         seconds = median_seconds(one, repeats)
@@ -113,7 +113,7 @@ class Case:
             compile_s=self.compile_s,
         )  # fmt: skip
         report(**row)
-        return learner, row
+        return train_state, row
 
 
 def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
@@ -157,7 +157,7 @@ def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat=
     )
 
 
-def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...], accumulate: int) -> list[Case]:
+def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...], grad_accum_steps: int) -> list[Case]:
     """Groups of 8 answers, each prompt read for every answer or once."""
     cases = []
     for width in answers:
@@ -165,11 +165,11 @@ def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...],
             policy = make_policy(name, width, dtype, share=share)
             samples = make_samples(policy.model.cfg.vocab_size, [prompt] * groups * 8, [width] * groups * 8, group=8)
             note = f"answers of {width}, prompts read {'once' if share > 1 else '8 times'}"
-            cases.append(Case("share", note, name, policy, samples, algo=dict(accumulate=accumulate)))
+            cases.append(Case("share", note, name, policy, samples, algo=dict(grad_accum_steps=grad_accum_steps)))
     return cases
 
 
-def uneven(name: str, dtype, rows: int, longest: int, accumulate: int) -> list[Case]:
+def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> list[Case]:
     """Prompts and answers of uneven lengths, padded and packed."""
     rng = np.random.default_rng(0)
     prompts, answers = rng.integers(longest // 4, longest + 1, rows), rng.integers(longest // 16, longest + 1, rows)
@@ -177,7 +177,7 @@ def uneven(name: str, dtype, rows: int, longest: int, accumulate: int) -> list[C
     samples = make_samples(policy.model.cfg.vocab_size, prompts, answers)
     return [
         Case("pack", f"{'packed' if pack else 'padded'} rows", name, policy, samples,
-             algo=dict(accumulate=accumulate, pack=pack))
+             algo=dict(grad_accum_steps=grad_accum_steps, pack=pack))
         for pack in (0, 4)
     ]  # fmt: skip
 
@@ -247,9 +247,9 @@ def main():
         try:
             future.result()
             if case.learner_kind != kind:
-                learner = None  # the old one makes room first
-                learner, kind = jax.jit(case.make_learner)(), case.learner_kind
-            learner, row = case.run(learner, args.repeats)
+                train_state = None  # the old one makes room first
+                train_state, kind = jax.jit(case.make_learner)(), case.learner_kind
+            train_state, row = case.run(train_state, args.repeats)
             rows.append(row)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             # Out of memory, or a shape that a kernel does not take: the other cases still count.

@@ -1,6 +1,6 @@
 """Every field of a run, with its default; an experiment starts here and changes what it needs.
 
-`marl_jax/validate.py` has one rule per field and refuses values and combinations that cannot work.
+`marl_jax/config/validate.py` has one rule per field and refuses values and combinations that cannot work.
 """
 
 from ml_collections import ConfigDict
@@ -99,7 +99,7 @@ def rollout() -> ConfigDict:
             turns=16,  # moves of each row in one rollout; rows play game after game
             temperature=1.0,
             max_new_tokens=8,  # of a free answer
-            answer="choice",  # choice: among the names of the legal moves; free: any text until a stop, then parsed
+            answer="constrained",  # constrained: a name of a legal move; free: any text until a stop, then parsed
             parse_failure_reward=-1.0,  # process reward of a free answer that names no legal move
         )
     )
@@ -111,15 +111,15 @@ def optimiser() -> ConfigDict:
         dict(
             lr=1e-3,
             critic_lr=0.0,  # of the value head or critic; 0 is `lr`
-            schedule="linear",  # constant, linear or cosine, down to `final` of lr at the last step
-            final=0.0,
+            schedule="linear",  # constant, linear or cosine, down to `min_lr_ratio` of lr at the last step
+            min_lr_ratio=0.0,
             warmup=10,
             weight_decay=0.0,
             b1=0.9,
             b2=0.95,
             eps=1e-8,
             max_grad_norm=1.0,
-            moments="float32",  # dtype of Adam's moments: float32, bfloat16 or int8
+            adam_state_dtype="float32",  # dtype of Adam's moments: float32, bfloat16 or int8
         )
     )
 
@@ -128,12 +128,12 @@ def opponents() -> ConfigDict:
     """Who sits opposite in competitive games while training."""
     return ConfigDict(
         dict(
-            self_share=1.0,  # share of games against the present self
+            self_play_frac=1.0,  # share of games against the present self
             pool_size=0,  # past selves kept; 0 is no pool
             snapshot_every=25,
             prioritised=True,  # past selves that win more often are met more often
             bots=(),  # names of bots to meet, e.g. ("random",)
-            bot_share=0.0,
+            bot_frac=0.0,
         )
     )
 
@@ -153,7 +153,7 @@ def curriculum() -> ConfigDict:
 
 
 def demonstrations() -> ConfigDict:
-    """Supervised training on what a bot plays, `--mode=sft`: a warm start for `model.start` of another run."""
+    """Supervised training on what a bot plays, `--mode=sft`: a warm start for `model.init_from` of another run."""
     return ConfigDict(
         dict(
             steps=100,

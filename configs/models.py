@@ -12,7 +12,7 @@ def model(name: str, **changes) -> ConfigDict:
         dict(
             name=name,
             weights="",  # a Hugging Face folder or a GGUF file; "random" starts from noise
-            start="",  # the folder of a run to start from, with @STEP or not: its weights instead, or its adapters too
+            init_from="",  # the folder of a run to start from, with @STEP or not: its weights, or its adapters too
             shape={},  # fields of models.config.ModelConfig to change, for a model that starts from noise
             dtype="bfloat16",  # of the arithmetic
             param_dtype="float32",  # of the master weights (under LoRA: of the frozen base)

@@ -46,7 +46,7 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config = variants.choose(config, model)
     config.algo.entropy_coef = 0.05  # with less, groups soon give one answer, and equal answers teach nothing
     if config.mesh.fsdp == 1:  # the parts of a split model's batch each gather its weights, so those have few
-        config.algo.accumulate = 8  # soon most groups are equal; parts of a minibatch with no others are not read
+        config.algo.grad_accum_steps = 8  # soon most groups are equal; parts of a minibatch with no others are not read
     if model is not None:
         _pretrained(config)
     config.rollout.games //= fewer(form)
@@ -83,7 +83,7 @@ def _pretrained(config: ConfigDict) -> None:
     With the steps of self-play those few undo what it knows (docs/results.md).
     """
     # Answers of one token: sampler and learner hardly differ.
-    config.algo.update(dict(entropy_coef=0.02, is_clip=0.0))
+    config.algo.update(dict(entropy_coef=0.02, tis_clip=0.0))
     if config.mesh.fsdp == 1:
         config.algo.minibatches = 4
     lr = min(config.optim.lr, ADAPTER_LR) if config.model.lora.rank else config.optim.lr / 2

@@ -11,7 +11,7 @@ from configs import meshes, models
 def tiny(config: ConfigDict) -> ConfigDict:
     """The default: two CPU cores."""
     config.env.update(dict(text="brief", style="plain"))
-    config.algo.is_clip = 0.0  # in float32 sampler and learner agree to the last bits
+    config.algo.tis_clip = 0.0  # in float32 sampler and learner agree to the last bits
     return config
 
 
@@ -51,7 +51,7 @@ def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
     config.model = models.qwen3_two_billion()
     _pretrained(config, lr=2e-6)
     config.rollout.update(dict(games=512))
-    config.algo.accumulate = 2
+    config.algo.grad_accum_steps = 2
     return config
 
 
@@ -89,7 +89,7 @@ def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
     config.model = model
     _pretrained(config, lr=1e-4)
     config.rollout.update(dict(games=256))
-    config.algo.accumulate = 4
+    config.algo.grad_accum_steps = 4
     config.mesh = meshes.sharded()
     return config
 

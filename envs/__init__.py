@@ -1,4 +1,1 @@
-"""Games (pure rules inside jit) and what stands beside them: bots, drawings, texts.
-
-`envs.registry.make(name, **parameters)` builds a game; `envs.game` states the contract.
-"""
+"""Worlds for agents: `games` are XLA programs, `tasks` are Python on the host."""

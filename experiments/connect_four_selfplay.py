@@ -22,7 +22,7 @@ def get_config(variant: str | None = None):
     config.rollout.update(dict(games=128, turns=42))  # 42 turns: the longest game
     config.algo.update(dict(gamma=0.99, epochs=1, minibatches=8, entropy_coef=0.05))  # a win sooner is worth more
     # Past selves, and now and then a weak player, keep the ways to win in practice.
-    config.opponents.update(dict(self_share=0.6, pool_size=4, bots=("random",), bot_share=0.2))
+    config.opponents.update(dict(self_play_frac=0.6, pool_size=4, bots=("random",), bot_frac=0.2))
     config.eval.every = 25
     config.eval.opponents = ("random", "search")
     config.checkpoint.best_metric = "random/win_rate"

@@ -28,6 +28,6 @@ def get_config(variant: str | None = None):
         config.steps = 130
         config.rollout.update(dict(games=128, turns=24))
         # Answers of one token: sampler and learner hardly differ.
-        config.algo.update(dict(accumulate=8, entropy_coef=0.02, is_clip=0.0))
+        config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02, tis_clip=0.0))
         config.optim.schedule = "linear"
     return config

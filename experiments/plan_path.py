@@ -9,7 +9,7 @@ one prompt in groups: `at_grpo` (one policy for both roles), `at_grpo_lora` (an 
 each). A model may follow (`smollm2`, `qwen2.5-coder-0.5b`, `qwen3-1.7b`, `qwen3-8b`, …): `:at_grpo+smollm2` plays on
 8x8, `:at_grpo+smollm2+small` on 5x5 as the embedded one.
 
-`--mode=sft` learns from shortest ways first and `--config.model.start=FOLDER` goes on from there;
+`--mode=sft` learns from shortest ways first and `--config.model.init_from=FOLDER` goes on from there;
 `experiments/tables/planning.py` compares the forms. Expect about 68 % of held-out 5x5 grids after 20 steps of imitation
 and 200 updates of `at_grpo`, a few minutes on one CPU core (random moves: 19 %; docs/results.md).
 """

@@ -24,7 +24,7 @@ def get_config(variant: str | None = None):
     # One pass over fresh games each time, and enough entropy that self-play does not settle into one line of play.
     config.algo.update(dict(epochs=1, minibatches=8, entropy_coef=0.1))
     # Between equals a game is soon a draw; some games against a weak player keep the ways to win in practice.
-    config.opponents.update(dict(self_share=0.7, bots=("random",), bot_share=0.3))
+    config.opponents.update(dict(self_play_frac=0.7, bots=("random",), bot_frac=0.3))
     config.optim.warmup = 2
     config.eval.every = 20
     config.checkpoint.every = 20
@@ -33,9 +33,9 @@ def get_config(variant: str | None = None):
     config = variants.choose(config, variant)
     if variant not in (None, "tiny"):
         config.steps = 340 if config.model.lora.rank else 250  # adapters need longer to settle
-        config.algo.update(dict(entropy_coef=0.1, is_clip=0.0))  # one-token answers: sampler and learner hardly differ
+        config.algo.update(dict(entropy_coef=0.1, tis_clip=0.0))  # one-token answers: sampler and learner hardly differ
         config.optim.schedule = "linear"
-        config.opponents.update(dict(self_share=0.6, bot_share=0.4))
+        config.opponents.update(dict(self_play_frac=0.6, bot_frac=0.4))
         config.eval.every = 25
         config.checkpoint.every = 50
     return config

@@ -17,9 +17,9 @@ class CheckpointError(RunError):
     """A checkpoint that cannot be written, or that belongs to another run."""
 
 
-def mendable() -> tuple[type[Exception], ...]:
+def user_errors() -> tuple[type[Exception], ...]:
     """Every kind of error that a user can mend; imported late, because the models bring JAX along."""
-    from envs.template import MergeError
+    from envs.games.template import MergeError
     from models.fetch import FetchError
     from models.hf_config import ConfigError as ModelConfigError
     from models.weights.errors import WeightsError

@@ -91,7 +91,7 @@ def test_parameters_of_the_game_may_be_new(started):
         (["--config.steps=3"], "--config=experiments/NAME.py is needed"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; give --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
-        ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.algo.group is 1 with algo.name 'grpo'"),
+        ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.algo.group_size is 1 with algo.name 'grpo'"),
         ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
     ],
 )  # fmt: skip
@@ -135,7 +135,7 @@ def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, ca
     def fail(*_):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nmore")
 
-    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=fail))
+    monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=fail))
     assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     message = capsys.readouterr().err
     assert "out of memory; lower rollout.games" in message and "99 bytes" in message and "more" not in message
@@ -143,7 +143,7 @@ def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, ca
 
 def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=lambda *a: calls.append(a)))
+    monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=lambda *a: calls.append(a)))
     assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}", "--profile"]) == 0
     config, workdir = calls[0]
     assert workdir == tmp_path and config.log.profile and config.name == "tic_tac_toe_selfplay"
@@ -153,7 +153,7 @@ def test_what_a_user_can_mend_has_no_traceback(monkeypatch, capsys, tmp_path):
     def fail(*_):
         raise RunError("the disk is full")
 
-    monkeypatch.setitem(sys.modules, "marl_jax.train", types.SimpleNamespace(train=fail))
+    monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=fail))
     assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     assert capsys.readouterr().err == "launch.py: the disk is full\n"
 

@@ -12,7 +12,7 @@ import yaml
 
 import launch
 from configs import defaults
-from marl_jax.validate import fields
+from marl_jax.config.validate import fields
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch")])

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from experiments.tables import planning, runs
-from marl_jax import validate
+from marl_jax.config import validate
 
 MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
 
@@ -63,8 +63,8 @@ def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
     command, done = warm["plan_path/sft_roles"]
     assert not done and "--mode=sft" in command and "--config.sft.steps=9" in command
     assert list(rows) == [f"plan_path/{row}" for row in ("grpo", "roles_grpo", "at_grpo", "per_role")]
-    assert f"--config.model.start={tmp_path}/plan_path/sft_single" in rows["plan_path/grpo"][0]
-    assert f"--config.model.start={tmp_path}/plan_path/sft_roles" in rows["plan_path/per_role"][0]
+    assert f"--config.model.init_from={tmp_path}/plan_path/sft_single" in rows["plan_path/grpo"][0]
+    assert f"--config.model.init_from={tmp_path}/plan_path/sft_roles" in rows["plan_path/per_role"][0]
 
     warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=0"), planning.select("sudoku/roles"))
     assert not warm and "--mode=eval" in rows["sudoku/roles"][0]
@@ -74,7 +74,7 @@ def fake_run(folder, steps, before, after, opponents=("self",), games=16):
     """What a finished run leaves, as far as the table reads it."""
     (folder / "checkpoints" / str(steps)).mkdir(parents=True)
     (folder / "checkpoints" / str(steps) / "seal.json").write_text("{}")
-    config = dict(steps=steps, algo=dict(name="grpo", group=4), rollout=dict(games=games, turns=10))
+    config = dict(steps=steps, algo=dict(name="grpo", group_size=4), rollout=dict(games=games, turns=10))
     (folder / "config.json").write_text(json.dumps(config))
     rate = lambda x: dict(success=x, success_low=x - 0.1, success_high=x + 0.1)  # noqa: E731
     rows = [dict(step=0, opponent=name, **rate(before)) for name in opponents]

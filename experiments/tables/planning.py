@@ -204,7 +204,7 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> tuple[
             command += ["--mode=sft", f"--config.sft.steps={sft_steps}", *common]
             command += [f"--config.sft.warmup={min(5, sft_steps - 1)}"]
             warm[name] = (command, is_done(folder / name, sft_steps))
-            start = [f"--config.model.start={(folder / name).absolute()}"]
+            start = [f"--config.model.init_from={(folder / name).absolute()}"]
         name = f"{game}/{about.run or row}"
         config = config_of(flags, game, row)
         command = [f"--config=experiments/{game}.py:{experiment(flags, row)}", *common, *start]

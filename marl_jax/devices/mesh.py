@@ -13,8 +13,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
+from marl_jax.config.validate import nearest, samples
 from marl_jax.errors import ConfigError
-from marl_jax.validate import nearest, samples
 from models.sharding import MESH_AXES
 
 
@@ -81,9 +81,9 @@ def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = Non
     if config.eval.games % play_ways:
         near = " or ".join(map(str, nearest(config.eval.games, play_ways)))
         problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_ways}; nearest: {near}")
-    parts = config.algo.minibatches * config.algo.accumulate * ways
+    parts = config.algo.minibatches * config.algo.grad_accum_steps * ways
     # The learner reads samples that share a prompt as one row, so they lie on one device.
-    together = config.algo.group if config.algo.share_prefix else 1
+    together = config.algo.group_size if config.algo.share_prefix else 1
     total = samples(config) // together
     if not problems and total % parts:
         step = math.lcm(play_ways, parts // math.gcd(parts, total // config.rollout.games))
@@ -91,8 +91,8 @@ def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = Non
         what = "samples" if together == 1 else f"groups of {together} samples that share a prompt"
         problems.append(
             f"config.rollout.games is {config.rollout.games}: {total} {what} do not split into algo.minibatches "
-            f"{config.algo.minibatches} x algo.accumulate {config.algo.accumulate} x {ways} parts of the mesh; "
-            f"nearest: {near}"
+            f"{config.algo.minibatches} x algo.grad_accum_steps {config.algo.grad_accum_steps} x {ways} parts of the "
+            f"mesh; nearest: {near}"
         )
     if problems:
         raise ConfigError(problems)

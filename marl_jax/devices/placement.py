@@ -20,7 +20,7 @@ def rows(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(lambda _: by_row, tree)
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of what every device has all of."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -44,12 +44,12 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Any) -> Any:
     return jax.tree.map_with_path(one, tree)
 
 
-def made(make: Callable[..., Any], shardings: Callable[[Any], Any], *given: Any) -> Any:
+def init_sharded(make: Callable[..., Any], shardings: Callable[[Any], Any], *given: Any) -> Any:
     """`make(*given)`, computed in its place: every device makes its own part."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *given)))(*given)
 
 
-def of(tree: Any) -> Any:
+def shardings_of(tree: Any) -> Any:
     """The shardings of arrays."""
     return jax.tree.map(lambda x: x.sharding, tree)
 

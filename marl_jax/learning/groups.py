@@ -22,7 +22,7 @@ class Groups(NamedTuple):
     """Advantages float32 [..., K]; which groups are telling, bool [...]: two members or more, not all paid alike."""
 
     advantages: jax.Array
-    telling: jax.Array
+    informative: jax.Array
 
 
 def advantages(
@@ -47,14 +47,14 @@ def advantages(
     agents     int32 [...], whose group it is; needed for "agent", with their number `n_agents`
     """
     members = jnp.ones(rewards.shape, bool) if members is None else members
-    telling = differ(rewards, members)
-    counted = members & telling[..., None]
+    informative = differ(rewards, members)
+    counted = members & informative[..., None]
     result = jnp.where(counted, centred(rewards, members, baseline), 0.0)
     if std and normalise == "group":
         result = result / (spread(rewards, members) + EPS)[..., None]
     elif std:
-        result = result / (agent_spread(rewards, counted, agents, n_agents)[agents] + EPS)[..., None]
-    return Groups(result, telling)
+        result = result / (agent_std(rewards, counted, agents, n_agents)[agents] + EPS)[..., None]
+    return Groups(result, informative)
 
 
 def differ(rewards: jax.Array, members: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ def spread(rewards: jax.Array, members: jax.Array) -> jax.Array:
     return jnp.sqrt(_mean(jnp.square(rewards - mean), members))
 
 
-def agent_spread(rewards: jax.Array, counted: jax.Array, agents: jax.Array, n_agents: int) -> jax.Array:
+def agent_std(rewards: jax.Array, counted: jax.Array, agents: jax.Array, n_agents: int) -> jax.Array:
     """float32 [n_agents]: the deviation from the means of their groups, over all counted samples of each agent."""
     mean = _mean(rewards, counted)[..., None]
     square = jnp.sum(jnp.where(counted, jnp.square(rewards - mean), 0.0), axis=-1)

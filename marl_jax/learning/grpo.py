@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from marl_jax.agents.policy import Policy
 from marl_jax.learning import groups, losses
 from marl_jax.learning.groups import Groups
 from marl_jax.learning.ppo import in_parts
-from marl_jax.policy import Policy
 from marl_jax.samples import Samples
 
 
@@ -26,11 +26,11 @@ def prepare(
     """
     shape = samples.action.shape
     rows = samples.flat()
-    learner = lambda function: in_parts(function, rows, algo.minibatches, policy.share)  # noqa: E731
+    train_state = lambda function: in_parts(function, rows, algo.minibatches, policy.share)  # noqa: E731
     if algo.kl_coef:
-        rows = rows.replace(ref_logps=learner(lambda s: policy.reference_logps(weights, s)))
-    if algo.is_clip:
-        rows = rows.replace(old_logps=learner(lambda s: policy.score(weights, s).logps))
+        rows = rows.replace(ref_logps=train_state(lambda s: policy.reference_logps(weights, s)))
+    if algo.tis_clip:
+        rows = rows.replace(old_logps=train_state(lambda s: policy.score(weights, s).logps))
     mask, rewards = rows.mask(), rows.rewards
     if algo.kl_coef and algo.kl_in == "reward":
         penalty = algo.kl_coef * jnp.sum(losses.kl(rows.logps, rows.ref_logps, algo.kl_kind) * mask, axis=1)
@@ -38,30 +38,30 @@ def prepare(
 
     in_time = samples.replace(rewards=rewards.reshape(*shape, n_players))
     if algo.name == "at_grpo":
-        advantage, telling, found = by_turn(in_time, algo, n_players)
+        advantage, informative, found = by_turn(in_time, algo, n_players)
     else:
-        advantage, telling, found = by_episode(in_time, algo)
-    if algo.drop_equal:
-        rows = rows.replace(weights=rows.weights * telling)
+        advantage, informative, found = by_episode(in_time, algo)
+    if algo.filter_zero_std_groups:
+        rows = rows.replace(weights=rows.weights * informative)
     return rows.replace(rewards=rewards, advantages=advantage[:, None] * mask), found
 
 
 def by_turn(samples: Samples, algo: ConfigDict, n_players: int) -> tuple[jax.Array, jax.Array, dict]:
     """AT-GRPO: candidates of one prompt against each other -> advantages [N], whether their group tells, figures."""
     rows = samples.flat()
-    mine = jnp.take_along_axis(rows.rewards, rows.agent[:, None], axis=1).reshape(-1, algo.group)
-    agents = rows.agent.reshape(-1, algo.group)[:, 0]
+    mine = jnp.take_along_axis(rows.rewards, rows.agent[:, None], axis=1).reshape(-1, algo.group_size)
+    agents = rows.agent.reshape(-1, algo.group_size)[:, 0]
     found = groups.advantages(mine, agents=agents, n_agents=n_players, **_settings(algo))
-    telling = jnp.repeat(found.telling, algo.group)
+    informative = jnp.repeat(found.informative, algo.group_size)
     counts = jnp.any(rows.weights.reshape(mine.shape) > 0, axis=1)
-    return found.advantages.reshape(-1), telling, _figures(found, counts, mine)
+    return found.advantages.reshape(-1), informative, _figures(found, counts, mine)
 
 
 def by_episode(samples: Samples, algo: ConfigDict) -> tuple[jax.Array, jax.Array, dict]:
     """GRPO: whole episodes from one start against each other, seat by seat -> as `by_turn`."""
     returns, whole = episode_returns(samples)
     batch, episodes, n_players = returns.shape
-    in_groups = lambda x: jnp.moveaxis(x.reshape(-1, algo.group, *x.shape[1:]), 1, -1)  # noqa: E731
+    in_groups = lambda x: jnp.moveaxis(x.reshape(-1, algo.group_size, *x.shape[1:]), 1, -1)  # noqa: E731
     grouped = in_groups(returns)  # [B/K, E, P, K]
     members = jnp.broadcast_to(in_groups(whole)[:, :, None], grouped.shape)
     agents = jnp.broadcast_to(jnp.arange(n_players), grouped.shape[:-1])
@@ -72,11 +72,11 @@ def by_episode(samples: Samples, algo: ConfigDict) -> tuple[jax.Array, jax.Array
         per_row = jnp.moveaxis(x, -1, 1).reshape(batch, episodes, n_players)
         return per_row[jnp.arange(batch), samples.episode, samples.agent].reshape(-1)
 
-    telling = of_samples(jnp.broadcast_to(found.telling[..., None], grouped.shape))
+    informative = of_samples(jnp.broadcast_to(found.informative[..., None], grouped.shape))
     place = (jnp.arange(batch), samples.episode, samples.agent)
-    taught = in_groups(jnp.zeros(returns.shape, bool).at[place].max(samples.weights > 0))
-    counts = jnp.any(members & taught, axis=-1)
-    return of_samples(found.advantages), telling, _figures(found, counts, grouped, members)
+    active = in_groups(jnp.zeros(returns.shape, bool).at[place].max(samples.weights > 0))
+    counts = jnp.any(members & active, axis=-1)
+    return of_samples(found.advantages), informative, _figures(found, counts, grouped, members)
 
 
 def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
@@ -100,6 +100,6 @@ def _figures(found: Groups, exists: jax.Array, rewards: jax.Array, members: jax.
     spread = groups.spread(rewards, jnp.ones_like(rewards, bool) if members is None else members)
     return {
         "groups": jnp.sum(exists),
-        "groups_equal": jnp.sum(exists & ~found.telling) / count,
-        "group_spread": jnp.sum(jnp.where(exists, spread, 0.0)) / count,
+        "zero_std_groups": jnp.sum(exists & ~found.informative) / count,
+        "group_reward_std": jnp.sum(jnp.where(exists, spread, 0.0)) / count,
     }

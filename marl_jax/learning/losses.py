@@ -17,8 +17,8 @@ class PolicyLoss(NamedTuple):
 
     loss: jax.Array
     ratio: jax.Array
-    clipped_low: jax.Array
-    clipped_high: jax.Array
+    clip_frac_low: jax.Array
+    clip_frac_high: jax.Array
 
 
 def token_weights(mask: jax.Array, weights: jax.Array, kind: str, length: int = 1) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax.policy import Policy
+from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
 
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from marl_jax.agents.policy import Policy, Scores
 from marl_jax.learning import advantages, losses
-from marl_jax.policy import Policy, Scores
 from marl_jax.samples import Samples, split, unsplit
 
 
@@ -21,9 +21,9 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict, n
     rows = samples.flat()
     if algo.kl_coef:
         rows = rows.replace(ref_logps=in_parts(lambda s: policy.reference_logps(weights, s), rows, algo.minibatches))
-    if algo.is_clip or algo.gae == "token":
+    if algo.tis_clip or algo.gae == "token":
         scores: Scores = in_parts(lambda s: policy.score(weights, s), rows, algo.minibatches)
-        rows = rows.replace(old_logps=scores.logps if algo.is_clip else None, values=scores.values)
+        rows = rows.replace(old_logps=scores.logps if algo.tis_clip else None, values=scores.values)
 
     mask = rows.mask()
     rewards = rows.rewards

@@ -18,18 +18,19 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from marl_jax.agents import packing
+from marl_jax.agents.policy import Policy
 from marl_jax.devices import placement
-from marl_jax.learning import losses, packing
+from marl_jax.learning import losses
 from marl_jax.learning.moments import scale_by_adam
 from marl_jax.learning.ppo import value_mask
-from marl_jax.policy import Policy
 from marl_jax.samples import Samples, split, take
 from models.sharding import ways
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Learner:
+class TrainState:
     """Everything that an update reads and writes.
 
     trained    weights that learn: {"model" or "adapters", "critic"}
@@ -49,15 +50,15 @@ class Learner:
         return {**self.frozen, **self.trained}
 
 
-def new_learner(
+def new_train_state(
     trained: dict, frozen: dict, optimiser: optax.GradientTransformation, mesh: Mesh | None = None
-) -> Learner:
+) -> TrainState:
     """A learner that has learnt nothing yet; on a mesh, what belongs to a parameter lies where it does."""
     begin = lambda trained: (optimiser.init(trained), jnp.zeros((), jnp.int32))  # noqa: E731
     if mesh is None:
-        return Learner(trained, frozen, *begin(trained))
+        return TrainState(trained, frozen, *begin(trained))
     places = functools.partial(placement.like_parameters, mesh, parameters=trained)
-    return Learner(trained, frozen, *placement.made(begin, places, trained))
+    return TrainState(trained, frozen, *placement.init_sharded(begin, places, trained))
 
 
 def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
@@ -67,9 +68,9 @@ def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
     if optim.schedule == "constant":
         after = optax.constant_schedule(optim.lr)
     elif optim.schedule == "linear":
-        after = optax.linear_schedule(optim.lr, optim.lr * optim.final, rest)
+        after = optax.linear_schedule(optim.lr, optim.lr * optim.min_lr_ratio, rest)
     else:
-        after = optax.cosine_decay_schedule(optim.lr, rest, alpha=optim.final)
+        after = optax.cosine_decay_schedule(optim.lr, rest, alpha=optim.min_lr_ratio)
     if not start:
         return after
     # The first update already moves: a rate of exactly 0 would waste a rollout.
@@ -86,7 +87,7 @@ def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
 
     return optax.chain(
         optax.clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity(),
-        scale_by_adam(optim.b1, optim.b2, optim.eps, optim.moments),
+        scale_by_adam(optim.b1, optim.b2, optim.eps, optim.adam_state_dtype),
         optax.add_decayed_weights(optim.weight_decay, mask=decays),
         optax.scale_by_learning_rate(schedule(optim, steps * updates_per_step)),
         optax.stateless(critic_rate),
@@ -102,33 +103,35 @@ def decays(params: dict) -> dict:
 def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: ConfigDict) -> Callable:
     """`update(learner, rows, key) -> (learner, metrics)` for the rows [N, …] that an algorithm has prepared."""
 
-    def update(learner: Learner, rows: Samples, key: jax.Array) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(train_state: TrainState, rows: Samples, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         runs = rows.n // policy.share  # rows that share a prompt stay together
         size = runs // algo.minibatches
 
-        def minibatch(learner, picked):
+        def minibatch(train_state, picked):
             picked = take(rows, (picked[:, None] * policy.share + jnp.arange(policy.share)).reshape(-1))
-            learner, figures = _learn(policy, optimiser, algo, learner, picked)
-            return learner, {**figures, "taught": jnp.any(picked.weights > 0)}
+            train_state, figures = _learn(policy, optimiser, algo, train_state, picked)
+            return train_state, {**figures, "active": jnp.any(picked.weights > 0)}
 
         orders = jax.vmap(lambda k: jax.random.permutation(k, runs))(jax.random.split(key, algo.epochs))
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
-        if algo.accumulate > 1 and not algo.pack:
-            teaches = jnp.any(rows.weights.reshape(runs, policy.share) > 0, axis=1)
-            picks = teaching_first(picks, teaches, algo.accumulate)
-        learner, metrics = jax.lax.scan(minibatch, learner, picks)
-        taught, skipped, gap = (metrics.pop(name) for name in ("taught", "skipped", "gap"))
-        figures = {name: _mean(x, taught) for name, x in metrics.items()}  # minibatches of nothing say nothing
+        if algo.grad_accum_steps > 1 and not algo.pack:
+            active = jnp.any(rows.weights.reshape(runs, policy.share) > 0, axis=1)
+            picks = active_first(picks, active, algo.grad_accum_steps)
+        train_state, metrics = jax.lax.scan(minibatch, train_state, picks)
+        active, skipped, logprob_diff = (metrics.pop(name) for name in ("active", "skipped", "logprob_diff"))
+        figures = {name: _mean(x, active) for name, x in metrics.items()}  # minibatches of nothing say nothing
         figures |= {
-            "gap": gap[jnp.argmax(taught)],  # before the first change, learner and sampler should agree
+            "logprob_diff": logprob_diff[
+                jnp.argmax(active)
+            ],  # before the first change, learner and sampler should agree
             "skipped": jnp.sum(skipped),
-            "skipped_in_a_row": learner.skipped,
+            "skipped_in_a_row": train_state.skipped,
             "rows": jnp.sum(rows.weights > 0),
         }
         if policy.critic == "none":
-            return learner, figures
+            return train_state, figures
         asked = value_mask(rows, algo.gae) * rows.weights[:, None]
-        return learner, figures | {
+        return train_state, figures | {
             "explained_variance": losses.explained_variance(rows.values, rows.returns, asked),
             "value": _mean(rows.values, asked),
             "return": _mean(rows.returns, asked),
@@ -137,35 +140,35 @@ def make_update(policy: Policy, optimiser: optax.GradientTransformation, algo: C
     return update
 
 
-def teaching_first(picks: jax.Array, teaches: jax.Array, parts: int) -> jax.Array:
+def active_first(picks: jax.Array, active: jax.Array, parts: int) -> jax.Array:
     """Rows of minibatches, int32 [M, N], in the order from which `split` puts those that teach into its first parts.
 
     teaches  bool [...], of every row by its number
     """
-    order = jnp.argsort(~teaches[picks], axis=1, stable=True)
+    order = jnp.argsort(~active[picks], axis=1, stable=True)
     picks = jnp.take_along_axis(picks, order, axis=1).reshape(len(picks), parts, -1)
     return jnp.swapaxes(picks, 1, 2).reshape(len(picks), -1)
 
 
 @jax.named_scope("forward_backward")
-def summed_gradients(policy, algo, learner: Learner, rows: Samples):
+def summed_gradients(policy, algo, train_state: TrainState, rows: Samples):
     """(gradients in float32, figures) of a minibatch, by parts."""
-    policy_weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+    policy_weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
     value_weights = losses.token_weights(value_mask(rows, algo.gae), rows.weights, "token")
-    trained = policy.rounded(learner.trained)  # once, not in every layer of every part
+    trained = policy.cast_for_compute(train_state.trained)  # once, not in every layer of every part
 
     def part(*given):
         (_, figures), grads = jax.value_and_grad(_objective, argnums=2, has_aux=True)(
-            policy, algo, trained, learner.frozen, *given
+            policy, algo, trained, train_state.frozen, *given
         )
         return _float32(grads), figures
 
     given = (rows, policy_weights, value_weights)
     if algo.pack:
         return _over_packed_rows(part, policy, algo, given)
-    if algo.accumulate == 1:
+    if algo.grad_accum_steps == 1:
         return part(*given)
-    parts = split(given, algo.accumulate, policy.share)
+    parts = split(given, algo.grad_accum_steps, policy.share)
     nothing = _zeros(part, *jax.tree.map(lambda x: x[0], parts))
 
     more = lambda total, *xs: jax.tree.map(jnp.add, total, part(*xs))  # noqa: E731
@@ -177,10 +180,10 @@ def summed_gradients(policy, algo, learner: Learner, rows: Samples):
 
 
 def _over_packed_rows(part, policy, algo, given):
-    """The same over packed rows, as many parts as they fill, `algo.accumulate` at most."""
-    multiple = algo.accumulate * ways("B", given[0].n)
+    """The same over packed rows, as many parts as they fill, `algo.grad_accum_steps` at most."""
+    multiple = algo.grad_accum_steps * ways("B", given[0].n)
     places = packing.plan(given[0], algo.pack, len(policy.prefix) if policy.keeps_prefix else 0, multiple)
-    size = len(places.table) // algo.accumulate
+    size = len(places.table) // algo.grad_accum_steps
 
     def one(i):
         rows = places.cut(i * size, size)
@@ -197,26 +200,26 @@ def _zeros(part, *given):
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given))
 
 
-def _learn(policy, optimiser, algo, learner: Learner, rows: Samples):
+def _learn(policy, optimiser, algo, train_state: TrainState, rows: Samples):
     """One step of the optimiser on one minibatch."""
-    return move(policy, optimiser, learner, *summed_gradients(policy, algo, learner, rows))
+    return move(policy, optimiser, train_state, *summed_gradients(policy, algo, train_state, rows))
 
 
 @jax.named_scope("optimiser")
-def move(policy: Policy, optimiser, learner: Learner, grads: dict, figures: dict) -> tuple[Learner, dict]:
+def move(policy: Policy, optimiser, train_state: TrainState, grads: dict, figures: dict) -> tuple[TrainState, dict]:
     """The learner after a step along these gradients, and figures; a loss or gradient not finite changes nothing."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(figures["loss"])
-    changes, state = optimiser.update(grads, learner.optimiser, learner.trained)
-    trained = optax.apply_updates(learner.trained, policy.changes(changes))
+    changes, state = optimiser.update(grads, train_state.optimiser, train_state.trained)
+    trained = optax.apply_updates(train_state.trained, policy.changes(changes))
     keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    learner = Learner(
-        trained=jax.tree.map(keep, trained, learner.trained),
-        frozen=learner.frozen,
-        optimiser=jax.tree.map(keep, state, learner.optimiser),
-        skipped=jnp.where(finite, 0, learner.skipped + 1),
+    train_state = TrainState(
+        trained=jax.tree.map(keep, trained, train_state.trained),
+        frozen=train_state.frozen,
+        optimiser=jax.tree.map(keep, state, train_state.optimiser),
+        skipped=jnp.where(finite, 0, train_state.skipped + 1),
     )
-    return learner, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
+    return train_state, {**figures, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
 
 
 def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weights, value_weights, packed=None):
@@ -225,7 +228,7 @@ def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weig
     scores = policy.score(weights, rows) if packed is None else policy.score_packed(weights, rows, packed)
     mask = rows.mask()
     old = rows.logps if rows.old_logps is None else rows.old_logps
-    correction = losses.truncated_importance(old, rows.logps, algo.is_clip) if algo.is_clip else 1.0
+    correction = losses.truncated_importance(old, rows.logps, algo.tis_clip) if algo.tis_clip else 1.0
     clip = losses.policy_loss(
         scores.logps, old, rows.advantages, mask, clip_low=algo.clip_low, clip_high=algo.clip_high,
         dual_clip=algo.dual_clip, ratio=algo.ratio, correction=correction,
@@ -237,10 +240,10 @@ def _objective(policy: Policy, algo, trained, frozen, rows: Samples, policy_weig
         "value_loss": jnp.sum(value_weights * value),
         "entropy": total(scores.entropy),
         "ratio": total(clip.ratio),
-        "clipped_low": total(clip.clipped_low),
-        "clipped_high": total(clip.clipped_high),
-        "kl_step": total(losses.kl(scores.logps, old, "k3")),
-        "gap": total(jnp.abs(scores.logps - rows.logps)),
+        "clip_frac_low": total(clip.clip_frac_low),
+        "clip_frac_high": total(clip.clip_frac_high),
+        "approx_kl": total(losses.kl(scores.logps, old, "k3")),
+        "logprob_diff": total(jnp.abs(scores.logps - rows.logps)),
     }
     loss = figures["policy_loss"]
     if algo.entropy_coef:

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs.game import Game, State
-from marl_jax.rollouts.rollout import Finished, Games, Rollout, Sections
+from envs.games.game import Game, State
+from marl_jax.rollouts.games import Finished, Games, Rollout, Sections
 from marl_jax.samples import Samples
 
 

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.bots import Bot, pick
-from envs.roles import EXECUTOR, TwoRole, puzzle_state
-from marl_jax.policy import Decision
+from envs.games.bots import Bot, pick
+from envs.games.roles import EXECUTOR, TwoRole, puzzle_state
+from marl_jax.agents.policy import Decision
+from marl_jax.agents.team import Backbone
+from marl_jax.rollouts.games import Finished, Games, Rollout, row_keys
 from marl_jax.rollouts.opponents import seat_actions
-from marl_jax.rollouts.rollout import Finished, Games, Rollout, row_keys
 from marl_jax.samples import Samples
-from marl_jax.team import Mind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,21 +96,21 @@ class Demonstrations(Rollout):
 
     def _written(self, action: jax.Array, player: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions [B] as their players' models write them: tokens int32 [B, W], 0 behind the end, and lengths [B]."""
-        tables = [names_to_write(mind) for mind in self.policy.minds]
+        tables = [names_to_write(backbone) for backbone in self.policy.backbones]
         ids = np.stack([np.pad(ids, ((0, 0), (0, self.policy.width - ids.shape[1]))) for ids, _ in tables])
         lengths = np.stack([lengths for _, lengths in tables])
-        mind = jnp.asarray([self.policy.mind_of(policy) for policy in self.seat_policy])[player]
-        return jnp.asarray(ids)[mind, action], jnp.asarray(lengths)[mind, action]
+        backbone = jnp.asarray([self.policy.backbone_of(policy) for policy in self.seat_policy])[player]
+        return jnp.asarray(ids)[backbone, action], jnp.asarray(lengths)[backbone, action]
 
 
-def names_to_write(mind: Mind) -> tuple[np.ndarray, np.ndarray]:
+def names_to_write(backbone: Backbone) -> tuple[np.ndarray, np.ndarray]:
     """The answers that name each action, as a model would sample them: int32 [A, W], 0 behind the end, and [A].
 
     Free answers end with a stop where there is room for it.
     """
-    free = mind.policy.free
+    free = backbone.policy.free
     if free is None:
-        choices = jax.device_get(mind.policy.choices)
+        choices = jax.device_get(backbone.policy.choices)
         return np.maximum(choices.ids, 0).astype(np.int32), choices.lengths.astype(np.int32)
     longest = int(free.lengths.max())
     ids = np.zeros((len(free.ids), free.max_new), np.int32)

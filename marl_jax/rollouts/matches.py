@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.bots import Bot, pick
-from envs.game import Game, Reward
-from envs.text import Prompt
-from marl_jax.policy import Policy
+from envs.games.bots import Bot, pick
+from envs.games.game import Game, Reward
+from envs.games.text import Prompt
+from marl_jax.agents.policy import Policy
+from marl_jax.agents.team import Prompts, Team
+from marl_jax.rollouts.games import like, row_keys
 from marl_jax.rollouts.opponents import seat_actions
-from marl_jax.rollouts.rollout import like, row_keys
 from marl_jax.samples import row_length
-from marl_jax.team import Prompts, Team
 from models.sharding import whole
 from models.tokenizers import Tokenizer
 

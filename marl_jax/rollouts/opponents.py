@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from envs.bots import Bot, UniformBot
-from envs.game import Game
-from envs.roles import solver
+from envs.games.bots import Bot, UniformBot
+from envs.games.game import Game
+from envs.games.roles import solver
 
 BOT = "bot:"  # in front of a bot's name where the name of a policy could stand
 
@@ -41,7 +41,7 @@ def make_bot(game: Game, name: str) -> Bot:
         return UniformBot(game)
     if name not in _BOTS.get(game.name, {}):
         raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(bot_names(game.name))}")
-    return _BOTS[game.name][name](game, importlib.import_module(f"envs.{game.name}.bots"))
+    return _BOTS[game.name][name](game, importlib.import_module(f"envs.games.{game.name}.bots"))
 
 
 def seat_actions(bots: Sequence[Bot | None], state, player: jax.Array, keys: jax.Array, action: jax.Array) -> jax.Array:

@@ -27,7 +27,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preserve
 
 from marl_jax.errors import CheckpointError
-from marl_jax.running import processes, seals
+from marl_jax.running import checksums as seals
+from marl_jax.running import processes
 
 log = logging.getLogger(__name__)
 

@@ -87,7 +87,7 @@ def meet(place: str) -> None:
 
 
 @contextlib.contextmanager
-def losses_told() -> Iterator[None]:
+def report_lost_process() -> Iterator[None]:
     """Turns the errors that a lost process causes in this one into `LostProcess`; others pass."""
     try:
         yield
@@ -102,7 +102,7 @@ def leave(status: int) -> None:
     """Ends this process at once: a lost process will never come to the orderly end for which JAX would wait."""
     sys.stderr.flush()
     sys.stdout.flush()
-    _let_go()
+    stop_watchdog()
     os._exit(status)
 
 
@@ -117,12 +117,12 @@ def _witness() -> subprocess.Popen:
         f"launch.py: process {jax.process_index()} of {jax.process_count()} has ended: it was killed, or another "
         f"process was lost and JAX ended this one (its lines are above); {AGAIN}\n"
     )
-    atexit.register(_let_go)
+    atexit.register(stop_watchdog)
     return subprocess.Popen(
         [sys.executable, "-S", "-c", _WITNESS, message], stdin=subprocess.PIPE, start_new_session=True
     )
 
 
-def _let_go() -> None:
+def stop_watchdog() -> None:
     """Tells the witness that all has been said."""
     _witness().communicate(b"an orderly end")

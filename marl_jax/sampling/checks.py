@@ -60,7 +60,7 @@ def check_requests(conversation: Conversation, requests: Sequence[Sampling]) -> 
                 f"behind its {len(conversation.history[i])} tokens; ask for more slots at prefill"
             )
         if request.stop_strings:
-            raise ValueError("stop_strings need a tokenizer: use batching.Batcher")
+            raise ValueError("stop_strings need a tokenizer: use batcher.Batcher")
 
 
 def check_legal(conversation: Conversation, legal: np.ndarray, actions: int, width: int) -> None:

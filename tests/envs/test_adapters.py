@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from envs import adapters
-from envs.registry import make
-from envs.roles import TwoRole
-from envs.tic_tac_toe.bots import MinimaxBot
+from envs.games import adapters
+from envs.games.registry import make
+from envs.games.roles import TwoRole
+from envs.games.tic_tac_toe.bots import MinimaxBot
 
 gymnasium = pytest.importorskip("gymnasium")
 pettingzoo_test = pytest.importorskip("pettingzoo.test")

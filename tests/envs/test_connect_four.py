@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.bots import UniformBot
-from envs.connect_four import draw
-from envs.connect_four.bots import SearchBot
-from envs.connect_four.rules import Board, ConnectFour, cells, has_four, winner
-from envs.connect_four.symmetry import Symmetry
+from envs.games.bots import UniformBot
+from envs.games.connect_four import draw
+from envs.games.connect_four.bots import SearchBot
+from envs.games.connect_four.rules import Board, ConnectFour, cells, has_four, winner
+from envs.games.connect_four.symmetry import Symmetry
 
 pyspiel = pytest.importorskip("pyspiel")
 GAME = ConnectFour()

@@ -1,4 +1,4 @@
-"""The contract of `envs.game`, checked for every game of the registry with the same code."""
+"""The contract of `envs.games.game`, checked for every game of the registry with the same code."""
 
 import functools
 import operator
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.bots import UniformBot, pick
-from envs.game import Game, check_action, reset_done, zero_reward
-from envs.registry import GAMES, game_class, make, symmetry
+from envs.games.bots import UniformBot, pick
+from envs.games.game import Game, check_action, reset_done, zero_reward
+from envs.games.registry import GAMES, game_class, make, symmetry
 
 ROWS = 32
 PARAMS = {
@@ -193,4 +193,4 @@ def test_symmetries_where_declared():
 def test_a_game_pays_only_at_its_levels(name):
     seen, _ = playout(name)
     paid = {level for level in seen["reward"]._fields if np.any(getattr(seen["reward"], level) != 0)}
-    assert paid and paid <= set(build(name).pays)
+    assert paid and paid <= set(build(name).reward_levels)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.bots import UniformBot
-from envs.game import check_action
-from envs.hanabi import draw
-from envs.hanabi.bots import ConventionBot
-from envs.hanabi.rules import Hanabi, copies
-from envs.hanabi.symmetry import Symmetry
-from envs.registry import make
+from envs.games.bots import UniformBot
+from envs.games.game import check_action
+from envs.games.hanabi import draw
+from envs.games.hanabi.bots import ConventionBot
+from envs.games.hanabi.rules import Hanabi, copies
+from envs.games.hanabi.symmetry import Symmetry
+from envs.games.registry import make
 from tests.conftest import shared_data
 
 pyspiel = pytest.importorskip("pyspiel")

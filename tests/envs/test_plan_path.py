@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.game import check_action
-from envs.plan_path import bots, draw, levels
-from envs.plan_path.rules import PlanPath
-from envs.registry import make
+from envs.games.game import check_action
+from envs.games.plan_path import bots, draw, levels
+from envs.games.plan_path.rules import PlanPath
+from envs.games.registry import make
 
 STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 

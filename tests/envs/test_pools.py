@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import pools
-from envs.plan_path import levels as plan_path
-from envs.plan_path.rules import PlanPath
-from envs.registry import make
-from envs.sokoban import levels as sokoban
-from envs.sudoku import levels as sudoku
+from envs.games import pools
+from envs.games.plan_path import levels as plan_path
+from envs.games.plan_path.rules import PlanPath
+from envs.games.registry import make
+from envs.games.sokoban import levels as sokoban
+from envs.games.sudoku import levels as sudoku
 
 SMALL = {"n_train": 20, "n_test": 5}
 ROOMS = {"plan_path": plan_path, "sokoban": sokoban, "sudoku": sudoku}

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.plan_path.rules import PlanPath
-from envs.roles import EXECUTOR, NO_PROPOSAL, PLANNER, TwoRole, solver
-from envs.sokoban.rules import Sokoban
-from envs.sudoku.rules import Sudoku
-from envs.tic_tac_toe.rules import TicTacToe
+from envs.games.plan_path.rules import PlanPath
+from envs.games.roles import EXECUTOR, NO_PROPOSAL, PLANNER, TwoRole, solver
+from envs.games.sokoban.rules import Sokoban
+from envs.games.sudoku.rules import Sudoku
+from envs.games.tic_tac_toe.rules import TicTacToe
 
 SMALL = {"n_train": 12, "n_test": 4}
 PUZZLES = {

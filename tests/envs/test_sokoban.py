@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import pools
-from envs.registry import make
-from envs.sokoban import bots, draw, levels, solver
-from envs.sokoban.rules import Sokoban
+from envs.games import pools
+from envs.games.registry import make
+from envs.games.sokoban import bots, draw, levels, solver
+from envs.games.sokoban.rules import Sokoban
 from tests.conftest import shared_data
 
 STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1))

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.registry import make
-from envs.sudoku import bots, draw, levels, solver
-from envs.sudoku.rules import Sudoku
+from envs.games.registry import make
+from envs.games.sudoku import bots, draw, levels, solver
+from envs.games.sudoku.rules import Sudoku
 from tests.conftest import shared_data
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from envs.template import Fixed, MergeError, Table, Template, token_table
+from envs.games.template import Fixed, MergeError, Table, Template, token_table
 from tests.conftest import shared_data
 
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import text as texts
-from envs.bots import UniformBot
-from envs.hanabi.rules import Hanabi
-from envs.registry import GAMES, make
-from envs.roles import EXECUTOR, PLANNER, TwoRole
+from envs.games import text as texts
+from envs.games.bots import UniformBot
+from envs.games.hanabi.rules import Hanabi
+from envs.games.registry import GAMES, make
+from envs.games.roles import EXECUTOR, PLANNER, TwoRole
 from models import chat, tokenizers
 from tests.conftest import published, shared_data
 from tests.envs.test_template import LLAMA3, Rust

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.bots import UniformBot
-from envs.game import check_action
-from envs.tic_tac_toe import draw
-from envs.tic_tac_toe.bots import MinimaxBot, tables
-from envs.tic_tac_toe.rules import TicTacToe, cells, from_cells, winner
-from envs.tic_tac_toe.symmetry import Symmetry
+from envs.games.bots import UniformBot
+from envs.games.game import check_action
+from envs.games.tic_tac_toe import draw
+from envs.games.tic_tac_toe.bots import MinimaxBot, tables
+from envs.games.tic_tac_toe.rules import TicTacToe, cells, from_cells, winner
+from envs.games.tic_tac_toe.symmetry import Symmetry
 
 pyspiel = pytest.importorskip("pyspiel")
 GAME = TicTacToe()

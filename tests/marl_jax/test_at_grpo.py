@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from envs.bots import UniformBot
-from envs.roles import solver
+from envs.games.bots import UniformBot
+from envs.games.roles import solver
+from marl_jax.agents.policy import Decision
 from marl_jax.learning import grpo
-from marl_jax.learning.update import make_optimiser, make_update, new_learner
-from marl_jax.policy import Decision
-from marl_jax.rollouts.rollout import Sections, row_keys
-from marl_jax.rollouts.tree_rollout import TreeRollout
+from marl_jax.learning.update import make_optimiser, make_update, new_train_state
+from marl_jax.rollouts.games import Sections, row_keys
+from marl_jax.rollouts.tree import TreeRollout
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 
@@ -254,11 +254,11 @@ def test_groups_rewards_and_advantages_are_those_of_a_walk_in_plain_python(chang
             np.testing.assert_array_equal(samples.agent[t, b], group["player"])
             np.testing.assert_allclose(samples.rewards[t, b], group["rewards"], atol=1e-6)
             np.testing.assert_allclose(advantage[t, b], group["advantages"], atol=1e-4)
-            telling = any(group["advantages"])
-            np.testing.assert_array_equal(rows.weights.reshape(TURNS, ROWS, K)[t, b], float(telling))
-            equal += not telling
+            informative = any(group["advantages"])
+            np.testing.assert_array_equal(rows.weights.reshape(TURNS, ROWS, K)[t, b], float(informative))
+            equal += not informative
     assert figures["groups"] == TURNS * ROWS
-    assert float(figures["groups_equal"]) == pytest.approx(equal / (TURNS * ROWS))
+    assert float(figures["zero_std_groups"]) == pytest.approx(equal / (TURNS * ROWS))
 
 
 def test_the_team_term_by_lookahead_reaches_the_planner():
@@ -375,10 +375,10 @@ def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
     optim = defaults.optimiser()
     optim.update(dict(lr=0.1, weight_decay=0.1, warmup=0))  # decay would move it without any gradient
     optimiser = make_optimiser(optim, 2, 1)
-    algo = tiny_puzzle.algo(drop_equal=False)
+    algo = tiny_puzzle.algo(filter_zero_std_groups=False)
     rows, _ = grpo.prepare(policy, {}, samples.replace(weights=(samples.policy == 1) * 1.0), algo, 2)
-    learner = new_learner(trained, frozen, optimiser)
-    learnt, _ = jax.jit(make_update(policy, optimiser, algo))(learner, rows, jax.random.key(0))
+    train_state = new_train_state(trained, frozen, optimiser)
+    learnt, _ = jax.jit(make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
     for name, old in trained["adapters"].items():
         for part in "ab":
             new = learnt.trained["adapters"][name][part]

@@ -222,7 +222,7 @@ def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch
         if where == "before":
             full.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
         elif where == "background":
-            full.setattr("marl_jax.running.seals.fingerprint", no_space)
+            full.setattr("marl_jax.running.checksums.fingerprint", no_space)
         else:
             full.setattr(checkpoints._manager, "save", no_space)
         checkpoints.save(2, make_state(2), {"run": RUN})

@@ -7,12 +7,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import launch
-from marl_jax import compile as forecasts
-from marl_jax.compile import largest, operations, render, tables, topology
-from marl_jax.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
-from marl_jax.compile.programs import Finder
 from marl_jax.devices import hardware
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import compile as forecasts
+from marl_jax.modes.compile import largest, operations, render, tables, topology
+from marl_jax.modes.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
+from marl_jax.modes.compile.programs import Finder
 from models.attention import default_kernel
 from tests.marl_jax import tiny_run
 
@@ -150,7 +150,7 @@ def test_the_search_ends_where_nobody_plans_further():
 def test_the_step_of_batches():
     config = tiny_run.get_config()  # four turns, two minibatches
     assert largest.step_of(config, ways=8) == 8
-    config.algo.accumulate = 4
+    config.algo.grad_accum_steps = 4
     assert largest.step_of(config, ways=8) == 16  # 2 x 4 x 8 parts of 4 x games samples
 
 

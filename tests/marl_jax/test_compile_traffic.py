@@ -1,13 +1,13 @@
-"""Collectives read from compiled programs, and the paper model made of them."""
+"""Collectives read from compiled programs, and the cost_model model made of them."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from marl_jax.compile import paper
-from marl_jax.compile.collectives import Collective, Total, read, totals
 from marl_jax.devices.hardware import CHIPS
+from marl_jax.modes.compile import cost_model
+from marl_jax.modes.compile.collectives import Collective, Total, read, totals
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
@@ -90,7 +90,7 @@ def test_a_compiled_program_gathers_the_weights_of_every_layer():
     )
 
 
-# ------------------------------------------------------------------------------------------------------ the paper model
+# ----------------------------------------------------------------------------------------------------- the cost model
 
 
 def result(ways=16, **changes):
@@ -101,32 +101,32 @@ def result(ways=16, **changes):
     learn = dict(flops=16 * 394e12, traffic=[reduce], given=dict(parameters=1e9))
     case = dict(
         experiment="x", model="m", lora=0, algorithm="ppo", topology="v5e:4x4", chips=16, games=256, turns=10, epochs=2,
-        minibatches=4, accumulate=1, mesh=dict(data=1, fsdp=16, tensor=1), programs=dict(play=play, learn=learn),
+        minibatches=4, grad_accum_steps=1, mesh=dict(data=1, fsdp=16, tensor=1), programs=dict(play=play, learn=learn),
     )  # fmt: skip
     return {**case, **changes}
 
 
 def test_a_step_as_compiled():
-    found = paper.step(result(), 16, paper.Assumptions(mfu=0.5, links=2, overlap=0.0))
+    found = cost_model.step(result(), 16, cost_model.Assumptions(mfu=0.5, links=2, overlap=0.0))
     assert found.compute == pytest.approx(3 / 0.5)
     assert found.inside == pytest.approx(30e9 / (2 * CHIPS["v5e"].link))
     assert found.outside == 0 and found.seconds == pytest.approx(found.compute + found.inside)
 
 
 def test_traffic_hides_behind_arithmetic_as_far_as_there_is_any():
-    half = paper.step(result(), 16, paper.Assumptions(mfu=0.5, overlap=0.5))
+    half = cost_model.step(result(), 16, cost_model.Assumptions(mfu=0.5, overlap=0.5))
     assert half.seconds == pytest.approx(half.compute + half.inside / 2)
     slow = result(programs={k: {**p, "flops": 0.0} for k, p in result()["programs"].items()})
-    nothing = paper.step(slow, 16, paper.Assumptions(overlap=1.0))
+    nothing = cost_model.step(slow, 16, cost_model.Assumptions(overlap=1.0))
     assert nothing.seconds == pytest.approx(nothing.inside)
 
 
 def test_in_a_slice_rings_grow_and_between_slices_gradients_travel():
-    assert paper.traffic(result(), 256) == pytest.approx(16e9 * 255 / 256 + 2 * 8e9 * 255 / 256)
-    found = paper.step(result(), 1024)
+    assert cost_model.traffic(result(), 256) == pytest.approx(16e9 * 255 / 256 + 2 * 8e9 * 255 / 256)
+    found = cost_model.step(result(), 1024)
     parts = 1e9 * 16 / 256  # each chip of a slice of 256 adds up its own part with those of three other slices
     assert found.outside == pytest.approx(8 * 2 * 3 / 4 * parts / CHIPS["v5e"].outside)
-    assert found.inside == pytest.approx(paper.step(result(), 256).inside)
+    assert found.inside == pytest.approx(cost_model.step(result(), 256).inside)
 
 
 def test_permutations_and_tensor_axes_keep_their_size():
@@ -134,18 +134,18 @@ def test_permutations_and_tensor_axes_keep_their_size():
     heads = dict(kind="all-reduce", axes=["tensor"], ways=4, count=1, size=1e9, sent=1.5e9)
     programs = dict(play=dict(flops=0.0, traffic=[ring, heads], given={}))
     case = result(programs=programs, mesh=dict(data=1, fsdp=4, tensor=4))
-    assert paper.traffic(case, 16) == pytest.approx(16.5e9)
-    assert paper.traffic(case, 64) == pytest.approx(15e9 * (15 / 16) / (3 / 4) + 1.5e9)
+    assert cost_model.traffic(case, 16) == pytest.approx(16.5e9)
+    assert cost_model.traffic(case, 64) == pytest.approx(15e9 * (15 / 16) / (3 / 4) + 1.5e9)
 
 
 def test_collectives_over_a_part_of_an_axis_keep_their_size():
     """The compiler also cuts an axis of 16 in groups of 2 or 8; a larger slice does not change those."""
     part = dict(kind="all-gather", axes=["fsdp"], ways=8, sent=7.0)
-    assert paper.growth(part, dict(data=1, fsdp=16, tensor=1), 256) == 1.0
+    assert cost_model.growth(part, dict(data=1, fsdp=16, tensor=1), 256) == 1.0
 
 
 def test_the_tables():
-    rows = paper.table([result()], (16, 1024)).splitlines()
+    rows = cost_model.table([result()], (16, 1024)).splitlines()
     assert (
         len(rows) == 4
         and "| 16 | 256 |" in rows[2]
@@ -153,5 +153,5 @@ def test_the_tables():
         and "| 1,024 | 16,384 |" in rows[3]
     )
     large = result(ways=64, topology="v5e:8x8", chips=64, games=1024, mesh=dict(data=1, fsdp=64, tensor=1))
-    check = paper.check_table([result(), large]).splitlines()
+    check = cost_model.check_table([result(), large]).splitlines()
     assert len(check) == 3 and check[2].endswith("| v5e:4x4 | v5e:8x8 | 29.34 | 29.34 |")

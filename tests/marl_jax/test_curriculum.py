@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import registry as games
-from envs.game import Reward
-from envs.plan_path import levels as plan_path_levels
-from envs.sokoban import levels as sokoban_levels
-from envs.sudoku import levels as sudoku_levels
-from marl_jax import setup as setups
-from marl_jax import train, validate
+from envs.games import registry as games
+from envs.games.game import Reward
+from envs.games.plan_path import levels as plan_path_levels
+from envs.games.sokoban import levels as sokoban_levels
+from envs.games.sudoku import levels as sudoku_levels
+from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import setup as setups
+from marl_jax.modes import train
 from marl_jax.rollouts.curriculum import Graded, Ladder, Rule
-from marl_jax.rollouts.rollout import Finished
+from marl_jax.rollouts.games import Finished
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan

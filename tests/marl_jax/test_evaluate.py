@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from envs import view
-from envs.bots import UniformBot
-from envs.game import Reward
-from envs.registry import held_out
-from envs.tic_tac_toe.bots import MinimaxBot
-from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax import evaluate
-from marl_jax import setup as setups
+from envs.games import view
+from envs.games.bots import UniformBot
+from envs.games.game import Reward
+from envs.games.registry import held_out
+from envs.games.tic_tac_toe.bots import MinimaxBot
+from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.errors import RunError
-from marl_jax.identity import check_run, identity
-from marl_jax.rollouts import matches, records
+from marl_jax.modes import evaluate, records
+from marl_jax.modes import setup as setups
+from marl_jax.modes.identity import check_run, identity
+from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
@@ -153,9 +153,9 @@ def test_an_answer_that_names_no_move_is_told(player):
     told = 0
     for game in records.write_out(match, played, seating, key, ["tiny", "random"], "eval"):
         for move in game.moves:
-            unusable = game.players[move.player] == "tiny" and move.answer != move.action
-            assert move.error == ("names no legal move; a random one was played" if unusable else "")
-            told += unusable
+            parse_failure_reward = game.players[move.player] == "tiny" and move.answer != move.action
+            assert move.error == ("names no legal move; a random one was played" if parse_failure_reward else "")
+            told += parse_failure_reward
     assert told, "or the test cannot fail"
 
 
@@ -174,7 +174,7 @@ def small(**env):
 def small_plan():
     """Plan-Path by planner and executor, with batches that eight devices can split."""
     config = tiny_plan.get_config()
-    config.algo.update(dict(minibatches=1, accumulate=1))
+    config.algo.update(dict(minibatches=1, grad_accum_steps=1))
     return config
 
 

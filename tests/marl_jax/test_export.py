@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from marl_jax import export, setup
 from marl_jax.errors import RunError
+from marl_jax.modes import export, setup
 from marl_jax.running.checkpoint import Checkpoints
 from models import lora, peft
 from models.weights.load import load

@@ -38,14 +38,14 @@ REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0,
 def test_by_hand(settings, expected):
     found = groups.advantages(REWARDS, **settings)
     np.testing.assert_allclose(found.advantages, np.array(expected), atol=1e-4)
-    assert found.telling.tolist() == [True, True, False]
+    assert found.informative.tolist() == [True, True, False]
 
 
 def test_only_members_count():
     members = jnp.array([[True, True, False, False], [False, False, False, True], [False] * 4])
     found = groups.advantages(REWARDS, members, std=False)
     np.testing.assert_allclose(found.advantages, [[-0.5, 0.5, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    assert found.telling.tolist() == [True, False, False]
+    assert found.informative.tolist() == [True, False, False]
     alone = groups.advantages(REWARDS, members, std=False, baseline="leave_one_out")
     np.testing.assert_allclose(alone.advantages[0], [-1, 1, 0, 0])  # each against the other
     spread = groups.advantages(REWARDS, members)
@@ -56,7 +56,7 @@ def test_equal_rewards_give_no_advantage_whatever_the_rounding():
     # The mean of three times 0.1 in float32 is not 0.1; divided by a spread of nothing that would be a signal.
     rewards = jnp.full((1, 3), 0.1) + jnp.array([[0.0, 1e-8, 0.0]])
     found = groups.advantages(rewards)
-    assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.telling[0])
+    assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.informative[0])
 
 
 def test_any_leading_axes_and_shift_and_scale():

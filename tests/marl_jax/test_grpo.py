@@ -11,11 +11,13 @@ import pytest
 
 from configs import algorithms, planning
 from experiments import plan_path
-from marl_jax import setup as setups
-from marl_jax import train, validate
-from marl_jax.learning import grpo, losses, shared_prompt
+from marl_jax.agents import shared_prompt
+from marl_jax.agents.policy import Scores
+from marl_jax.config import validate
+from marl_jax.learning import grpo, losses
 from marl_jax.learning import update as updates
-from marl_jax.policy import Scores
+from marl_jax.modes import setup as setups
+from marl_jax.modes import train
 from marl_jax.samples import Samples
 from tests.marl_jax import tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import K
@@ -66,10 +68,10 @@ def two_answers():
 )
 def test_loss_and_gradient_by_hand(name, loss, gradient):
     algo = getattr(algorithms, name)(2)
-    algo.update(dict(is_clip=0.0, name="at_grpo"))  # the same group either way
+    algo.update(dict(tis_clip=0.0, name="at_grpo"))  # the same group either way
     rows, figures = grpo.prepare(TableOfLogps(), {}, two_answers(), algo, 1)
-    assert (int(figures["groups"]), float(figures["groups_equal"]), float(figures["group_spread"])) == (1, 0, 2)
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+    assert (int(figures["groups"]), float(figures["zero_std_groups"]), float(figures["group_reward_std"])) == (1, 0, 2)
+    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
     objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
     (found, _), grads = objective(TableOfLogps(), algo, {"model": rows.logps + CHANGE}, {}, rows, weights, weights)
     assert float(found) == pytest.approx(loss, abs=1e-5)
@@ -91,12 +93,12 @@ def test_dr_mas_by_hand():
     With agents taken as one it is sqrt((4 + 4 + 1/4 + 1/4) / 4) = 1.4577.
     """
     algo = algorithms.dr_mas(2)
-    algo.update(dict(is_clip=0.0, name="at_grpo"))
+    algo.update(dict(tis_clip=0.0, name="at_grpo"))
     change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
 
     def learn(samples, n_players):
         rows, _ = grpo.prepare(TableOfLogps(), {}, samples, algo, n_players)
-        weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+        weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
         objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
         (loss, _), grads = objective(TableOfLogps(), algo, {"model": rows.logps + change}, {}, rows, weights, weights)
         return rows.advantages[:, 0], float(loss), grads["model"][:, 0]
@@ -118,8 +120,8 @@ def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros():
     samples = samples.replace(rewards=samples.rewards * 0)
     algo = tiny_puzzle.algo(group=2)
     rows, figures = grpo.prepare(TableOfLogps(), {}, samples, algo, 1)
-    assert float(figures["groups_equal"]) == 1 and rows.weights.tolist() == [0, 0]
-    algo.drop_equal = False
+    assert float(figures["zero_std_groups"]) == 1 and rows.weights.tolist() == [0, 0]
+    algo.filter_zero_std_groups = False
     rows, _ = grpo.prepare(TableOfLogps(), {}, samples, algo, 1)
     assert rows.weights.tolist() == [1, 1] and not rows.advantages.any()
 
@@ -190,7 +192,7 @@ def candidates(long_names):
     roll = tiny_puzzle.tree(lora=2, long_names=long_names, turns=2)
     trained, frozen = tiny_play.weights(roll.policy)
     samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), jax.random.key(1))
-    rows, _ = grpo.prepare(roll.policy, {}, samples, tiny_puzzle.algo(drop_equal=False), 2)
+    rows, _ = grpo.prepare(roll.policy, {}, samples, tiny_puzzle.algo(filter_zero_std_groups=False), 2)
     return roll.policy, trained, frozen, rows
 
 
@@ -200,7 +202,7 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
     sharing = dataclasses.replace(policy, share=K)
     assert shared_prompt.join(rows, K).tokens.size < rows.tokens.size / 2
     algo = tiny_puzzle.algo()
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
 
     def both(policy):
         objective = jax.value_and_grad(functools.partial(updates._objective, policy, algo), has_aux=True)
@@ -208,7 +210,7 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
 
     (alone, _), expected = both(policy)
     (shared, figures), found = both(sharing)
-    assert float(shared) == pytest.approx(float(alone), abs=1e-6) and float(figures["gap"]) < 1e-5
+    assert float(shared) == pytest.approx(float(alone), abs=1e-6) and float(figures["logprob_diff"]) < 1e-5
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, expected)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(found)) > 1e-4
 
@@ -216,16 +218,16 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
 def test_minibatches_and_their_parts_keep_groups_together():
     policy, trained, frozen, rows = candidates(True)
     sharing = dataclasses.replace(policy, share=K)
-    algo = tiny_puzzle.algo(minibatches=1, accumulate=3)
+    algo = tiny_puzzle.algo(minibatches=1, grad_accum_steps=3)
     optimiser = optax.sgd(0.1)
 
     def learnt(policy, algo):
-        learner = updates.new_learner(trained, frozen, optimiser)
-        return jax.jit(updates.make_update(policy, optimiser, algo))(learner, rows, jax.random.key(0))
+        train_state = updates.new_train_state(trained, frozen, optimiser)
+        return jax.jit(updates.make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
 
     whole, _ = learnt(policy, tiny_puzzle.algo(minibatches=1))
     parts, figures = learnt(sharing, algo)
-    assert float(figures["gap"]) < 1e-5
+    assert float(figures["logprob_diff"]) < 1e-5
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), parts.trained, whole.trained)
 
 
@@ -242,15 +244,15 @@ def test_a_step_of_every_form_fits_together(form):
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
         rollout, optimiser = setup.rollout(), updates.make_optimiser(config.optim, config.steps, 4)
-        new = lambda t, f: updates.new_learner(t, f, optimiser)  # noqa: E731
-        learners = {mind.name: jax.eval_shape(new, *mind.abstract()) for mind in setup.minds}
+        new = lambda t, f: updates.new_train_state(t, f, optimiser)  # noqa: E731
+        train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
         games = jax.eval_shape(rollout.start, key)
         play = functools.partial(train.play_step, setup, rollout)
-        samples, after, _, _ = jax.eval_shape(play, train.all_weights(learners), games, None, key)
+        samples, after, _, _ = jax.eval_shape(play, train.all_weights(train_states), games, None, key)
         learn = functools.partial(train.learn_step, setup, optimiser)
-        learnt, figures = jax.eval_shape(learn, learners, samples, key)
+        learnt, figures = jax.eval_shape(learn, train_states, samples, key)
     assert samples.action.size == validate.samples(config)
     jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), games, after)
-    assert jax.tree.structure(learnt) == jax.tree.structure(learners)
-    assert "groups_equal" in figures and "explained_variance" not in figures
+    assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
+    assert "zero_std_groups" in figures and "explained_variance" not in figures
     assert len(set(setup.seat_policy)) == (2 if form in ("at_grpo_lora", "at_grpo_apart") else 1)

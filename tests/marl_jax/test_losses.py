@@ -54,7 +54,7 @@ def clip(ratio, advantage, **kwargs):
 def test_clip(ratio, advantage, expected, low, high):
     result = clip(ratio, advantage)
     assert float(result.loss[0, 0]) == pytest.approx(expected, rel=1e-5)
-    assert (float(result.clipped_low[0, 0]), float(result.clipped_high[0, 0])) == (low, high)
+    assert (float(result.clip_frac_low[0, 0]), float(result.clip_frac_high[0, 0])) == (low, high)
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only():

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from configs import defaults
 from marl_jax.errors import RunError
 from marl_jax.running import console
-from marl_jax.running.lock import alone_in
 from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
+from marl_jax.running.workdir_lock import workdir_lock
 
 
 @pytest.fixture
@@ -184,12 +184,12 @@ def test_a_config_of_something_else_is_not_replaced(config, tmp_path):
 
 
 def test_one_run_in_a_folder_at_a_time(tmp_path):
-    with alone_in(tmp_path / "run"):
-        with pytest.raises(RunError, match="is in use by another process"), alone_in(tmp_path / "run"):
+    with workdir_lock(tmp_path / "run"):
+        with pytest.raises(RunError, match="is in use by another process"), workdir_lock(tmp_path / "run"):
             pass
-        with alone_in(tmp_path / "other"):
+        with workdir_lock(tmp_path / "other"):
             pass
-    with alone_in(tmp_path / "run"):
+    with workdir_lock(tmp_path / "run"):
         pass
 
 

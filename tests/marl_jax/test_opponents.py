@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import registry as games
+from envs.games import registry as games
 from marl_jax.rollouts import opponents
 
 

@@ -30,7 +30,7 @@ def samples(lengths, last, rewards=(4.0, 0.0)):
 
 def settings(kind, **changes):
     algo = algorithms.dapo(2)
-    algo.update(dict(name="at_grpo", is_clip=0.0, overlong=kind) | changes)
+    algo.update(dict(name="at_grpo", tis_clip=0.0, overlong=kind) | changes)
     return algo
 
 
@@ -63,7 +63,7 @@ def learn(algo, given):
     """(advantages, loss, gradient) at ratio 1."""
     given, _ = overlong.handle(Writes(), given, algo)
     rows, _ = grpo.prepare(Writes(), {}, given, algo, 1)
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.agg, rows.width)
+    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
     objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
     (loss, _), grads = objective(Writes(), algo, {"model": rows.logps}, {}, rows, weights, weights)
     return rows.advantages[:, 0], float(loss), grads["model"]

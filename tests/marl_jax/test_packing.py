@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from marl_jax import validate
+from marl_jax.agents import packing
+from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.learning import packing
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.marl_jax.test_reading import agree, gradients
 
@@ -57,21 +57,21 @@ def test_loss_and_gradients_are_those_of_padded_rows(settings, prefix):
     policy = dataclasses.replace(tiny_play.policy(free=WIDTH, **settings), prefix=prefix)
     samples = tiny_samples.make(16, 12, WIDTH)
     samples = samples.replace(weights=samples.weights.at[3].set(0.0))
-    for algo in (dict(agg="token"), dict(agg="sequence", ratio="sequence", kl_coef=0.0)):
-        agree(gradients(policy, samples, accumulate=2, pack=2, **algo), gradients(policy, samples, **algo))
+    for algo in (dict(loss_agg="token"), dict(loss_agg="sequence", ratio="sequence", kl_coef=0.0)):
+        agree(gradients(policy, samples, grad_accum_steps=2, pack=2, **algo), gradients(policy, samples, **algo))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout.answer": "choice"}, "config.algo.pack is 2 with rollout.answer 'choice'"),
-        ({"algo.accumulate": 1}, "config.algo.pack is 2 with algo.accumulate 1"),
+        ({"rollout.answer": "constrained"}, "config.algo.pack is 2 with rollout.answer 'constrained'"),
+        ({"algo.grad_accum_steps": 1}, "config.algo.pack is 2 with algo.grad_accum_steps 1"),
         ({"algo.critic": "separate"}, "config.algo.pack is 2 with algo.critic 'separate'"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(changes, message):
     config = defaults.get_config()
-    config.update_from_flattened_dict({"algo.pack": 2, "rollout.answer": "free", "algo.accumulate": 2})
+    config.update_from_flattened_dict({"algo.pack": 2, "rollout.answer": "free", "algo.grad_accum_steps": 2})
     validate.check(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from configs import defaults
-from envs import text as texts
-from envs.bots import UniformBot
-from envs.registry import make
-from envs.tic_tac_toe.bots import MinimaxBot
-from marl_jax import setup
+from envs.games import text as texts
+from envs.games.bots import UniformBot
+from envs.games.registry import make
+from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax.errors import RunError
-from marl_jax.play import Person, PolicySeat, main, play
+from marl_jax.modes import setup
+from marl_jax.modes.play import Person, PolicySeat, main, play
 from marl_jax.rollouts.matches import Player
 from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers

@@ -49,8 +49,8 @@ def pair(workdir: Path, cache: Path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    together = ("enabled=true", f"coordinator=localhost:{port}", "processes=2", "timeout=20")
-    flags = [f"--config.distributed.{flag}" for flag in together]
+    merge_metrics = ("enabled=true", f"coordinator=localhost:{port}", "processes=2", "timeout=20")
+    flags = [f"--config.distributed.{flag}" for flag in merge_metrics]
     both = [launch(workdir, cache, 2, f"said_{i}", *flags, f"--config.distributed.index={i}") for i in range(2)]
     try:
         yield both
@@ -136,7 +136,7 @@ def test_alone_a_process_agrees_with_itself():
 def test_errors_of_a_lost_process_become_one_line(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     told = pytest.raises(processes.LostProcess, match=r"another process .*Gloo.*start the same command")
-    with told, processes.losses_told():
+    with told, processes.report_lost_process():
         raise jax.errors.JaxRuntimeError("FAILED_PRECONDITION: Gloo all-reduce failed: Connection closed by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"), processes.losses_told():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"), processes.report_lost_process():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from marl_jax import train
+from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.running.profiling import Clock, Trace
 from tests.marl_jax import tiny_run

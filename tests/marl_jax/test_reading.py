@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax.learning import reading, update
+from marl_jax.agents import reading
+from marl_jax.learning import update
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
 
@@ -17,8 +18,10 @@ def gradients(policy, rows, **settings):
     """(gradients, figures) of one minibatch."""
     trained, frozen = tiny_play.weights(policy)
     algo = tiny_play.ppo(value_clip=0.0, **settings)
-    learner = update.Learner(trained, frozen, None, np.int32(0))
-    return quick_jit(lambda learner, rows: update.summed_gradients(policy, algo, learner, rows))(learner, rows)
+    train_state = update.TrainState(trained, frozen, None, np.int32(0))
+    return quick_jit(lambda train_state, rows: update.summed_gradients(policy, algo, train_state, rows))(
+        train_state, rows
+    )
 
 
 def agree(found, expected):

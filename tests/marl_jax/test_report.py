@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from configs import defaults
-from marl_jax import report
 from marl_jax.errors import RunError
-from marl_jax.report import curves
+from marl_jax.modes import report
+from marl_jax.modes.report import curves
 from marl_jax.running.conversation_logs import GameRecord, Move
 
 ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"

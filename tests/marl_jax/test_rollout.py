@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import registry as games
-from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax.policy import PREFIX_WORTH_KEEPING
-from marl_jax.rollouts import rollout as ro
+from envs.games import registry as games
+from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax.agents.policy import PREFIX_WORTH_KEEPING
+from marl_jax.rollouts import games as ro
 from marl_jax.rollouts.opponents import make_bot
 from tests.marl_jax import tiny_play
 
@@ -150,7 +150,7 @@ def test_the_sampler_reports_what_the_learner_computes(kind):
 
 
 def test_sections_have_the_right_opponents():
-    sections = ro.make_sections(16, self_share=0.5, bots=[make_bot(GAME, "minimax")], bot_share=0.25)
+    sections = ro.make_sections(16, self_play_frac=0.5, bots=[make_bot(GAME, "minimax")], bot_frac=0.25)
     assert (sections.own, sections.past, [n for _, n in sections.bots]) == (8, 4, [4])
     roll = program(sections)
     trained, _ = tiny_play.weights(roll.policy)
@@ -199,7 +199,7 @@ def test_seats_see_the_game_through_their_symmetry():
 
 def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     policy = tiny_play.policy(free=2)
-    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(32), 4, (0, 0), unusable=-0.5)
+    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(32), 4, (0, 0), parse_failure_reward=-0.5)
     trained, _ = tiny_play.weights(policy)
     samples, finished, _ = jax.device_get(jax.jit(roll)(trained, roll.start(jax.random.key(0)), jax.random.key(1)))
     failed, mover = samples.action < 0, samples.agent

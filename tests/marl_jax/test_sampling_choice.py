@@ -61,7 +61,7 @@ def sampled(params, choices, legal, temperature, seeds):
     )
 
 
-def learner(params, choices, legal, action, temperature):
+def train_state(params, choices, legal, action, temperature):
     """Hidden states from reading each chosen name, then `choice_logprobs`."""
     states = [jnp.broadcast_to(params["start"], (len(action), D))]
     for step in range(choices.width - 1):
@@ -70,7 +70,7 @@ def learner(params, choices, legal, action, temperature):
     return choice_logprobs(Toy(), params, jnp.stack(states, axis=1), choices, legal, action, temperature)
 
 
-learnt = quick_jit(learner)
+learnt = quick_jit(train_state)
 
 
 def by_hand(names, legal, action, temperature) -> list[float]:
@@ -197,7 +197,7 @@ def test_the_learners_gradient_is_finite_and_right():
 
     @quick_jit
     def loss(params):
-        logps, entropy = learner(params, choices, legal, action, heat)
+        logps, entropy = train_state(params, choices, legal, action, heat)
         return jnp.sum(logps * jnp.linspace(-1, 1, B)[:, None]) + 0.3 * jnp.sum(entropy)
 
     gradient = quick_jit(jax.grad(loss.__wrapped__))(PARAMS)

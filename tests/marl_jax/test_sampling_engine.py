@@ -241,7 +241,7 @@ def test_seeds_of_a_choice_are_per_row(engine):
 
 def test_a_row_does_not_depend_on_neighbours_slot_or_batch_size(engine):
     requests = samplings(3)
-    together, _ = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), requests)
+    merge_metrics, _ = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), requests)
     order = [2, 0, 1]
     turned, _ = engine.generate(
         engine.prefill([PROMPTS[i] for i in order], slots=SLOTS), [requests[i] for i in order]
@@ -249,8 +249,8 @@ def test_a_row_does_not_depend_on_neighbours_slot_or_batch_size(engine):
     for i in range(3):
         alone, _ = engine.generate(engine.prefill([PROMPTS[i]], slots=SLOTS), [requests[i]])
         for other in (alone[0], turned[order.index(i)]):
-            assert other.tokens.tolist() == together[i].tokens.tolist()
-            np.testing.assert_allclose(other.logps, together[i].logps, atol=1e-5)
+            assert other.tokens.tolist() == merge_metrics[i].tokens.tolist()
+            np.testing.assert_allclose(other.logps, merge_metrics[i].logps, atol=1e-5)
 
 
 def test_repeat_equals_reading_each_copy(roles):
@@ -469,6 +469,6 @@ def test_a_nan_is_reported_with_its_row(engine):
 def test_full_logits_is_what_it_says():
     """The reference of this file reads rows of unequal length without letting padding in."""
     rows = random_prompts([4, 9])
-    together, alone = full_logits(rows), full_logits(rows[1:])
-    np.testing.assert_allclose(together[1], alone[0], atol=1e-5)
-    assert together[0].shape == (4, CONFIG.vocab_size)
+    merge_metrics, alone = full_logits(rows), full_logits(rows[1:])
+    np.testing.assert_allclose(merge_metrics[1], alone[0], atol=1e-5)
+    assert merge_metrics[0].shape == (4, CONFIG.vocab_size)

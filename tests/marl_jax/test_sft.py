@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import registry as games
-from envs.plan_path import levels
-from marl_jax import setup as setups
-from marl_jax import sft, train, validate
+from envs.games import registry as games
+from envs.games.plan_path import levels
+from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import setup as setups
+from marl_jax.modes import sft, train
 from marl_jax.rollouts import demonstrations
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -59,13 +60,13 @@ def test_the_executor_follows_and_reads_the_proposal(perfect):
     planner, executor = samples.action[0::2], samples.action[1::2]
     assert (samples.agent[0::2] == 0).all() and (samples.agent[1::2] == 1).all()
     np.testing.assert_array_equal(planner, executor)
-    mind = setup.mind
+    backbone = setup.backbone
     for row in range(3):
-        text = mind.prompt.first_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
+        text = backbone.prompt.first_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
         read = samples.tokens[0, row, : samples.prompt_lengths[0, row]]
-        assert mind.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
+        assert backbone.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
         proposal = "udlr"[samples.action[0, row]]
-        heard = mind.tokenizer.decode(samples.tokens[1, row, : samples.prompt_lengths[1, row]].tolist())
+        heard = backbone.tokenizer.decode(samples.tokens[1, row, : samples.prompt_lengths[1, row]].tolist())
         assert heard.endswith(f" {proposal}E:")
 
 
@@ -113,7 +114,7 @@ def test_free_answers_are_written_as_they_would_be_sampled():
     config = tiny_plan.get_config()
     config.rollout.update(dict(answer="free", max_new_tokens=3))
     setup = sft.make(config)
-    ids, lengths = demonstrations.names_to_write(setup.mind)
+    ids, lengths = demonstrations.names_to_write(setup.backbone)
     free, said = setup.policy.free, lengths - 1  # without the stop
     legal = jnp.ones((4, 4), bool)
     assert free.parse(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
@@ -126,7 +127,7 @@ def test_free_answers_are_written_as_they_would_be_sampled():
 def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
     setup, _, _, samples, _, _ = perfect
     rows = jax.tree.map(jnp.asarray, samples).flat()
-    nothing = {"model": jax.tree.map(lambda x: jnp.zeros(x.shape), setup.mind.abstract()[0]["model"])}
+    nothing = {"model": jax.tree.map(lambda x: jnp.zeros(x.shape), setup.backbone.abstract()[0]["model"])}
     weights = rows.weights / jnp.sum(rows.weights)
     loss, figures = jax.jit(lambda p: sft._objective(setup.policy, p, {}, rows, weights))(nothing)
     np.testing.assert_allclose([loss, figures["probability"]], [np.log(4), 0.25], rtol=1e-5)
@@ -170,7 +171,7 @@ def test_an_interrupted_run_equals_one_that_was_not(run, tmp_path):
 
 def starting_from(workdir, form="at_grpo", **lora):
     config = tiny_plan.get_config(form)
-    config.model.start = str(workdir)
+    config.model.init_from = str(workdir)
     if lora:
         config.model.lora.update(lora)
     validate.check(config)
@@ -182,15 +183,15 @@ def test_a_run_begins_with_its_weights_and_measures_from_there(run, tmp_path):
     config = starting_from(workdir)
     config.algo.kl_coef = 0.1
     config.steps = 2
-    mind = setups.make(config).mind
-    trained, frozen = mind.weights_at_start()
+    backbone = setups.make(config).backbone
+    trained, frozen = backbone.weights_at_start()
     expected = state(workdir).state["trained"]["main"]["model"]
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(trained["model"]), expected)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(frozen["reference"]), expected)
     train.train(config, tmp_path / "on")
     assert read_json_lines(tmp_path / "on" / "metrics.jsonl")[0]["kl"] < 1e-3  # near the policy it began with
     assert state(tmp_path / "on").meta["run"]["models"]["main"]["start"]["step"] == 4
-    config.model.start = f"{workdir}@2"
+    config.model.init_from = f"{workdir}@2"
     with pytest.raises(RunError, match=r"start.seal is .* there and .* here"):
         train.train(config, tmp_path / "on")
 
@@ -199,10 +200,10 @@ def test_roles_begin_with_copies_and_adapters_on_top_of_them(run):
     _, workdir = run
     expected = state(workdir).state["trained"]["main"]["model"]
     apart = setups.make(starting_from(workdir, "at_grpo_apart"))
-    assert {mind.name for mind in apart.minds} == {"planner", "executor"}
-    for mind in apart.minds:
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(mind.weights_at_start()[0]["model"]), expected)
-    trained, frozen = setups.make(starting_from(workdir, "at_grpo_lora")).mind.weights_at_start()
+    assert {backbone.name for backbone in apart.backbones} == {"planner", "executor"}
+    for backbone in apart.backbones:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(backbone.weights_at_start()[0]["model"]), expected)
+    trained, frozen = setups.make(starting_from(workdir, "at_grpo_lora")).backbone.weights_at_start()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(frozen["model"]), expected)
     assert all(not x["b"].any() for x in trained["adapters"].values())  # fresh: the policy is that run's
 
@@ -215,9 +216,9 @@ def test_adapters_are_handed_on_to_every_role_and_are_the_reference(tmp_path):
     stored = state(tmp_path).state["trained"]["main"]["adapters"]
     roles = starting_from(tmp_path, "at_grpo_lora", rank=2, alpha=4.0, targets=("q", "v"))
     roles.algo.kl_coef = 0.1
-    mind = setups.make(roles).mind
-    trained, frozen = mind.weights_at_start()
-    base = setups.make(config).mind.weights_at_start()[1]["model"]
+    backbone = setups.make(roles).backbone
+    trained, frozen = backbone.weights_at_start()
+    base = setups.make(config).backbone.weights_at_start()[1]["model"]
     jax.tree.map(np.testing.assert_array_equal, frozen["model"], base)  # a random base is that run's, too
     for name in ("q", "v"):
         for part in ("a", "b"):
@@ -225,7 +226,7 @@ def test_adapters_are_handed_on_to_every_role_and_are_the_reference(tmp_path):
             for role in range(2):
                 np.testing.assert_array_equal(trained["adapters"][name][part][:, role], stored[name][part][:, 0])
     jax.tree.map(np.testing.assert_array_equal, trained["adapters"], frozen["reference"])
-    jax.tree.map(lambda a, b: a.shape == b.shape or pytest.fail("shapes"), (trained, frozen), mind.abstract())
+    jax.tree.map(lambda a, b: a.shape == b.shape or pytest.fail("shapes"), (trained, frozen), backbone.abstract())
 
 
 def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
@@ -235,11 +236,13 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
     with pytest.raises(RunError, match=r"does not fit: shape is .*'d_ff': 16.* there and .*'d_ff': 32"):
         setups.make(config)
     config = starting_from(workdir)
-    config.model.start = f"{workdir}@3"
+    config.model.init_from = f"{workdir}@3"
     with pytest.raises(RunError, match="has no checkpoint of step 3; accepted: 2, 4"):
         setups.make(config)
-    config.model.start = str(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="config.model.start is .*nowhere.*; accepted: '', or the folder of a run"):
+    config.model.init_from = str(tmp_path / "nowhere")
+    with pytest.raises(
+        ConfigError, match="config.model.init_from is .*nowhere.*; accepted: '', or the folder of a run"
+    ):
         validate.check(config)
 
 
@@ -247,7 +250,10 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
     "changes, message",
     [
         (dict(bot="minimax"), "config.sft.bot has 'minimax', which is no bot of plan_path; accepted: random, solver"),
-        (dict(games=3, turns=3), "config.sft.games x turns is 9, not a multiple of sft.minibatches x algo.accumulate"),
+        (
+            dict(games=3, turns=3),
+            "config.sft.games x turns is 9, not a multiple of sft.minibatches x algo.grad_accum_steps",
+        ),
         (dict(warmup=4), "config.sft.warmup is 4 with sft.steps 4; accepted: less than the steps"),
         (dict(noise=1.0), "config.sft.noise is 1.0; accepted: a number from 0 up to 0.9"),
     ],

@@ -13,14 +13,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import planning
-from marl_jax import setup as setups
-from marl_jax import train
+from marl_jax.agents.team import Backbone
 from marl_jax.devices import placement
-from marl_jax.devices.resharding import SamplerWeights
 from marl_jax.learning.moments import scale_by_adam
 from marl_jax.learning.update import make_optimiser
+from marl_jax.modes import setup as setups
+from marl_jax.modes import train
+from marl_jax.modes.sampler_params import SamplerWeights
 from marl_jax.running.checkpoint import Checkpoints
-from marl_jax.team import Mind
 from tests.marl_jax import tiny_run
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
@@ -42,10 +42,10 @@ def config_of(case: str):
     else:
         config = planning.puzzle("plan_path", "at_grpo_lora", 10, size=5, n_train=24, n_test=8)
         config.rollout.update(dict(games=8, turns=2))
-        config.algo.update(dict(minibatches=1, accumulate=2, drop_equal=False, kl_coef=0.1))
+        config.algo.update(dict(minibatches=1, grad_accum_steps=2, filter_zero_std_groups=False, kl_coef=0.1))
         config.eval.games = 8
         config.model.lora.update(dict(rank=2, targets=("q", "down")))
-        config.optim.moments = "int8"
+        config.optim.adam_state_dtype = "int8"
         assert config.algo.share_prefix
     config.model.update(dict(shape=SHAPE, dtype="float32", remat="none" if case == "full" else "full"))
     config.optim.update(dict(warmup=0, schedule="constant"))
@@ -66,10 +66,11 @@ def random_parameters(model):
     return jax.device_get(jax.jit(model.init)(jax.random.key(0)))
 
 
-def placed_parameters(mind: Mind, _key) -> dict:
+def placed_parameters(backbone: Backbone, _key) -> dict:
     """In place of `Mind.params`."""
     return jax.device_put(
-        random_parameters(mind.model), placement.of(mind.abstract()[mind.policy.lora is not None])["model"]
+        random_parameters(backbone.model),
+        placement.shardings_of(backbone.abstract()[backbone.policy.lora is not None])["model"],
     )
 
 
@@ -83,16 +84,16 @@ class Run:
         self.key, self.steps = jax.random.key(0), []
         rollout = setup.rollout()
         optimiser = make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
-        with jax.set_mesh(setup.mesh), mock.patch.object(Mind, "params", placed_parameters):
-            self.learners, self.games, _ = train.at_start(setup, rollout, optimiser, self.key)
-            self.play, self.learn = train.programs(setup, rollout, optimiser, self.learners, self.games, None)
+        with jax.set_mesh(setup.mesh), mock.patch.object(Backbone, "params", placed_parameters):
+            self.train_states, self.games, _ = train.at_start(setup, rollout, optimiser, self.key)
+            self.play, self.learn = train.programs(setup, rollout, optimiser, self.train_states, self.games, None)
         self.sampler = SamplerWeights(setup)
 
     def sample(self):
         """One rollout: (key, the weights with which it was played, samples, figures)."""
         key = jax.random.fold_in(self.key, len(self.steps))
         with jax.set_mesh(self.setup.sampling_mesh):
-            weights = self.sampler(self.learners)
+            weights = self.sampler(self.train_states)
             samples, self.games, _, figures = self.play(weights, self.games, None, key)
         return key, weights, samples, figures
 
@@ -100,16 +101,16 @@ class Run:
         """A rollout and an update."""
         key, _, samples, figures = self.sample()
         with jax.set_mesh(self.setup.mesh):
-            self.learners, more = self.learn(self.learners, samples, key)
-        self.steps.append(jax.device_get((samples, {**figures, **more}, self.learners)))
+            self.train_states, more = self.learn(self.train_states, samples, key)
+        self.steps.append(jax.device_get((samples, {**figures, **more}, self.train_states)))
         return self.steps[-1]
 
     def restore(self, workdir) -> None:
         """Goes back, or on, to the newest checkpoint."""
         checkpoints = Checkpoints(workdir, read_only=True)
-        restored = checkpoints.restore(train.saved(self.learners, self.games, None))
+        restored = checkpoints.restore(train.saved(self.train_states, self.games, None))
         checkpoints.close()
-        self.learners, self.games, _ = train.resumed(self.learners, restored.state)
+        self.train_states, self.games, _ = train.resumed(self.train_states, restored.state)
         self.steps = self.steps[: restored.step] or [None] * restored.step
 
 
@@ -137,17 +138,20 @@ def assert_close(parameters, others):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
 
 
-def gradients(learner):
+def gradients(train_state):
     """The first moments: after one step they are a share of the gradients, and then of those of two steps."""
-    return learner.optimiser[1].mu
+    return train_state.optimiser[1].mu
 
 
-def assert_in_place(setup, learners):
+def assert_in_place(setup, train_states):
     """Weights lie as their axis letters say, and moments as their weights do."""
-    for mind in setup.minds:
-        learner, wanted = learners[mind.name], mind.abstract()
-        places = (placement.of(wanted), placement.like_parameters(setup.mesh, learner.optimiser, wanted[0]))
-        state = ((learner.trained, learner.frozen), learner.optimiser)
+    for backbone in setup.backbones:
+        train_state, wanted = train_states[backbone.name], backbone.abstract()
+        places = (
+            placement.shardings_of(wanted),
+            placement.like_parameters(setup.mesh, train_state.optimiser, wanted[0]),
+        )
+        state = ((train_state.trained, train_state.frozen), train_state.optimiser)
         for x, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
             assert x.sharding.is_equivalent_to(place, x.ndim)
 
@@ -159,16 +163,16 @@ def assert_in_place(setup, learners):
 def test_a_mesh_gives_what_one_device_gives(case, mesh):
     ours, theirs = run(case, mesh), run(case, "one")
     for found, expected in zip(ours.steps[:2], theirs.steps[:2], strict=True):
-        (samples, figures, learners), (their_samples, their_figures, their_learners) = found, expected
+        (samples, figures, train_states), (their_samples, their_figures, their_learners) = found, expected
         np.testing.assert_array_equal(samples.tokens, their_samples.tokens)
         np.testing.assert_array_equal(samples.action, their_samples.action)
         check((samples.logps, samples.values), (their_samples.logps, their_samples.values), 1e-5)
         check((figures["loss"], figures["grad_norm"]), (their_figures["loss"], their_figures["grad_norm"]), 1e-5)
-        assert figures["gap"] < 1e-5
-        for name, learner in learners.items():
+        assert figures["logprob_diff"] < 1e-5
+        for name, train_state in train_states.items():
             if case == "full":  # 8-bit moments round
-                check(gradients(learner), gradients(their_learners[name]), 1e-5)
-            assert_close(learner.trained, their_learners[name].trained)
+                check(gradients(train_state), gradients(their_learners[name]), 1e-5)
+            assert_close(train_state.trained, their_learners[name].trained)
     first, second = (jax.tree.leaves([x.trained for x in ours.steps[i][2].values()]) for i in (0, 1))
     assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
 
@@ -176,17 +180,17 @@ def test_a_mesh_gives_what_one_device_gives(case, mesh):
 @pytest.mark.parametrize("case", ["full", "adapters"])
 def test_state_lies_where_its_parameters_do_after_updates_too(case):
     made = run(case, "all")
-    assert_in_place(made.setup, made.learners)
+    assert_in_place(made.setup, made.train_states)
     if case == "full":  # adapters are small and mostly whole
-        state = jax.tree.leaves(made.learners["main"].optimiser)
+        state = jax.tree.leaves(made.train_states["main"].optimiser)
         assert sum(x.addressable_shards[0].data.nbytes for x in state) < 0.5 * sum(x.nbytes for x in state)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_moments_of_every_kind_are_split_as_their_parameters_are(kind):
     setup = run("full", "all").setup
-    mind = setup.minds[0]
-    trained = mind.abstract()[0]
+    backbone = setup.backbones[0]
+    trained = backbone.abstract()[0]
     state = jax.eval_shape(scale_by_adam(0.9, 0.99, 1e-8, kind).init, trained)
     places = placement.like_parameters(setup.mesh, state, trained)
     up, moment = trained["model"]["layers"]["mlp"]["up"], places.mu["model"]["layers"]["mlp"]["up"]
@@ -220,14 +224,14 @@ def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
 def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
     eight, one, four = run("full", "all"), run("full", "one"), Run("full", "four")
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(2, train.saved(eight.learners, eight.games, None), {})
+    checkpoints.save(2, train.saved(eight.train_states, eight.games, None), {})
     checkpoints.close()
-    samples, _, learners = one.step()  # never interrupted, never on eight devices
+    samples, _, train_states = one.step()  # never interrupted, never on eight devices
     for other in (one, four):
         other.restore(tmp_path)
-        for x, y in zip(jax.tree.leaves(other.learners), jax.tree.leaves(eight.learners), strict=True):
+        for x, y in zip(jax.tree.leaves(other.train_states), jax.tree.leaves(eight.train_states), strict=True):
             np.testing.assert_array_equal(x, y)
-        assert_in_place(other.setup, other.learners)
+        assert_in_place(other.setup, other.train_states)
         found, _, further = other.step()
         np.testing.assert_array_equal(found.tokens, samples.tokens)
-        assert_close(further["main"].trained, learners["main"].trained)
+        assert_close(further["main"].trained, train_states["main"].trained)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from configs import models
-from marl_jax import evaluate, export, play, train, validate
-from marl_jax import setup as setups
+from marl_jax.agents.team import update_active_rows
+from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.learning.update import make_optimiser, new_learner
+from marl_jax.learning.update import make_optimiser, new_train_state
+from marl_jax.modes import evaluate, export, play, train
+from marl_jax.modes import setup as setups
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
-from marl_jax.team import learn_from_few
 from models.weights.load import load
 from tests.marl_jax import tiny_team
 from tests.marl_jax.tiny_engine import quick_jit
@@ -43,18 +44,22 @@ def start(config):
     setup = setups.make(config)
     optimiser = make_optimiser(config.optim, config.steps, 1)
     with jax.set_mesh(setup.mesh):
-        return setup, optimiser, {mind.name: new_learner(*mind.weights_at_start(), optimiser) for mind in setup.minds}
+        return (
+            setup,
+            optimiser,
+            {backbone.name: new_train_state(*backbone.weights_at_start(), optimiser) for backbone in setup.backbones},
+        )
 
 
 @pytest.fixture(scope="module")
 def team(folder):
     """(setup, optimiser, learners, samples [R, B·K, …]) of one step of AT-GRPO."""
-    setup, optimiser, learners = start(tiny_team.config(folder))
+    setup, optimiser, train_states = start(tiny_team.config(folder))
     rollout = setup.rollout()
     with jax.set_mesh(setup.mesh):
         games = rollout.start(jax.random.key(0))
-        samples, _, _ = quick_jit(rollout)(train.all_weights(learners), games, jax.random.key(1))
-    return setup, optimiser, learners, jax.device_get(samples)
+        samples, _, _ = quick_jit(rollout)(train.all_weights(train_states), games, jax.random.key(1))
+    return setup, optimiser, train_states, jax.device_get(samples)
 
 
 def role(samples, i):
@@ -62,8 +67,8 @@ def role(samples, i):
 
 
 def test_models_differ_in_family_shape_and_tokenizer(team):
-    minds = {mind.name: mind for mind in team[0].minds}
-    planner, executor = minds["planner"], minds["executor"]
+    backbones = {backbone.name: backbone for backbone in team[0].backbones}
+    planner, executor = backbones["planner"], backbones["executor"]
     assert planner.model.cfg.family != executor.model.cfg.family
     assert planner.model.cfg.d_model != executor.model.cfg.d_model
     assert planner.tokenizer.vocab_size != executor.tokenizer.vocab_size
@@ -72,12 +77,12 @@ def test_models_differ_in_family_shape_and_tokenizer(team):
 
 def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
     setup, _, _, samples = team
-    minds = {mind.name: mind for mind in setup.minds}
+    backbones = {backbone.name: backbone for backbone in setup.backbones}
     rows, answers = samples.flat(), set()
     for i in range(rows.n):
         who = role(rows, i)
         assert setup.team.policies[rows.policy[i]] == who
-        tokenizer = minds[who].tokenizer
+        tokenizer = backbones[who].tokenizer
         text = tokenizer.decode(rows.tokens[i, : rows.prompt_lengths[i]].tolist())
         assert text.endswith(who[0].upper() + ":"), text
         assert tokenizer.decode(rows.answers[i, : rows.answer_lengths[i]].tolist()) == "udlr"[rows.action[i]]
@@ -86,27 +91,27 @@ def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
 
 
 def test_what_the_sampler_reports_is_what_each_learner_computes(team):
-    setup, _, learners, samples = team
-    for mind in setup.minds:
-        own = setup.team.own(samples, mind.number).flat()
+    setup, _, train_states, samples = team
+    for backbone in setup.backbones:
+        own = setup.team.own(samples, backbone.number).flat()
         mine = np.asarray(own.weights) > 0
-        np.testing.assert_array_equal(mine, samples.flat().agent == ["planner", "executor"].index(mind.name))
-        assert own.tokens.shape[1] == mind.row and int(own.tokens.max()) < mind.model.cfg.vocab_size
-        logps = quick_jit(mind.policy.score)(learners[mind.name].weights, own).logps
+        np.testing.assert_array_equal(mine, samples.flat().agent == ["planner", "executor"].index(backbone.name))
+        assert own.tokens.shape[1] == backbone.row and int(own.tokens.max()) < backbone.model.cfg.vocab_size
+        logps = quick_jit(backbone.policy.score)(train_states[backbone.name].weights, own).logps
         np.testing.assert_allclose(logps[mine], own.logps[mine], atol=1e-5)
 
 
 def test_samples_of_one_agent_change_its_own_model_only(team):
-    setup, optimiser, learners, samples = team
+    setup, optimiser, train_states, samples = team
     learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
     kept = {}
     for name, keeps in {"both": (1, 1), "planner": (1, 0), "executor": (0, 1)}.items():
         weights = samples.weights * np.asarray(keeps, np.float32)[samples.agent]
         with jax.set_mesh(setup.mesh):
-            learnt, figures = learn(learners, samples.replace(weights=weights), jax.random.key(2))
-        kept[name] = jax.device_get({mind: learner.trained for mind, learner in learnt.items()})
-        assert float(figures["planner/gap"]) < 1e-4 and float(figures["executor/gap"]) < 1e-4
-    before = jax.device_get({mind: learner.trained for mind, learner in learners.items()})
+            learnt, figures = learn(train_states, samples.replace(weights=weights), jax.random.key(2))
+        kept[name] = jax.device_get({backbone: train_state.trained for backbone, train_state in learnt.items()})
+        assert float(figures["planner/logprob_diff"]) < 1e-4 and float(figures["executor/logprob_diff"]) < 1e-4
+    before = jax.device_get({backbone: train_state.trained for backbone, train_state in train_states.items()})
     equal = lambda a, b: all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))  # noqa: E731
     for own, other in (("planner", "executor"), ("executor", "planner")):
         assert not equal(kept[own][own]["model"], before[own]["model"])
@@ -117,41 +122,41 @@ def test_samples_of_one_agent_change_its_own_model_only(team):
 
 def test_rows_of_others_are_left_out_of_the_update(team):
     """Half of the rows are each model's, so an update on that half is the update on all of them."""
-    setup, optimiser, learners, samples = team
+    setup, optimiser, train_states, samples = team
     n = samples.action.size
-    assert [setup.rows_to_learn(mind, n) for mind in setup.minds] == [n // 2] * 2
+    assert [setup.rows_to_learn(backbone, n) for backbone in setup.backbones] == [n // 2] * 2
     taken = []
 
-    def update(learner, rows, key):
+    def update(train_state, rows, key):
         taken.append(rows.n)
         return jnp.sum(rows.weights), jnp.sum(rows.action * rows.weights)
 
     rows = setup.team.own(samples, 0).flat()
-    few = learn_from_few(update, None, rows, None, n // 2, setup.minds[0].policy.share)
+    few = update_active_rows(update, None, rows, None, n // 2, setup.backbones[0].policy.share)
     assert sorted(taken) == [n // 2, n]  # both ways are in the program
     expected = update(None, rows, None)
     np.testing.assert_array_equal(few, expected)
     more = rows.replace(weights=jnp.ones_like(rows.weights))  # too many for the short way
-    np.testing.assert_array_equal(learn_from_few(update, None, more, None, n // 2, 2), update(None, more, None))
+    np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2, 2), update(None, more, None))
 
 
 def test_rows_of_others_are_harmless_behind_long_rules(folder):
     """The rules are read once and left out of the rows; those of the other model must not reach in front of theirs."""
     config = tiny_team.config(folder)
     config.env.text = "full"
-    config.algo.drop_equal = True  # leaves room among the rows to learn from, which others' fill
-    setup, optimiser, learners = start(config)
-    assert all(mind.policy.keeps_prefix for mind in setup.minds)
+    config.algo.filter_zero_std_groups = True  # leaves room among the rows to learn from, which others' fill
+    setup, optimiser, train_states = start(config)
+    assert all(backbone.policy.keeps_prefix for backbone in setup.backbones)
     rollout = setup.rollout()
     with jax.set_mesh(setup.mesh):
         games = rollout.start(jax.random.key(0))
-        samples, _, _ = quick_jit(rollout)(train.all_weights(learners), games, jax.random.key(1))
+        samples, _, _ = quick_jit(rollout)(train.all_weights(train_states), games, jax.random.key(1))
         learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
-        _, figures = learn(learners, samples, jax.random.key(2))
-    for mind in setup.minds:
-        row = mind.row - len(mind.prompt.prefix)
-        assert row < len(mind.prompt.prefix), "or the test cannot fail"
-        assert int(figures[f"{mind.name}/skipped"]) == 0 and np.isfinite(figures[f"{mind.name}/grad_norm"])
+        _, figures = learn(train_states, samples, jax.random.key(2))
+    for backbone in setup.backbones:
+        row = backbone.row - len(backbone.prompt.prefix)
+        assert row < len(backbone.prompt.prefix), "or the test cannot fail"
+        assert int(figures[f"{backbone.name}/skipped"]) == 0 and np.isfinite(figures[f"{backbone.name}/grad_norm"])
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -195,10 +200,10 @@ def test_every_policy_is_exported_with_its_own_shape_and_tokenizer(finished):
     setup = setups.make(config)
     _, weights = evaluate.restore_weights(setup, workdir)
     assert [path.name for path in export.main(config, workdir)] == ["executor", "planner"]
-    for mind in setup.minds:
-        cfg, params = load(workdir / "export" / mind.name)[:2]
-        assert cfg.d_model == mind.model.cfg.d_model and cfg.vocab_size == mind.model.cfg.vocab_size
-        jax.tree.map(np.testing.assert_array_equal, params, weights[mind.name]["model"])
+    for backbone in setup.backbones:
+        cfg, params = load(workdir / "export" / backbone.name)[:2]
+        assert cfg.d_model == backbone.model.cfg.d_model and cfg.vocab_size == backbone.model.cfg.vocab_size
+        jax.tree.map(np.testing.assert_array_equal, params, weights[backbone.name]["model"])
     assert (workdir / "export" / "executor" / "tokenizer.json").is_file()
 
 
@@ -215,15 +220,15 @@ def test_the_team_can_be_played_with(finished, monkeypatch):
 
 def test_a_checkpoint_holds_what_both_models_learnt(finished):
     config, workdir = finished
-    setup, _, learners = start(config)
+    setup, _, train_states = start(config)
     games = setup.rollout().start(jax.random.key(0))
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(train.saved(learners, games, None), run=train.identity(setup))
+    restored = checkpoints.restore(train.saved(train_states, games, None), run=train.identity(setup))
     checkpoints.close()
-    again, _, _ = train.resumed(learners, restored.state)
+    again, _, _ = train.resumed(train_states, restored.state)
     assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}
-    for name, learner in again.items():
-        same = jax.tree.map(np.array_equal, learner.trained["model"], learners[name].trained["model"])
+    for name, train_state in again.items():
+        same = jax.tree.map(np.array_equal, train_state.trained["model"], train_states[name].trained["model"])
         assert not all(jax.tree.leaves(same)), name
 
 
@@ -239,14 +244,14 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
         rollout, optimiser = setup.rollout(), make_optimiser(config.optim, config.steps, 1)
-        new = lambda t, f: new_learner(t, f, optimiser)  # noqa: E731
-        learners = {mind.name: jax.eval_shape(new, *mind.abstract()) for mind in setup.minds}
+        new = lambda t, f: new_train_state(t, f, optimiser)  # noqa: E731
+        train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
         games = jax.eval_shape(rollout.start, key)
-        given = (train.all_weights(learners), games, None, key)
+        given = (train.all_weights(train_states), games, None, key)
         samples, *_ = jax.eval_shape(functools.partial(train.play_step, setup, rollout), *given)
         learn = functools.partial(train.learn_step, setup, optimiser)
-        learnt, figures = jax.eval_shape(learn, learners, samples, key)
-    assert jax.tree.structure(learnt) == jax.tree.structure(learners)
+        learnt, figures = jax.eval_shape(learn, train_states, samples, key)
+    assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
     assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= figures.keys()
 
 
@@ -257,27 +262,27 @@ def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
     config = tiny_team.config(folder)
     config.policies.executor.model = {}
     copies = setups.make(config)
-    assert [mind.policies for mind in copies.minds] == [("executor",), ("planner",)]
-    first, second = (mind.weights_at_start()[0]["model"]["embed"] for mind in copies.minds)
+    assert [backbone.policies for backbone in copies.backbones] == [("executor",), ("planner",)]
+    first, second = (backbone.weights_at_start()[0]["model"]["embed"] for backbone in copies.backbones)
     assert first.shape == second.shape and not np.array_equal(first, second)
     config.model.lora.rank = 2
-    assert [mind.policies for mind in setups.make(config).minds] == [("executor", "planner")]
+    assert [backbone.policies for backbone in setups.make(config).backbones] == [("executor", "planner")]
     config.policies.executor.model = models.tiny()
-    assert [mind.policies for mind in setups.make(config).minds] == [("executor",), ("planner",)]
+    assert [backbone.policies for backbone in setups.make(config).backbones] == [("executor",), ("planner",)]
 
 
 def test_a_frozen_model_is_only_read(folder, team):
     config = tiny_team.config(folder, executor=dict(frozen=True))
-    setup, optimiser, learners = start(config)
-    assert [mind.name for mind in setup.learners] == ["planner"] and not learners["executor"].trained
+    setup, optimiser, train_states = start(config)
+    assert [backbone.name for backbone in setup.train_states] == ["planner"] and not train_states["executor"].trained
     samples = team[3].replace(weights=team[3].weights * (team[3].agent == 0))
     with jax.set_mesh(setup.mesh):
         learnt, _ = quick_jit(functools.partial(train.learn_step, setup, optimiser))(
-            learners, samples, jax.random.key(0)
+            train_states, samples, jax.random.key(0)
         )
     as_it_came = load(tiny_team.other_folder(folder))[1]
     jax.tree.map(np.testing.assert_array_equal, learnt["executor"].weights, {"model": as_it_came})
-    same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], learners["planner"].trained["model"])
+    same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], train_states["planner"].trained["model"])
     assert not all(jax.tree.leaves(same))
 
     checkpoints = Checkpoints(folder / "frozen")

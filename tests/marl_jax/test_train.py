@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax import evaluate, train
-from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.identity import model_identity
+from marl_jax.modes import evaluate, train
+from marl_jax.modes import setup as setups
+from marl_jax.modes.identity import model_identity
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines, write_config
 from tests.conftest import ROUGH
@@ -129,12 +129,13 @@ def test_a_run_leaves_figures_games_and_a_report(finished):
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     wanted = {
-        "reward/team", "reward/agent_0", "reward/process", "entropy", "clipped_low", "clipped_high", "ratio", "kl_step",
-        "grad_norm", "prompt_length", "answer_length", "unusable_answers", "explained_variance", "tokens_per_s",
-        "games_per_s", "seconds/rollout", "seconds/update", "gap", "value_loss", "policy_loss", "skipped",
+        "reward/team", "reward/agent_0", "reward/process", "entropy", "clip_frac_low", "clip_frac_high", "ratio",
+        "approx_kl", "grad_norm", "prompt_length", "answer_length",
+        "parse_failure_rate", "explained_variance", "tokens_per_s",
+        "games_per_s", "seconds/rollout", "seconds/update", "logprob_diff", "value_loss", "policy_loss", "skipped",
     }  # fmt: skip
     assert wanted <= rows[0].keys()
-    assert rows[0]["gap"] < 1e-4
+    assert rows[0]["logprob_diff"] < 1e-4
     evals = read_json_lines(workdir / "eval.jsonl")
     assert [(row["step"], row["opponent"]) for row in evals] == [(step, "random") for step in range(5)]
     assert {"win_rate", "win_rate_low", "win_rate_high"} <= evals[0].keys()
@@ -174,8 +175,8 @@ def test_a_checkpoint_of_another_model_is_refused(finished):
 
 
 def test_weights_are_known_by_their_name_wherever_they_lie(finished):
-    mind = setups.make(finished[0]).mind
-    placed = lambda place: model_identity(dataclasses.replace(mind, place=place))["weights"]  # noqa: E731
+    backbone = setups.make(finished[0]).backbone
+    placed = lambda place: model_identity(dataclasses.replace(backbone, place=place))["weights"]  # noqa: E731
     assert placed(None) == "random" and placed("/here/base/") == placed("there/base") == "base"
     assert placed("/here/other.gguf") == "other.gguf"
 

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from configs import defaults
-from envs.tic_tac_toe.rules import TicTacToe
-from marl_jax.learning import critic as critics
+from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax.agents import critics
 from marl_jax.learning import losses, ppo, update
-from marl_jax.rollouts import rollout as ro
+from marl_jax.rollouts import games as ro
 from models import registry
 from models.model import build
 from tests.marl_jax import tiny_play
@@ -32,21 +32,21 @@ def played(**settings):
     return policy, trained, frozen, samples
 
 
-def step(algo, learner=None, rows=None, optimiser=None, **settings):
+def step(algo, train_state=None, rows=None, optimiser=None, **settings):
     """One update with these settings: (learner, figures)."""
     policy, trained, frozen, samples = played(**settings)
     optimiser = optimiser or optax.sgd(0.1)
-    learner = learner or update.new_learner(trained, frozen, optimiser)
+    train_state = train_state or update.new_train_state(trained, frozen, optimiser)
     if rows is None:
-        rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))(learner.weights, samples)
-    return jax.jit(update.make_update(policy, optimiser, algo))(learner, rows, jax.random.key(0))
+        rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))(train_state.weights, samples)
+    return jax.jit(update.make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
 
 
-def moved(learner, **settings):
+def moved(train_state, **settings):
     """How far each part of the weights has moved."""
     before = played(**settings)[1]
     distance = lambda a, b: float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))  # noqa: E731
-    return {part: distance(learner.trained[part], before[part]) for part in before}
+    return {part: distance(train_state.trained[part], before[part]) for part in before}
 
 
 def test_prepare_equals_walking_the_streams():
@@ -68,9 +68,9 @@ def test_prepare_equals_walking_the_streams():
 
 def test_the_first_minibatch_has_ratio_one():
     _, figures = step(tiny_play.ppo(minibatches=1))
-    assert float(figures["gap"]) < 1e-5
+    assert float(figures["logprob_diff"]) < 1e-5
     assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
-    assert float(figures["clipped_low"]) == float(figures["clipped_high"]) == 0
+    assert float(figures["clip_frac_low"]) == float(figures["clip_frac_high"]) == 0
 
 
 def test_loss_equals_the_formula_written_out():
@@ -90,12 +90,12 @@ def test_loss_equals_the_formula_written_out():
     near = old_value + np.clip(value - old_value, -0.05, 0.05)
     fit = 0.5 * np.maximum((value - target) ** 2, (near - target) ** 2).mean()
     assert float(figures["loss"]) == pytest.approx(clipped + 0.3 * kl - 0.02 * entropy.mean() + 0.7 * fit, rel=1e-4)
-    assert float(figures["clipped_low"] + figures["clipped_high"]) > 0
+    assert float(figures["clip_frac_low"] + figures["clip_frac_high"]) > 0
 
 
 def test_parts_of_a_minibatch_give_the_same_gradient():
     whole, _ = step(tiny_play.ppo(minibatches=1))
-    parts, _ = step(tiny_play.ppo(minibatches=1, accumulate=4))
+    parts, _ = step(tiny_play.ppo(minibatches=1, grad_accum_steps=4))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole.trained, parts.trained)
     assert moved(whole)["model"] > 1e-3
 
@@ -116,17 +116,17 @@ def test_minibatches_of_nothing_do_not_blur_the_figures():
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     one = rows.replace(weights=rows.weights.at[1:].set(0.0))  # seven of eight have nothing
     still = optax.sgd(0.0)
-    (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
-    for name in ("entropy", "loss", "ratio", "grad_norm", "gap"):
-        assert float(several[name]) == pytest.approx(float(together[name]), rel=1e-5, abs=1e-6), name
+    (_, several), (_, merge_metrics) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
+    for name in ("entropy", "loss", "ratio", "grad_norm", "logprob_diff"):
+        assert float(several[name]) == pytest.approx(float(merge_metrics[name]), rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("taught,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
-def test_parts_without_anything_to_learn_are_not_read(taught, read):
+@pytest.mark.parametrize("active,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
+def test_parts_without_anything_to_learn_are_not_read(active, read):
     policy, trained, frozen, samples = played()
-    algo = tiny_play.ppo(minibatches=1, accumulate=4)
+    algo = tiny_play.ppo(minibatches=1, grad_accum_steps=4)
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < taught  # spread over the batch
+    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active  # spread over the batch
     rows = rows.replace(weights=chosen.astype(jnp.float32))
     calls = []
 
@@ -142,8 +142,8 @@ def test_parts_without_anything_to_learn_are_not_read(taught, read):
             return policy.score(weights, rows)
 
     optimiser = optax.sgd(0.1)
-    learner = update.new_learner(trained, frozen, optimiser)
-    parts, figures = jax.jit(update.make_update(Watched(), optimiser, algo))(learner, rows, jax.random.key(0))
+    train_state = update.new_train_state(trained, frozen, optimiser)
+    parts, figures = jax.jit(update.make_update(Watched(), optimiser, algo))(train_state, rows, jax.random.key(0))
     jax.effects_barrier()
     assert len(calls) == read
     whole, expected = step(tiny_play.ppo(minibatches=1), rows=rows)
@@ -157,24 +157,26 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     algo = tiny_play.ppo(minibatches=2, epochs=2)
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     optimiser = optax.adam(1e-2)
-    learner, figures = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
+    train_state, figures = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
     assert int(figures["skipped"]) == int(figures["skipped_in_a_row"]) == 4
-    assert max(moved(learner).values()) == 0
-    assert int(optax.tree_utils.tree_get(learner.optimiser, "count")) == 0
+    assert max(moved(train_state).values()) == 0
+    assert int(optax.tree_utils.tree_get(train_state.optimiser, "count")) == 0
     # One bad row spoils one minibatch of an epoch; the others go on, and the row of skips is broken.
     spoilt = rows.replace(returns=rows.returns.at[0].set(jnp.inf))
-    learner, figures = step(algo, rows=spoilt, optimiser=optimiser)
+    train_state, figures = step(algo, rows=spoilt, optimiser=optimiser)
     assert int(figures["skipped"]) == 2 and int(figures["skipped_in_a_row"]) <= 2
-    assert moved(learner)["model"] > 0 and all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(learner.trained))
+    assert moved(train_state)["model"] > 0 and all(
+        bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(train_state.trained)
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, dict(critic="separate"), dict(critic="central"), dict(lora=2)])
 def test_everything_that_should_learn_learns(settings):
-    learner, figures = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
+    train_state, figures = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
     _, _, frozen, _ = played(**settings)
-    for part, distance in moved(learner, **settings).items():
+    for part, distance in moved(train_state, **settings).items():
         assert distance > 1e-5, part
-    jax.tree.map(np.testing.assert_array_equal, learner.frozen, frozen)
+    jax.tree.map(np.testing.assert_array_equal, train_state.frozen, frozen)
     assert float(figures["kl"]) > 0  # the weights were moved away from the reference on purpose
 
 
@@ -183,9 +185,9 @@ def test_each_adapter_learns_from_its_own_agent_only():
     algo = tiny_play.ppo(minibatches=1, entropy_coef=0.0)
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     only_first = rows.replace(weights=(rows.policy == 0).astype(jnp.float32))
-    learner, _ = step(algo, rows=only_first, lora=2)
+    train_state, _ = step(algo, rows=only_first, lora=2)
     change = jax.tree.map(
-        lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), learner.trained["adapters"], trained["adapters"]
+        lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), train_state.trained["adapters"], trained["adapters"]
     )
     totals = sum(jax.tree.leaves(change))
     assert float(totals[0]) > 1e-5 and float(totals[1]) == 0
@@ -204,13 +206,13 @@ def test_kl_in_the_reward_lowers_what_the_mover_gets():
 
 def test_stale_samples_are_weighed():
     policy, trained, frozen, samples = played()
-    algo = tiny_play.ppo(minibatches=1, is_clip=2.0)
+    algo = tiny_play.ppo(minibatches=1, tis_clip=2.0)
     stale = samples.replace(logps=samples.logps - 0.5)
     rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, stale)
     np.testing.assert_allclose(rows.old_logps, samples.logps[:6].reshape(48, 1), atol=1e-5)
     _, figures = step(algo, rows=rows)
     assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
-    assert float(figures["gap"]) == pytest.approx(0.5, abs=1e-4)
+    assert float(figures["logprob_diff"]) == pytest.approx(0.5, abs=1e-4)
     weight = losses.truncated_importance(rows.old_logps, rows.logps, 2.0)
     np.testing.assert_allclose(weight, np.exp(0.5), rtol=1e-4)
 
@@ -218,7 +220,7 @@ def test_stale_samples_are_weighed():
 @pytest.mark.parametrize(("kind", "middle"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
 def test_schedules(kind, middle):
     optim = defaults.optimiser()
-    optim.update(dict(lr=1.0, schedule=kind, final=0.1))
+    optim.update(dict(lr=1.0, schedule=kind, min_lr_ratio=0.1))
     optim.warmup_updates = 4
     rate = update.schedule(optim, 24)
     np.testing.assert_allclose([float(rate(i)) for i in range(4)], [0.25, 0.5, 0.75, 1.0], rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 from configs import algorithms, defaults, models, planning
 from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
-from marl_jax import rules, validate
+from marl_jax.config import rules, validate
 from marl_jax.errors import ConfigError
 
 
@@ -70,10 +70,10 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(env__name="chess"), "config.env.name is 'chess'; accepted: one of tic_tac_toe"),
         (dict(optim__lrr=1.0), "config.optim.lrr is not a field; did you mean optim.lr?"),
         # combinations
-        (dict(algo__name="grpo", algo__critic="none"), "config.algo.group is 1 with algo.name 'grpo'"),
+        (dict(algo__name="grpo", algo__critic="none"), "config.algo.group_size is 1 with algo.name 'grpo'"),
         (dict(algo__name="at_grpo", algo__group=4), "config.algo.critic is 'head' with algo.name 'at_grpo'"),
         (dict(algo__critic="none"), "config.algo.critic is 'none' with algo.name 'ppo'"),
-        (dict(algo__group=4), "config.algo.group is 4 with algo.name 'ppo'"),
+        (dict(algo__group=4), "config.algo.group_size is 4 with algo.name 'ppo'"),
         (dict(algo__share_prefix=True), "config.algo.share_prefix is True with algo.name 'ppo'"),
         (dict(rollout__games=10, rollout__turns=3, algo__minibatches=4), "is 30, not a multiple of"),
         (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
@@ -99,7 +99,7 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(checkpoint__best_metric="random"), "has no figure ''"),
         (dict(checkpoint__best_metric="self/win_rate"), "'self' is no opponent; accepted: <opponent>/<figure> with an"),
         (dict(checkpoint__best_metric="random/score"), "tic_tac_toe has no figure 'score'"),
-        (dict(opponents__pool_size=2), "config.opponents.pool_size is 2, but self_share 1.0 and bot_share 0.0 leave"),
+        (dict(opponents__pool_size=2), "config.opponents.pool_size is 2, but self_play_frac 1.0 and bot_frac 0.0"),
         (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
         (dict(distributed__coordinator="host:1"), "enabled is False"),
         (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
@@ -109,7 +109,7 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the"),
         (dict(algo=algorithms.grpo(), algo__gamma=0.9), "config.algo.gamma is 0.9 with algo.name 'grpo', which never"),
         (dict(algo__gae="token", algo__critic="central", rollout__answer="free"), "which has one value a turn"),
-        (dict(opponents__bots=("random",)), "config.opponents.bot_share is 0.0, which leaves the bots no game of"),
+        (dict(opponents__bots=("random",)), "config.opponents.bot_frac is 0.0, which leaves the bots no game of"),
         (dict(opponents__bots=("random",), opponents__bot_share=1e-4), "leaves the bots no game of"),
         (dict(env=defaults.environment("sudoku"), env__symmetry=True), "sudoku declares no symmetries; accepted"),
         (dict(env=defaults.environment("sudoku"), opponents__self_share=0.5, opponents__pool_size=2), "have one seat"),

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from configs import algorithms
-from envs import registry as games
-from envs import text as texts
-from marl_jax.policy import Free, LoraSpec, Policy
+from envs.games import registry as games
+from envs.games import text as texts
+from marl_jax.agents.policy import Free, LoraSpec, Policy
 from marl_jax.sampling.choice import make_choices
 from models import registry
 from models.model import build
@@ -57,5 +57,5 @@ def weights(policy, seed=0, reference=False):
 def ppo(**changes):
     """PPO's settings."""
     algo = algorithms.ppo()
-    algo.update(dict(is_clip=0.0, minibatches=2, epochs=1) | changes)
+    algo.update(dict(tis_clip=0.0, minibatches=2, epochs=1) | changes)
     return algo

@@ -6,12 +6,12 @@ import functools
 import jax.numpy as jnp
 
 from configs import algorithms
-from envs import registry as games
-from envs import text as texts
-from marl_jax.policy import LoraSpec, Policy
-from marl_jax.rollouts.group_rollout import GroupRollout
-from marl_jax.rollouts.rollout import Sections
-from marl_jax.rollouts.tree_rollout import TreeRollout
+from envs.games import registry as games
+from envs.games import text as texts
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.rollouts.games import Sections
+from marl_jax.rollouts.groups import GroupRollout
+from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.sampling.choice import make_choices
 from models import registry
 from models.model import build
@@ -70,5 +70,5 @@ def episodes(roles="two", rows=2 * K, turns=45, **changes):
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
     config = getattr(algorithms, name)(K)
-    config.update(dict(is_clip=0.0, minibatches=1, share_prefix=False) | changes)
+    config.update(dict(tis_clip=0.0, minibatches=1, share_prefix=False) | changes)
     return config

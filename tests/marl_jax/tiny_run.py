@@ -11,11 +11,13 @@ def get_config(variant=None):
     config.env.update(dict(text="brief", style="plain"))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.rollout.update(dict(games=16, turns=4))
-    config.algo.update(dict(epochs=1, minibatches=2, is_clip=0.0))
+    config.algo.update(dict(epochs=1, minibatches=2, tis_clip=0.0))
     config.optim.update(dict(warmup=1, schedule="constant"))  # so that runs of any length have the same programs
     config.eval.update(dict(every=0, games=16))
     config.checkpoint.every = 2
     config.log.update(dict(games=0, tensorboard=False, progress=False))
     if variant == "pool":
-        config.opponents.update(dict(self_share=0.5, bot_share=0.25, bots=("random",), pool_size=2, snapshot_every=3))
+        config.opponents.update(
+            dict(self_play_frac=0.5, bot_frac=0.25, bots=("random",), pool_size=2, snapshot_every=3)
+        )
     return config

@@ -1,0 +1,75 @@
+"""A shallow searcher: full-width negamax to a fixed depth, every level one batch of boards inside jit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.bots import pick
+from envs.games.connect_four.rules import (
+    COLUMNS,
+    Board,
+    State,
+    drop,
+    has_four,
+    line_starts,
+    open_columns,
+    select,
+    union,
+)
+from envs.games.game import check_range
+
+_PLACES = Board(np.uint32(0x3F3F3F3F), np.uint32(0x003F3F3F))
+_WIN = 1000
+"""More than any count of lines (69), so that a sure win or loss outweighs every estimate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchBot:
+    """Looks `depth` plies ahead: takes wins, blocks threats, prefers early wins and late losses; breaks ties at random.
+
+    A search looks at 7^depth boards, all at once.
+    """
+
+    depth: int = 4
+
+    def __post_init__(self):
+        check_range("connect_four search bot", "depth", self.depth, 1, 6)
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """A column of greatest value: int32[]."""
+        values = self.values(state)
+        return pick(values == jnp.max(values), key)
+
+    def values(self, state: State) -> jax.Array:
+        """The value of every column to the player to move: int32[7], far below the others where a column is full."""
+        odd = state.turns & 1 == 1
+        own, other = select(odd, state.second, state.first), select(odd, state.first, state.second)
+        return _move_values(own, other, self.depth)
+
+
+def _move_values(own: Board, other: Board, depth: int) -> jax.Array:
+    """Values of the seven moves of `own`: int32[7]."""
+    taken = union(own, other)
+
+    def value(column: jax.Array) -> jax.Array:
+        moved = union(own, drop(taken, column))
+        return jnp.where(has_four(moved), _WIN + depth, -_value(other, moved, depth - 1))
+
+    return jnp.where(open_columns(taken), jax.vmap(value)(jnp.arange(COLUMNS)), -2 * _WIN)
+
+
+def _value(own: Board, other: Board, depth: int) -> jax.Array:
+    """The value of a position to `own`, who moves next: int32[]."""
+    if depth == 0:
+        return _open_lines(own, other) - _open_lines(other, own)
+    best = jnp.max(_move_values(own, other, depth))
+    return jnp.where(best == -2 * _WIN, 0, best)  # no place left: a draw
+
+
+def _open_lines(own: Board, other: Board) -> jax.Array:
+    """Lines of four in which `other` has no stone: int32[]."""
+    free = Board(_PLACES.left & ~other.left, _PLACES.right & ~other.right)
+    counts = [jax.lax.population_count(w) for fours in line_starts(free) for w in fours]
+    return sum(counts[1:], start=counts[0]).astype(jnp.int32)

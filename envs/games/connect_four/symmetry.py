@@ -1,0 +1,40 @@
+"""The mirror image of the board, for augmenting self-play."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from envs.games.connect_four.rules import COLUMNS, Board, ConnectFour, State, select
+
+
+@dataclasses.dataclass(frozen=True)
+class Symmetry:
+    """0 changes nothing, 1 swaps left and right; `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)`."""
+
+    game: ConnectFour
+    n_symmetries: ClassVar[int] = 2
+
+    def apply(self, state: State, i: jax.Array) -> State:
+        """The position seen through symmetry `i` (int[], 0 or 1)."""
+        flip = jnp.asarray(i) == 1
+        return state._replace(
+            first=select(flip, _mirror(state.first), state.first),
+            second=select(flip, _mirror(state.second), state.second),
+        )
+
+    def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
+        """The column that does in the transformed position what `action` does in the original: int32[]."""
+        return jnp.where(jnp.asarray(i) == 1, COLUMNS - 1 - action, action).astype(jnp.int32)
+
+
+def _mirror(board: Board) -> Board:
+    """Reverse the seven bytes: column c becomes column 6 - c."""
+    left, right = _reverse_bytes(board.left), _reverse_bytes(board.right)
+    # Reversed, the words hold columns 3 2 1 0 and (nothing) 6 5 4: all move down by one byte, column 3 joins the left.
+    return Board(right >> 8 | left << 24, left >> 8)
+
+
+def _reverse_bytes(word: jax.Array) -> jax.Array:
+    return word << 24 | (word & 0xFF00) << 8 | word >> 8 & 0xFF00 | word >> 24

@@ -1,0 +1,162 @@
+"""A bot that plays Hanabi by a simple convention, from what its seat may know and nothing else.
+
+The convention: **a hint asks for the newest card it names to be played**, unless everybody can see that this card
+cannot be playable. On its turn the bot does the first of these that it can:
+
+1. play the card a hint since its last turn asked for, if it may be playable;
+2. play a card that is certainly playable, counting all cards it sees;
+3. give a hint whose newest named card is playable, to a player who does not know yet;
+4. gamble in the last round, when a life can be spared;
+5. discard the card that is most likely useless and least likely the last of its kind, unless it may not discard or its
+   partner is about to lose a last copy and a harmless hint can tell;
+6. give a harmless hint, one that nobody will take for a request; failing that, any hint.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.hanabi.rules import Hanabi, State, copies
+
+
+class Table(NamedTuple):
+    """What everybody knows about each kind of card, bool[C, R]."""
+
+    playable: jax.Array
+    useless: jax.Array
+    """Already played, or never playable because a lower rank is gone."""
+    critical: jax.Array
+    """The last copy of a card that is not useless."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConventionBot:
+    """Plays with copies of itself; scores far above random play with any number of players."""
+
+    game: Hanabi
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """A legal action: int32[]; the same for every key."""
+        del key
+        game, hand = self.game, self.game.hand_size
+        table = self._table(state)
+        chances = self._own_chances(state)
+        held = state.hands[state.seat] >= 0
+        p_playable, p_useless, p_critical = (jnp.sum(chances * kind, axis=(1, 2)) for kind in table)
+        places = jnp.arange(hand)
+
+        asked = self._asked(state, state.seat) & (p_playable > 0) & held
+        sure = (p_playable > 1 - 1e-5) & held
+        last_round = (state.dealt == game.n_cards) & (state.lives > 1) & (jnp.max(p_playable) > 0)
+        request, harmless, any_hint, rescue = self._hint_values(state, table)
+        may_discard = state.information < game.max_information_tokens
+        may_hint = state.information > 0
+        fresh = (state.colors[state.seat] == 2**game.colors - 1) & (state.ranks[state.seat] == 2**game.ranks - 1)
+        discard_value = jnp.where(held, 2 * p_useless - 3 * p_critical + 0.5 * fresh - 0.01 * places, -jnp.inf)
+
+        # From the least to the most urgent; each line overrides those before it.
+        action = hand + jnp.argmax(held)
+        action = jnp.where(may_hint, 2 * hand + jnp.argmax(any_hint), action)
+        action = jnp.where(may_hint & jnp.any(harmless > 0), 2 * hand + jnp.argmax(harmless), action)
+        action = jnp.where(may_discard & ~(may_hint & rescue), jnp.argmax(discard_value), action)
+        action = jnp.where(last_round, hand + jnp.argmax(jnp.where(held, p_playable, -1)), action)
+        action = jnp.where(may_hint & jnp.any(request > 0), 2 * hand + jnp.argmax(request), action)
+        action = jnp.where(jnp.any(sure), hand + jnp.argmax(sure), action)
+        action = jnp.where(jnp.any(asked), hand + jnp.argmax(asked), action)
+        return jnp.where(state.over, 0, action).astype(jnp.int32)
+
+    def _table(self, state: State) -> Table:
+        ranks = jnp.arange(self.game.ranks)
+        total = np.array(copies(self.game.ranks))
+        level = state.fireworks[:, None]
+        gone = (state.discards == total) & (ranks >= level)
+        unreachable = jnp.cumsum(gone, axis=1) > 0
+        useless = (ranks < level) | unreachable
+        return Table(ranks == level, useless, ~useless & (state.discards == total - 1))
+
+    def _own_chances(self, state: State) -> jax.Array:
+        """The probability of every kind for every own card, as if the unseen cards were shuffled: f32[H, C, R]."""
+        game = self.game
+        kinds = jnp.arange(game.max_score).reshape(game.colors, game.ranks)
+        others = jnp.where(jnp.arange(game.players)[:, None] == state.seat, -1, state.hands)
+        seen = jnp.sum(others[:, :, None, None] == kinds, axis=(0, 1))
+        played = jnp.arange(game.ranks) < state.fireworks[:, None]
+        unseen = np.array(copies(game.ranks)) - state.discards - played - seen
+        weight = unseen * _possible(state.colors[state.seat], state.ranks[state.seat], game)
+        return weight / jnp.maximum(jnp.sum(weight, axis=(1, 2), keepdims=True), 1)
+
+    def _asked(self, state: State, seat: jax.Array) -> jax.Array:
+        """The places of `seat` that hints since its last turn asked to be played: bool[H]."""
+        game = self.game
+        speakers = jnp.arange(game.players)
+        move = game.decode(state.last.action)
+        # Seats that have moved after `seat` did: those from `seat` + 1 up to the one before the player to move.
+        since = (speakers - seat - 1) % game.players < (state.seat - seat - 1) % game.players
+        to_seat = (speakers + move.offset) % game.players == seat
+        hint = (state.last.action >= 0) & (move.hint_color | move.hint_rank) & since & to_seat
+        newest = _newest(state.last.touched[:, None] >> jnp.arange(game.hand_size, dtype=jnp.uint8) & 1 == 1)
+        return jnp.any(newest & hint[:, None], axis=0)
+
+    def _hint_values(self, state: State, table: Table) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """How good every hint is as a request, as a harmless hint and as any hint: f32[A - 2 H] each, in action order;
+        and whether the next player is about to discard a last copy that a harmless hint can save: bool[]."""
+        game = self.game
+        seats = (state.seat + jnp.arange(1, game.players)) % game.players
+        cards, colors, ranks = state.hands[seats], state.colors[seats], state.ranks[seats]
+        flat = Table(*(kind.ravel() for kind in table))
+        held = cards >= 0
+        playable = flat.playable[cards] & held
+        waiting = jax.vmap(self._asked, (None, 0))(state, seats)  # bool[P-1, H]
+        expected = jnp.any((cards[:, :, None, None] == cards) & waiting, axis=(2, 3))  # another copy is on its way
+        known = jnp.all(~_possible(colors, ranks, game) | table.playable, axis=(2, 3))
+        wanted = playable & ~known & ~expected & ~jnp.any(waiting, axis=1, keepdims=True)
+        chop = (colors == 2**game.colors - 1) & (ranks == 2**game.ranks - 1) & held
+        chop &= jnp.cumsum(chop, axis=1) == 1
+        endangered = chop & flat.critical[cards]
+
+        def values(named: jax.Array, colors: jax.Array, ranks: jax.Array) -> tuple[jax.Array, ...]:
+            """Of hints naming bool[P-1, V, H], after which the masks are [P-1, V, H]: three times f32[P-1, V]."""
+            newest = _newest(named)
+            exists = jnp.any(named, axis=2)
+            good = jnp.any(newest & wanted[:, None], axis=2)
+            may_play = jnp.any(_possible(colors, ranks, game) & table.playable, axis=(3, 4))
+            quiet = exists & ~jnp.any(newest & may_play, axis=2)
+            nearness = jnp.arange(game.players - 1, 0, -1)[:, None] / game.players
+            more = jnp.sum(named & playable[:, None], axis=2) - 0.3 * jnp.sum(named & ~playable[:, None], axis=2)
+            saves = jnp.any(named & endangered[:, None], axis=2)
+            request = jnp.where(good, 10 + more + nearness, 0)
+            harmless = jnp.where(quiet, 1 + 10 * saves + nearness, 0)
+            wasted = jnp.any(newest & (held & flat.useless[cards])[:, None], axis=2)
+            return request, harmless, jnp.where(exists, 1.0 + wasted, 0), quiet & saves & (nearness == nearness[0])
+
+        by_color = _after_hint(cards // game.ranks, held, colors, game.colors)
+        by_rank = _after_hint(cards % game.ranks, held, ranks, game.ranks)
+        color_hints = values(by_color[0], by_color[1], jnp.broadcast_to(ranks[:, None], by_color[1].shape))
+        rank_hints = values(by_rank[0], jnp.broadcast_to(colors[:, None], by_rank[1].shape), by_rank[1])
+        request, harmless, any_hint, saves = (
+            jnp.concatenate([c.ravel(), r.ravel()]) for c, r in zip(color_hints, rank_hints, strict=True)
+        )
+        return request, harmless, any_hint, jnp.any(saves)
+
+
+def _possible(colors: jax.Array, ranks: jax.Array, game: Hanabi) -> jax.Array:
+    """The kinds that the masks (uint8[...]) leave open: bool[..., C, R]."""
+    by_color = colors[..., None] >> jnp.arange(game.colors, dtype=jnp.uint8) & 1 == 1
+    by_rank = ranks[..., None] >> jnp.arange(game.ranks, dtype=jnp.uint8) & 1 == 1
+    return by_color[..., :, None] & by_rank[..., None, :]
+
+
+def _newest(named: jax.Array) -> jax.Array:
+    """Only the last True place of each row (bool[..., H])."""
+    after = jnp.cumsum(named[..., ::-1], axis=-1)[..., ::-1]
+    return named & (after == 1)
+
+
+def _after_hint(values: jax.Array, held: jax.Array, masks: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    """For each of n hints to each hand (int[P-1, H]): the cards it names and the masks it leaves, both [P-1, n, H]."""
+    named = (values[:, None] == jnp.arange(n)[:, None]) & held[:, None]
+    bits = jnp.asarray(1 << np.arange(n), jnp.uint8)[:, None]
+    return named, jnp.where(named, bits, masks[:, None] & ~bits)

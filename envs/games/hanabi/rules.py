@@ -1,0 +1,344 @@
+"""Hanabi for two to five players, with the rules and action numbers of the Hanabi Learning Environment.
+
+Axis letters: P players, H cards in a hand, C colours, R ranks, N cards in the deck, A actions.
+
+A card is the number `colour * R + rank`, both from 0; -1 is an empty place. Each colour has three cards of the lowest
+rank, one of the highest and two of the others. Hands are ordered from the oldest card to the newest: a card that leaves
+lets the newer ones move down, and the card drawn for it goes to the last place.
+
+Actions, in this order: discard place 0…H-1; play place 0…H-1; tell the player at offset 1…P-1 about colour 0…C-1; tell
+the player at offset 1…P-1 about rank 0…R-1. Offsets count from the player who speaks; the offset is the slower index.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.game import Game, Reward, check_range, legal_or_end
+
+COLOR_NAMES = ("red", "yellow", "green", "white", "blue")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Moves(NamedTuple):
+    """The latest move of every player, as everybody saw it.
+
+    action: int32[P]   the action, -1 before the first
+    card: int8[P]      the card that was played or discarded, -1 for a hint
+    scored: bool[P]    the play was a success
+    touched: uint8[P]  bit h set when the hint named the card in place h of the player told
+    """
+
+    action: jax.Array
+    card: jax.Array
+    scored: jax.Array
+    touched: jax.Array
+
+
+class State(NamedTuple):
+    """A position, hidden parts included.
+
+    deck: int8[N]         all cards in the order in which they are dealt; never changes
+    dealt: int32[]        how many of them have left the deck
+    hands: int8[P, H]     cards held, oldest first, -1 in places that can no longer be filled
+    colors: uint8[P, H]   bit c set while the hints leave colour c possible for the card; 0 in empty places
+    ranks: uint8[P, H]    bit r set while the hints leave rank r possible for the card; 0 in empty places
+    fireworks: int8[C]    cards played in each colour: the rank that can be played next
+    discards: int8[C, R]  how often each card lies in the discard pile
+    information: int32[]  information tokens left
+    lives: int32[]        life tokens left
+    seat: int32[]         the player to move
+    turns_left: int32[]   turns that remain, counted down from P once the deck is empty
+    over: bool[]          the game has ended
+    last: Moves           the latest move of every player
+    """
+
+    deck: jax.Array
+    dealt: jax.Array
+    hands: jax.Array
+    colors: jax.Array
+    ranks: jax.Array
+    fireworks: jax.Array
+    discards: jax.Array
+    information: jax.Array
+    lives: jax.Array
+    seat: jax.Array
+    turns_left: jax.Array
+    over: jax.Array
+    last: Moves
+
+
+class Action(NamedTuple):
+    """What an action number means; each field is int32[] or bool[] and only some of them matter for a kind.
+
+    discard, play, hint_color, hint_rank: bool[]  exactly one holds
+    place: int32[]   the place in the own hand (discard, play)
+    offset: int32[]  seats from the speaker to the player told (hints)
+    value: int32[]   the colour or rank named (hints)
+    """
+
+    discard: jax.Array
+    play: jax.Array
+    hint_color: jax.Array
+    hint_rank: jax.Array
+    place: jax.Array
+    offset: jax.Array
+    value: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Hanabi(Game):
+    """Cooperative: the team reward is the change of the score, which falls to 0 when the last life is lost.
+
+    Players who still lose nearly every game learn little from this. `consolation` pays that share of the lost score
+    back at the process level, while they learn; the score of a lost game remains 0.
+    """
+
+    players: int = 2
+    colors: int = 5
+    ranks: int = 5
+    hand_size: int | None = None
+    """None: five cards for two or three players, else four."""
+    max_information_tokens: int = 8
+    max_life_tokens: int = 3
+    consolation: float = 0.0
+
+    name: ClassVar[str] = "hanabi"
+    reward_levels: ClassVar[tuple[str, ...]] = ("team", "process")
+    PRESETS: ClassVar[dict[str, dict]] = {
+        "full": {},
+        "small": {"colors": 2, "ranks": 5, "hand_size": 2, "max_information_tokens": 3, "max_life_tokens": 1},
+        "very_small": {"colors": 1, "ranks": 5, "hand_size": 2, "max_information_tokens": 3, "max_life_tokens": 1},
+    }
+
+    def __post_init__(self):
+        check_range("hanabi", "players", self.players, 2, 5)
+        check_range("hanabi", "colors", self.colors, 1, 5)
+        check_range("hanabi", "ranks", self.ranks, 1, 5)
+        if self.hand_size is None:
+            object.__setattr__(self, "hand_size", 5 if self.players < 4 else 4)
+        check_range("hanabi", "hand_size", self.hand_size, 1, 5)
+        check_range("hanabi", "max_information_tokens", self.max_information_tokens, 0, 50)
+        check_range("hanabi", "max_life_tokens", self.max_life_tokens, 1, 50)
+        if not 0 <= self.consolation <= 1:
+            raise ValueError(f"hanabi: consolation must be between 0 and 1, found {self.consolation!r}")
+        if self.players * self.hand_size > self.n_cards:
+            raise ValueError(
+                f"hanabi: {self.players} players with hand_size {self.hand_size} need {self.players * self.hand_size} "
+                f"cards, but {self.colors} colors and {self.ranks} ranks make a deck of {self.n_cards}"
+            )
+
+    @classmethod
+    def reward_levels_with(cls, params) -> tuple[str, ...]:
+        """The process level only where there is a consolation."""
+        return cls.reward_levels if params.get("consolation") else ("team",)
+
+    # Sizes and names
+
+    @property
+    def n_players(self) -> int:
+        """P."""
+        return self.players
+
+    @property
+    def n_actions(self) -> int:
+        """A: two actions per card in hand, and a hint per other player and colour or rank."""
+        return 2 * self.hand_size + (self.players - 1) * (self.colors + self.ranks)
+
+    @property
+    def n_cards(self) -> int:
+        """N: cards in the whole deck."""
+        return self.colors * sum(copies(self.ranks))
+
+    @property
+    def max_turns(self) -> int:
+        """Every card that is drawn allows one play or discard and at most one more hint; then everybody moves once."""
+        drawn = self.n_cards - self.players * self.hand_size
+        return self.max_information_tokens + 2 * drawn + self.players
+
+    @property
+    def max_score(self) -> int:
+        """The score of complete fireworks."""
+        return self.colors * self.ranks
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """One letter per action, so that a model answers with a single token; `action_texts` says what they do."""
+        return tuple(_LETTERS[: self.n_actions])
+
+    @functools.cached_property
+    def action_texts(self) -> tuple[str, ...]:
+        """What every action does, in words; places, ranks and offsets are counted from 1."""
+        texts = [f"{verb} card {h + 1}" for verb in ("discard", "play") for h in range(self.hand_size)]
+        offsets = range(1, self.players)
+        texts += [f"tell player +{o} about {COLOR_NAMES[c]}" for o in offsets for c in range(self.colors)]
+        texts += [f"tell player +{o} about rank {r + 1}" for o in offsets for r in range(self.ranks)]
+        return tuple(texts)
+
+    # Rules
+
+    def reset(self, key: jax.Array) -> State:
+        """A game with a shuffled deck."""
+        cards = np.repeat(np.arange(self.max_score), np.tile(copies(self.ranks), self.colors)).astype(np.uint32)
+        # Sorting one array of random bits above and card numbers below is several times faster than `permutation`;
+        # 27 random bits tie so rarely (once in 1e5 decks) that ties going to the lower card do not matter.
+        tickets = jax.random.bits(key, cards.shape, jnp.uint32) & np.uint32(~31 & 0xFFFFFFFF) | cards
+        return self.reset_from_deck((jnp.sort(tickets) & 31).astype(jnp.int8))
+
+    def reset_from_deck(self, deck: jax.Array) -> State:
+        """The game in which cards are dealt in the order of `deck` (int[N]): player 0's whole hand first, and so on."""
+        if deck.shape != (self.n_cards,):
+            raise ValueError(f"hanabi: deck must have shape ({self.n_cards},), found {deck.shape}")
+        players, hand = self.players, self.hand_size
+        deck = jnp.asarray(deck, jnp.int8)
+        return State(
+            deck=deck,
+            dealt=jnp.int32(players * hand),
+            hands=deck[: players * hand].reshape(players, hand),
+            colors=jnp.full((players, hand), 2**self.colors - 1, jnp.uint8),
+            ranks=jnp.full((players, hand), 2**self.ranks - 1, jnp.uint8),
+            fireworks=jnp.zeros((self.colors,), jnp.int8),
+            discards=jnp.zeros((self.colors, self.ranks), jnp.int8),
+            information=jnp.int32(self.max_information_tokens),
+            lives=jnp.int32(self.max_life_tokens),
+            seat=jnp.int32(0),
+            turns_left=jnp.int32(players),
+            over=jnp.bool_(False),
+            last=Moves(
+                action=jnp.full((players,), -1, jnp.int32),
+                card=jnp.full((players,), -1, jnp.int8),
+                scored=jnp.zeros((players,), jnp.bool_),
+                touched=jnp.zeros((players,), jnp.uint8),
+            ),
+        )
+
+    def player(self, state: State) -> jax.Array:
+        """The seat that moves now: int32[]."""
+        return state.seat
+
+    def done(self, state: State) -> jax.Array:
+        """No life left, fireworks complete, or the round after the last card is over: bool[]."""
+        return state.over
+
+    def score(self, state: State) -> jax.Array:
+        """Cards played, or 0 once all lives are lost: int32[]."""
+        return jnp.where(state.lives > 0, jnp.sum(state.fireworks, dtype=jnp.int32), 0)
+
+    def legal(self, state: State) -> jax.Array:
+        """Discards while information tokens are missing, plays, and hints that name at least one card: bool[A]."""
+        others = state.hands[(state.seat + jnp.arange(1, self.players)) % self.players]
+        held = state.hands[state.seat] >= 0
+        has_color = _holds(others // self.ranks, others >= 0, self.colors)
+        has_rank = _holds(others % self.ranks, others >= 0, self.ranks)
+        hints = jnp.concatenate([has_color.ravel(), has_rank.ravel()]) & (state.information > 0)
+        legal = jnp.concatenate([held & (state.information < self.max_information_tokens), held, hints])
+        return legal_or_end(legal, state.over)
+
+    def decode(self, action: jax.Array) -> Action:
+        """What the action number (int[...]) means; every field has its shape."""
+        action = action.astype(jnp.int32)
+        first_color = 2 * self.hand_size
+        first_rank = first_color + (self.players - 1) * self.colors
+        named_color, named_rank = action - first_color, action - first_rank
+        is_rank = action >= first_rank
+        return Action(
+            discard=action < self.hand_size,
+            play=(action >= self.hand_size) & (action < first_color),
+            hint_color=(action >= first_color) & ~is_rank,
+            hint_rank=is_rank,
+            place=jnp.where(action < self.hand_size, action, action - self.hand_size),
+            offset=1 + jnp.where(is_rank, named_rank // self.ranks, named_color // self.colors),
+            value=jnp.where(is_rank, named_rank % self.ranks, named_color % self.colors),
+        )
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+        """Play, discard or tell; in a finished game nothing happens because every kind of move is switched off."""
+        live = ~state.over
+        move = self.decode(action)
+        hint = live & (move.hint_color | move.hint_rank)
+        leaves = live & (move.discard | move.play)
+        deck_empty = state.dealt == self.n_cards
+        me = jnp.arange(self.players) == state.seat
+
+        # The card that leaves the hand, and what becomes of it.
+        card = jnp.sum(jnp.where(_at(state.hands, state.seat, move.place), state.hands, 0), dtype=jnp.int32)
+        color, rank = card // self.ranks, card % self.ranks
+        built = jnp.arange(self.colors) == color
+        fits = jnp.any(built & (state.fireworks == rank))
+        scored = leaves & move.play & fits
+        lost = leaves & ~scored
+        fireworks = state.fireworks + (built & scored)
+        discards = state.discards + (built[:, None] & (jnp.arange(self.ranks) == rank) & lost)
+        lives = state.lives - (lost & move.play)
+        gained = (lost & move.discard) | (scored & (rank == self.ranks - 1))
+        information = jnp.minimum(state.information + gained, self.max_information_tokens) - hint
+
+        # Newer cards move down and the next card of the deck, if there is one, takes the last place.
+        drawn = jnp.where(deck_empty, -1, state.deck[jnp.minimum(state.dealt, self.n_cards - 1)])
+        moves_down = me[:, None] & leaves & (jnp.arange(self.hand_size) >= move.place)
+        hands = _remove(state.hands, moves_down, drawn)
+        colors = _remove(state.colors, moves_down, jnp.where(deck_empty, 0, 2**self.colors - 1))
+        ranks = _remove(state.ranks, moves_down, jnp.where(deck_empty, 0, 2**self.ranks - 1))
+
+        # A hint rules out every other value for the cards it names, and its own value for the rest.
+        told = (jnp.arange(self.players) == (state.seat + move.offset) % self.players)[:, None] & (state.hands >= 0)
+        named = jnp.where(move.hint_color, state.hands // self.ranks, state.hands % self.ranks) == move.value
+        bit = (jnp.uint8(1) << move.value.astype(jnp.uint8)).astype(jnp.uint8)
+        colors = jnp.where(told & hint & move.hint_color, jnp.where(named, bit, colors & ~bit), colors)
+        ranks = jnp.where(told & hint & move.hint_rank, jnp.where(named, bit, ranks & ~bit), ranks)
+        touched = jnp.sum(jnp.where(told & named & hint, 1 << jnp.arange(self.hand_size), 0))
+
+        score = jnp.sum(state.fireworks, dtype=jnp.int32)
+        turns_left = state.turns_left - (live & deck_empty)
+        over = (lives == 0) | (score + scored == self.max_score) | (turns_left == 0)
+        lost_score = jnp.where(live & (lives == 0), score, 0)
+        pay = jnp.where(live, scored - lost_score, 0)
+        mine = me & live
+        new = State(
+            deck=state.deck,
+            dealt=state.dealt + (leaves & ~deck_empty),
+            hands=hands,
+            colors=colors,
+            ranks=ranks,
+            fireworks=fireworks,
+            discards=discards,
+            information=information,
+            lives=lives,
+            seat=jnp.where(live, (state.seat + 1) % self.players, state.seat),
+            turns_left=turns_left,
+            over=state.over | over,
+            last=Moves(
+                action=jnp.where(mine, action.astype(jnp.int32), state.last.action),
+                card=jnp.where(mine, jnp.where(leaves, card, -1), state.last.card).astype(jnp.int8),
+                scored=jnp.where(mine, scored, state.last.scored),
+                touched=jnp.where(mine, touched, state.last.touched).astype(jnp.uint8),
+            ),
+        )
+        consoled = jnp.full((self.players,), self.consolation * lost_score, jnp.float32)
+        return new, Reward(pay.astype(jnp.float32), jnp.zeros_like(consoled), consoled)
+
+
+def copies(ranks: int) -> list[int]:
+    """How many cards of each rank a colour has: three of the lowest, one of the highest, two of the others."""
+    return [3 if r == 0 else 1 if r == ranks - 1 else 2 for r in range(ranks)]
+
+
+def _at(array: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+    """True at one place of a matrix; cheaper in a batch than a gather or scatter."""
+    rows, columns = array.shape
+    return (jnp.arange(rows) == row)[:, None] & (jnp.arange(columns) == column)
+
+
+def _remove(array: jax.Array, moves_down: jax.Array, newest: jax.Array) -> jax.Array:
+    """Rows (any[P, H]) whose marked places take over what their right neighbour, or at the end `newest`, holds."""
+    column = jnp.broadcast_to(newest.astype(array.dtype), (array.shape[0], 1))
+    return jnp.where(moves_down, jnp.concatenate([array[:, 1:], column], axis=1), array)
+
+
+def _holds(values: jax.Array, held: jax.Array, n: int) -> jax.Array:
+    """Which of n values occur among the cards of each hand (int[…, H]): bool[…, n]."""
+    return jnp.any((values[..., None] == jnp.arange(n)) & held[..., None], axis=-2)

@@ -1,0 +1,130 @@
+"""Levels for Plan-Path: random walls, start and goal, with the true distance to the goal from everywhere."""
+
+import functools
+import os
+
+import numpy as np
+
+from envs.games import pools
+from envs.games.game import check_range
+
+WALL, UNREACHED = -1, 9999
+"""Values of the distance map that are no distances: a wall, and a free cell with no way to the goal."""
+
+SCHEMA = {"distance": ("int16", "hw"), "start": ("int32", "")}
+BATCH = 256
+
+
+def distances(walls: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """Steps to the goal from every cell, for a batch: walls bool[N,h,w], goal int[N] -> int16[N,h,w]."""
+    n, height, width = walls.shape
+    steps = np.full((n, height + 2, width + 2), UNREACHED, np.int16)
+    inner = steps[:, 1:-1, 1:-1]  # a view: the rim around it stays unreached
+    inner[np.arange(n), goal // width, goal % width] = 0
+    while True:
+        around = np.minimum.reduce([steps[:, :-2, 1:-1], steps[:, 2:, 1:-1], steps[:, 1:-1, :-2], steps[:, 1:-1, 2:]])
+        shorter = ~walls & (around + 1 < inner)
+        if not shorter.any():
+            return np.where(walls, np.int16(WALL), inner)
+        inner[shorter] = around[shorter] + 1
+
+
+def keys(levels: pools.Arrays) -> list[bytes]:
+    """Levels are the same when the parts that can be reached are turned or mirrored images of each other."""
+    distance = levels["distance"]
+    n, _, width = distance.shape
+    board = ((distance == WALL) | (distance == UNREACHED)).astype(np.uint8)
+    board[distance == 0] = 2
+    board[np.arange(n), levels["start"] // width, levels["start"] % width] = 3
+    return pools.mirror_key(board)
+
+
+def difficulty(levels: pools.Arrays) -> np.ndarray:
+    """Steps from start to goal; of equally far ones, those with more cells to walk on are harder: float[N]."""
+    distance = levels["distance"].reshape(len(levels["start"]), -1)
+    open_cells = ((distance >= 0) & (distance < UNREACHED)).mean(axis=1)
+    return distance[np.arange(len(distance)), levels["start"]] + 0.5 * open_cells
+
+
+def _draw(
+    rng: np.random.Generator, size: int, walls: float, min_distance: int, max_distance: int, inner: int | None = None
+):
+    """A batch of candidates; those without a start at an allowed distance are left out.
+
+    With `inner`, the grid is that small and lies somewhere in size x size cells, which are walls elsewhere.
+    """
+    inner = size if inner is None else inner
+    small = inner * inner
+    order = np.argsort(rng.random((BATCH, small)), axis=1)
+    n_walls = round(walls * small)
+    grid = np.zeros((BATCH, small), bool)
+    np.put_along_axis(grid, order[:, :n_walls], True, axis=1)
+    goal = order[:, n_walls]
+    if inner < size:
+        # The place of the small grid's first cell in the large one, and of its cells from there.
+        corner = (rng.integers(0, size - inner + 1, (BATCH, 2)) * [size, 1]).sum(axis=1)
+        at = corner[:, None] + (np.arange(inner)[:, None] * size + np.arange(inner)).reshape(-1)
+        goal, inside = np.take_along_axis(at, goal[:, None], axis=1)[:, 0], grid
+        grid = np.ones((BATCH, size * size), bool)
+        np.put_along_axis(grid, at, inside, axis=1)
+    cells = size * size
+    distance = distances(grid.reshape(-1, size, size), goal)
+    flat = distance.reshape(BATCH, cells)
+    allowed = (flat >= min_distance) & (flat <= max_distance)
+    start = np.argmax(allowed * (1 + rng.random((BATCH, cells))), axis=1).astype(np.int32)
+    good = allowed.any(axis=1)
+    levels = {"distance": distance[good], "start": start[good]}
+    return levels, keys(levels)
+
+
+@functools.lru_cache(maxsize=64)
+def generate(
+    size: int = 8,
+    walls: float = 0.22,
+    seed: int = 0,
+    n_train: int = 512,
+    n_test: int = 128,
+    min_distance: int = 2,
+    max_distance: int | None = None,
+    grades: int = 1,
+) -> pools.Pool:
+    """A pool of size x size grids with round(walls * size²) walls and a shortest way of min_distance to max_distance.
+
+    max_distance is 2 * size unless given, so that a budget of 4 * size always leaves twice the moves that are needed.
+    Easier grades are smaller grids with fewer walls and shorter ways, closed in by walls.
+    """
+    check_range("plan_path", "size", size, 5, 16)
+    if not 0 <= walls <= 0.6:
+        raise ValueError(f"plan_path: walls must be a share of the cells from 0 to 0.6, found {walls!r}")
+    max_distance = 2 * size if max_distance is None else max_distance
+    if not 1 <= min_distance <= max_distance:
+        raise ValueError(f"plan_path: need 1 <= min_distance <= max_distance, found {min_distance} and {max_distance}")
+
+    def grade(number: int, n_test: int) -> pools.Pool:
+        share = number / grades
+        inner = max(3, round(size * share))
+        sparse = walls * share
+        far = max(min_distance, round(max_distance * share))
+        source = f"generated: size {inner}, walls {sparse:g}, distance {min_distance} to {far}, seed {seed}"
+        draw = lambda rng: _draw(rng, size, sparse, min_distance, far, inner)  # noqa: E731
+        return pools.generate(
+            "plan_path", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades)
+        )
+
+    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
+
+
+def load(path: str | os.PathLike) -> pools.Pool:
+    """A pool from a file, with every start checked to be a cell from which the goal can be reached."""
+    pool = pools.load(path, "plan_path", SCHEMA)
+    for part in pools.PARTS:
+        levels = getattr(pool, part)
+        n, height, width = levels["distance"].shape
+        start = levels["start"]
+        inside = (start >= 0) & (start < height * width)
+        flat = levels["distance"].reshape(n, height * width)
+        reach = flat[np.arange(n), np.where(inside, start, 0)]
+        bad = np.flatnonzero(~inside | (reach <= 0) | (reach >= UNREACHED) | ((flat == 0).sum(axis=1) != 1))
+        if len(bad):
+            raise ValueError(f"{path} ({part}): level {bad[0]} has no way from its start to one goal")
+    return pool

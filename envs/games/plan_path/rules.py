@@ -1,0 +1,170 @@
+"""Plan-Path: walk from start to goal through a grid with walls, in as few moves as possible.
+
+Axis letters: A 4 actions, C cells of the grid, row by row.
+
+A move into a wall or off the grid is allowed (unless `mask_invalid`), costs more and leaves the walker in place.
+Rewards: team, goal and the bonus for a shortest way; agent, the price of each move; process, how much closer to the
+goal the move came by the true distance, scaled so that a whole solved episode collects `shaping_reward`.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.games.game import Reward, legal_or_end
+from envs.games.plan_path import levels as levels_
+from envs.games.pools import Pool
+from envs.games.puzzle import Puzzle, near
+
+FLOOR, WALL, GOAL, WALKER, WALKER_ON_GOAL = range(5)
+
+
+class State(NamedTuple):
+    """One walk.
+
+    distance: int16[h,w]      steps to the goal, 0 at the goal, -1 in a wall (`levels.WALL`); never changes
+    goal, start: int32[]      cells
+    position: int32[]         cell of the walker
+    shortest: int32[]         steps from start to goal
+    turn: int32[]             moves made
+    level: int32[]            index in the pool part, -1 for a level from elsewhere
+    """
+
+    distance: jax.Array
+    goal: jax.Array
+    start: jax.Array
+    position: jax.Array
+    shortest: jax.Array
+    turn: jax.Array
+    level: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanPath(Puzzle):
+    """The game; pool fields are in `Puzzle`.
+
+    size: cells per side of generated levels (5 to 16, 8 unless given); with a pool, the pool's
+    walls: share of wall cells of generated levels
+    mask_invalid: make moves into walls illegal
+    """
+
+    name: ClassVar[str] = "plan_path"
+    symbols: ClassVar[tuple[str, ...]] = (".", "#", "G", "A", "*")
+    process_rewards: ClassVar[tuple[str, ...]] = ("shaping_reward",)
+    n_actions: ClassVar[int] = 4
+    action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
+
+    size: int | None = None
+    walls: float = 0.22
+    mask_invalid: bool = False
+    step_reward: float = -0.01
+    invalid_reward: float = -0.1
+    shaping_reward: float = 0.5
+    goal_reward: float = 1.0
+    shortest_reward: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        found = self.shape
+        if found[0] != found[1] or self.size not in (None, found[0]):
+            raise ValueError(f"plan_path: the pool has {found[0]}x{found[1]} grids, expected size {self.size}")
+        object.__setattr__(self, "size", found[0])
+        distance = self.levels["distance"].reshape(self.n_levels, -1)
+        longest = int(distance[range(self.n_levels), self.levels["start"]].max())
+        if longest > self.max_turns:
+            raise ValueError(f"plan_path: budget {self.max_turns} is too short for a level that needs {longest} moves")
+
+    def generate_pool(self) -> Pool:
+        """A pool from size, walls, seed, n_train and n_test."""
+        size = 8 if self.size is None else self.size
+        return levels_.generate(size, self.walls, self.seed, self.n_train, self.n_test, grades=self.grades)
+
+    def load_pool(self, path) -> Pool:
+        """The pool in a file."""
+        return levels_.load(path)
+
+    def difficulty(self):
+        """Steps from start to goal, mostly: float[N]."""
+        return levels_.difficulty(self.levels)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the grid."""
+        return self.levels["distance"].shape[1:]
+
+    @property
+    def max_turns(self) -> int:
+        """The budget, four times the side unless given."""
+        return 4 * self.shape[0] if self.budget is None else self.budget
+
+    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
+        """The first state of a level {"distance": int16[h,w], "start": int32[]}."""
+        distance = jnp.asarray(level["distance"], jnp.int16)
+        start = jnp.asarray(level["start"], jnp.int32)
+        return State(
+            distance=distance,
+            goal=jnp.argmax(distance == 0).astype(jnp.int32),
+            start=start,
+            position=start,
+            shortest=distance.reshape(-1)[start].astype(jnp.int32),
+            turn=jnp.int32(0),
+            level=jnp.asarray(index, jnp.int32),
+        )
+
+    def _target(self, state: State, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The cell that `action` leads to, and whether it is off the grid or a wall."""
+        height, width = self.shape
+        forth = 2 * (action % 2) - 1
+        down, right = jnp.where(action < 2, forth, 0), jnp.where(action < 2, 0, forth)
+        row, column = state.position // width + down, state.position % width + right
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        target = jnp.where(inside, row * width + column, state.position)
+        return target, ~inside | (state.distance.reshape(-1)[target] == levels_.WALL)
+
+    def legal(self, state: State) -> jax.Array:
+        """All four moves, or with `mask_invalid` those that do not bump: bool[4]."""
+        legal = jnp.ones(4, bool)
+        if self.mask_invalid:
+            legal = ~jax.vmap(lambda action: self._target(state, action)[1])(jnp.arange(4))
+        return legal_or_end(legal, self.done(state))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+        """Walk one cell, or bump."""
+        running = ~self.done(state)
+        target, blocked = self._target(state, action)
+        position = jnp.where(running & ~blocked, target, state.position)
+        turn = state.turn + running
+        arrived = running & (position == state.goal)
+        distance = state.distance.reshape(-1)
+        closer = (distance[state.position] - distance[position]).astype(jnp.float32)
+        team = arrived * (self.goal_reward + self.shortest_reward * (turn == state.shortest))
+        agent = running * jnp.where(blocked, self.invalid_reward, self.step_reward)
+        process = running * self.shaping_reward * closer / state.shortest
+        reward = Reward(team=jnp.float32(team), agent=jnp.float32(agent)[None], process=jnp.float32(process)[None])
+        return state._replace(position=position, turn=turn), reward
+
+    def done(self, state: State) -> jax.Array:
+        """At the goal or out of moves."""
+        return self.success(state) | (state.turn >= self.max_turns)
+
+    def success(self, state: State) -> jax.Array:
+        """At the goal."""
+        return state.position == state.goal
+
+    def cells(self, state: State) -> jax.Array:
+        """Codes FLOOR .. WALKER_ON_GOAL: int32[C]."""
+        return cells(state)
+
+    def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
+        """Cells at most `radius` away from the walker: bool[C]."""
+        return near(self.shape, state.position, radius)
+
+
+def cells(state: State) -> jax.Array:
+    """What stands in each cell, FLOOR .. WALKER_ON_GOAL: int32[C]."""
+    distance = state.distance.reshape(-1)
+    here, goal = jnp.arange(distance.shape[0]) == state.position, distance == 0
+    codes = jnp.where(distance == levels_.WALL, WALL, jnp.where(goal, GOAL, FLOOR))
+    return jnp.where(here, jnp.where(goal, WALKER_ON_GOAL, WALKER), codes).astype(jnp.int32)

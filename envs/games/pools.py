@@ -1,0 +1,250 @@
+"""Pools of puzzle levels: a train and a test part that share no level, with fingerprints that runs record.
+
+A level is a row of a few named arrays; what the arrays are is the game's own affair (`envs/games/<game>/levels.py`).
+
+Which part a generated level belongs to follows from the level alone: a hash of its `key`, the same bytes for all levels
+that count as the same (mirror images, relabelled digits). So a train pool of one seed can never hold a level of a test
+pool of another seed, whatever their sizes.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+PARTS = ("train", "test")
+TEST_EVERY = 5
+"""One key in this many belongs to the test part."""
+
+Arrays = Mapping[str, np.ndarray]
+Schema = Mapping[str, tuple[str, str]]
+"""Array name -> (dtype, letters of the axes after the first), e.g. {"cells": ("uint8", "hw")}; equal letters agree."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Levels:
+    """One part of a pool: arrays with one row per level, never changed; equal and hashed by content."""
+
+    arrays: Arrays
+    fingerprint: str = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        frozen = {}
+        for name in sorted(self.arrays):
+            frozen[name] = np.array(self.arrays[name], order="C")
+            frozen[name].setflags(write=False)
+        object.__setattr__(self, "arrays", frozen)
+        object.__setattr__(self, "fingerprint", fingerprint(frozen))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Levels) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Levels({len(self)}, {self.fingerprint[:12]})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Levels for one game; `source` says in words where they came from and takes no part in comparisons."""
+
+    game: str
+    train: Levels
+    test: Levels
+    source: str = dataclasses.field(default="", compare=False)
+
+    def part(self, name: str) -> Levels:
+        """The part called "train" or "test"."""
+        if name not in PARTS:
+            raise ValueError(f"{self.game}: part must be one of {PARTS}, found {name!r}")
+        levels = getattr(self, name)
+        if not len(levels):
+            raise ValueError(f"{self.game}: the {name} part of the pool ({self.source}) has no levels")
+        return levels
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the game's name and both parts."""
+        text = "\n".join((self.game, self.train.fingerprint, self.test.fingerprint))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fingerprint(arrays: Arrays) -> str:
+    """sha256 over names, dtypes, shapes and contents, the same on every machine."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def side(key: bytes) -> str:
+    """The part a level with this key belongs to, in every pool."""
+    return "test" if int.from_bytes(hashlib.sha256(key).digest()[:8], "little") % TEST_EVERY == 0 else "train"
+
+
+def generate(
+    game: str,
+    source: str,
+    draw: Callable[[np.random.Generator], tuple[Arrays, list[bytes]]],
+    n_train: int,
+    n_test: int,
+    seed: int | tuple[int, int],
+    patience: int = 40,
+) -> Pool:
+    """Fill both parts with distinct levels from `draw(rng) -> (arrays, keys)`, which makes a batch of candidates.
+
+    After `patience` draws in a row that add nothing, there are taken to be no more such levels: a ValueError.
+    """
+    wanted = {"train": n_train, "test": n_test}
+    for part, count in wanted.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"{game}: n_{part} must be an integer of at least 0, found {count!r}")
+    if not n_train + n_test:
+        raise ValueError(f"{game}: n_train and n_test are both 0, expected at least one level")
+    rng = np.random.default_rng(seed)
+    rows: dict[str, list[dict]] = {part: [] for part in PARTS}
+    seen = set()
+    barren = 0
+    while barren < patience:
+        before = len(seen)
+        arrays, keys = draw(rng)
+        empty = {name: array[:0] for name, array in arrays.items()}
+        for i, key in enumerate(keys):
+            part = side(key)
+            row = {name: array[i] for name, array in arrays.items()}
+            content = b"|".join(row[name].tobytes() for name in sorted(row))
+            if content not in seen and len(rows[part]) < wanted[part]:
+                seen.add(content)
+                rows[part].append(row)
+        barren = 0 if len(seen) > before else barren + 1
+        if all(len(rows[part]) == wanted[part] for part in PARTS):
+            break
+    else:
+        found = ", ".join(f"{len(rows[part])} of {wanted[part]} {part}" for part in PARTS)
+        raise ValueError(f"{game}: found only {found} levels ({source}); ask for fewer, or for a wider kind of level")
+
+    def stack(part: str) -> Levels:
+        made = rows[part]
+        return Levels({name: np.stack([row[name] for row in made]) if made else none for name, none in empty.items()})
+
+    return Pool(game, stack("train"), stack("test"), source)
+
+
+def grade_seed(seed: int, number: int, grades: int) -> int | tuple[int, int]:
+    """The seed of grade `number` of 1 to `grades`: another stream for each, the pool's own for the hardest."""
+    return seed if number == grades else (seed, number)
+
+
+def from_parts(game: str, source: str, train: Arrays, test: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:
+    """A pool of levels that came split: the test part stays whole, train loses what is the same as a test level."""
+    tested = set(key(test))
+    keep = np.array([k not in tested for k in key(train)], bool)
+    return Pool(game, Levels({name: array[keep] for name, array in train.items()}), Levels(test), source)
+
+
+def from_levels(game: str, source: str, levels: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:
+    """A pool of levels that came without a split."""
+    test = np.array([side(k) == "test" for k in key(levels)], bool)
+    train = {name: array[~test] for name, array in levels.items()}
+    return Pool(game, Levels(train), Levels({name: array[test] for name, array in levels.items()}), source)
+
+
+def graded(easier: Sequence[Pool], pool: Pool) -> Pool:
+    """`pool` with the train levels of easier pools before its own, each once; its test part stays as it is."""
+    if not easier:
+        return pool
+    parts = [*easier, pool]
+    train = {name: np.concatenate([part.train[name] for part in parts]) for name in pool.train.arrays}
+    first: dict[bytes, int] = {}
+    for i in range(sum(len(part.train) for part in parts)):
+        first.setdefault(b"|".join(train[name][i].tobytes() for name in sorted(train)), i)
+    kept, source = list(first.values()), "; ".join(part.source for part in parts)
+    return Pool(pool.game, Levels({name: array[kept] for name, array in train.items()}), pool.test, source)
+
+
+def check_arrays(arrays: Arrays, schema: Schema, where: str) -> None:
+    """Raise a ValueError that starts with `where` unless names, dtypes and shapes are as the schema says."""
+    if set(arrays) != set(schema):
+        raise ValueError(f"{where}: found arrays {sorted(arrays)}, expected {sorted(schema)}")
+    sizes: dict[str, int] = {}
+    for name, (dtype, letters) in schema.items():
+        array, axes = arrays[name], "N" + letters
+        if array.dtype != np.dtype(dtype):
+            raise ValueError(f"{where}: {name} has dtype {array.dtype}, expected {dtype}")
+        if array.ndim != len(axes):
+            raise ValueError(f"{where}: {name} has shape {array.shape}, expected axes [{', '.join(axes)}]")
+        for letter, size in zip(axes, array.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(f"{where}: {name} has size {size} on axis {letter}, expected {sizes[letter]}")
+
+
+def save(pool: Pool, path: str | os.PathLike) -> None:
+    """Write a pool as one .npz file; a reader sees the whole file or the old one."""
+    header = json.dumps({"game": pool.game, "source": pool.source, "fingerprint": pool.fingerprint})
+    arrays = {f"{part}/{name}": array for part in PARTS for name, array in getattr(pool, part).arrays.items()}
+    path = Path(path)
+    scratch = path.with_name(path.name + ".partial")
+    with open(scratch, "wb") as file:
+        np.savez_compressed(file, header=np.array(header), **arrays)
+    os.replace(scratch, path)
+
+
+def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file; a file that is none, or is damaged, is a ValueError with its name."""
+    if not zipfile.is_zipfile(path):
+        reason = "not an .npz file" if Path(path).exists() else "no such file"
+        raise ValueError(f"{path}: {reason}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: damaged .npz file ({error})") from error
+
+
+def load(path: str | os.PathLike, game: str, schema: Schema) -> Pool:
+    """Read a pool that `save` wrote and verify game, names, dtypes, shapes and fingerprint."""
+    arrays = read_npz(path)
+    if "header" not in arrays:
+        raise ValueError(f"{path}: not a level pool, it has no header; found arrays {sorted(arrays)}")
+    try:
+        header = json.loads(str(arrays.pop("header")))
+        found, source, expected = header["game"], header["source"], header["fingerprint"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: unreadable header of a level pool ({error})") from error
+    if found != game:
+        raise ValueError(f"{path}: a pool for {found!r}, expected one for {game!r}")
+    parts = {}
+    for part in PARTS:
+        mine = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith(part + "/")}
+        check_arrays(mine, schema, f"{path} ({part})")
+        parts[part] = Levels(mine)
+    pool = Pool(game, parts["train"], parts["test"], source)
+    if pool.fingerprint != expected:
+        raise ValueError(f"{path}: corrupt pool, its contents have fingerprint {pool.fingerprint}, expected {expected}")
+    return pool
+
+
+def mirror_key(boards: np.ndarray) -> list[bytes]:
+    """One key per board [N,h,w], equal for boards that are turned or mirrored images of each other."""
+    turns = [np.rot90(boards, k, axes=(1, 2)) for k in range(4)]
+    images = turns + [board[:, :, ::-1] for board in turns]
+    rows = [[f"{image.shape[1:]}".encode() + board.tobytes() for board in image] for image in images]
+    return [min(same) for same in zip(*rows, strict=True)]

@@ -1,0 +1,62 @@
+"""Perfect play from a table of all 3^9 boards, solved once on the host and looked up inside jit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.bots import pick
+from envs.games.tic_tac_toe.rules import FULL, LINES, State, cells
+
+_POWERS = 3 ** np.arange(9)
+
+
+@functools.cache
+def tables() -> tuple[np.ndarray, np.ndarray]:
+    """Value and best moves of every position that play can reach, by `index`.
+
+    value: int8[3^9]  for the player to move: 1 won, 0 drawn, -1 lost (0 for boards that cannot occur)
+    best: int16[3^9]  bit i set when cell i keeps the value; 0 when the game is over
+    """
+    value, best = np.zeros(3**9, np.int8), np.zeros(3**9, np.int16)
+    solved = np.zeros(3**9, bool)
+
+    def solve(own: int, other: int, own_is_cross: bool) -> int:
+        crosses, noughts = (own, other) if own_is_cross else (other, own)
+        where = sum(int(_POWERS[i]) * ((crosses >> i & 1) + 2 * (noughts >> i & 1)) for i in range(9))
+        if solved[where]:
+            return int(value[where])
+        solved[where] = True
+        if any(other & line == line for line in LINES):
+            value[where] = -1
+        elif own | other != FULL:
+            empty = [i for i in range(9) if not (own | other) >> i & 1]
+            values = [-solve(other, own | 1 << i, not own_is_cross) for i in empty]
+            value[where] = max(values)
+            best[where] = sum(1 << i for i, v in zip(empty, values, strict=True) if v == max(values))
+        return int(value[where])
+
+    solve(0, 0, True)
+    return value, best
+
+
+def index(state: State) -> jax.Array:
+    """The row of a position in the tables, its cells read as a number of base 3: int32[]."""
+    return jnp.sum(cells(state) * jnp.asarray(_POWERS, jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinimaxBot:
+    """Never loses; picks uniformly among the moves that keep the value of the position."""
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """An optimal cell: int32[]; 0 when the game is over."""
+        best = jnp.asarray(tables()[1])[index(state)]
+        choice = pick(best >> jnp.arange(9, dtype=jnp.int16) & 1 == 1, key)
+        return jnp.where(state.over, 0, choice)
+
+    def value(self, state: State) -> jax.Array:
+        """What the position is worth to the player to move: int8[], 1 won, 0 drawn, -1 lost."""
+        return jnp.asarray(tables()[0])[index(state)]

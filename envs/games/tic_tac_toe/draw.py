@@ -1,0 +1,33 @@
+"""A tic-tac-toe position as terminal text and as SVG; both players see everything, so `player` changes nothing."""
+
+import numpy as np
+
+from envs.games import svg as shapes
+from envs.games.tic_tac_toe.rules import State, cells
+
+_CELL = 60
+
+
+def board(state: State, player: int | None = None) -> str:
+    """Three rows of X, O or, where a cell is empty, the number of the action that fills it."""
+    del player
+    marks = [("XO"[c - 1] if c else str(i + 1)) for i, c in enumerate(np.asarray(cells(state)))]
+    rows = [" " + " | ".join(marks[r : r + 3]) for r in (0, 3, 6)]
+    return "\n---+---+---\n".join(rows)
+
+
+def svg(state: State, player: int | None = None) -> str:
+    """The board as an SVG document."""
+    del player
+    side = 3 * _CELL
+    parts = [shapes.rect(0, 0, side, side, "#ffffff")]
+    for k in (1, 2):
+        at = k * _CELL
+        parts += [shapes.line(at, 6, at, side - 6, "#555555", 2), shapes.line(6, at, side - 6, at, "#555555", 2)]
+    for i, c in enumerate(np.asarray(cells(state))):
+        x, y, r = (i % 3 + 0.5) * _CELL, (i // 3 + 0.5) * _CELL, _CELL * 0.3
+        if c == 1:
+            parts += [shapes.line(x - r, y - s, x + r, y + s, "#c0392b", 5) for s in (r, -r)]
+        elif c == 2:
+            parts.append(shapes.circle(x, y, r, "none", "#2471a3", 5))
+    return shapes.document(side, side, parts)

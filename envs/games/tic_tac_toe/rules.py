@@ -1,0 +1,100 @@
+"""Tic-tac-toe on a 3×3 board: player 0 draws crosses and begins, player 1 draws noughts.
+
+Cells and actions are numbered row by row from the top left, 0 to 8; bit i of a board is cell i.
+"""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from envs.games.game import Game, Reward, keep_if_done, legal_or_end
+
+LINES = (0b111, 0b111000, 0b111000000, 0b001001001, 0b010010010, 0b100100100, 0b100010001, 0b001010100)
+"""The eight lines of three, as boards."""
+
+FULL = 0b111111111
+
+
+class State(NamedTuple):
+    """A position.
+
+    crosses: int32[]  board of player 0's marks
+    noughts: int32[]  board of player 1's marks
+    over: bool[]      a line is complete or the board is full
+    """
+
+    crosses: jax.Array
+    noughts: jax.Array
+    over: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TicTacToe(Game):
+    """Two players, zero-sum: the winner's agent reward is +1, the loser's -1, a draw pays nothing."""
+
+    name: ClassVar[str] = "tic_tac_toe"
+    reset_is_free: ClassVar[bool] = True
+    competitive: ClassVar[bool] = True
+    reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
+    n_players: ClassVar[int] = 2
+    n_actions: ClassVar[int] = 9
+    max_turns: ClassVar[int] = 9
+    action_names: ClassVar[tuple[str, ...]] = tuple("123456789")
+
+    def reset(self, key: jax.Array) -> State:
+        """The empty board; `key` is unused, nothing is random."""
+        del key
+        return State(jnp.int32(0), jnp.int32(0), jnp.bool_(False))
+
+    def player(self, state: State) -> jax.Array:
+        """The seat that moves now: int32[]."""
+        return jax.lax.population_count(state.crosses | state.noughts) & 1
+
+    def legal(self, state: State) -> jax.Array:
+        """Empty cells: bool[9]."""
+        taken = (state.crosses | state.noughts) >> jnp.arange(9) & 1
+        return legal_or_end(taken == 0, state.over)
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+        """Mark cell `action` for the player to move."""
+        second = self.player(state) == 1
+        mark = jnp.int32(1) << action.astype(jnp.int32)
+        crosses = jnp.where(second, state.crosses, state.crosses | mark)
+        noughts = jnp.where(second, state.noughts | mark, state.noughts)
+        won = has_line(jnp.where(second, noughts, crosses))
+        new = State(crosses, noughts, won | (crosses | noughts == FULL))
+        pay = jnp.where(won & ~state.over, jnp.where(second, -1.0, 1.0), 0.0)
+        reward = Reward(jnp.float32(0), jnp.stack([pay, -pay]), jnp.zeros(2))
+        return keep_if_done(state.over, state, new), reward
+
+    def done(self, state: State) -> jax.Array:
+        """Whether a line is complete or the board is full: bool[]."""
+        return state.over
+
+
+def has_line(board: jax.Array) -> jax.Array:
+    """Whether `board` (int[...]) holds one of the eight lines: bool[...]."""
+    found = board & LINES[0] == LINES[0]
+    for line in LINES[1:]:
+        found |= board & line == line
+    return found
+
+
+def winner(state: State) -> jax.Array:
+    """0 or 1 for the player with a line, -1 if there is none: int32[]."""
+    return jnp.where(has_line(state.crosses), 0, jnp.where(has_line(state.noughts), 1, -1))
+
+
+def cells(state: State) -> jax.Array:
+    """What each cell holds: int8[9], 0 empty, 1 a cross, 2 a nought."""
+    places = jnp.arange(9)
+    return ((state.crosses >> places & 1) + 2 * (state.noughts >> places & 1)).astype(jnp.int8)
+
+
+def from_cells(board: jax.Array) -> State:
+    """The position with the given cells (int[9], 0 empty, 1 a cross, 2 a nought); the opposite of `cells`."""
+    bits = 1 << jnp.arange(9)
+    crosses, noughts = (jnp.sum(jnp.where(board == mark, bits, 0)).astype(jnp.int32) for mark in (1, 2))
+    return State(crosses, noughts, has_line(crosses) | has_line(noughts) | (crosses | noughts == FULL))

@@ -1,0 +1,32 @@
+"""The eight turns and reflections of the board, for augmenting self-play."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.tic_tac_toe.rules import State, TicTacToe, cells, from_cells
+
+_GRID = np.arange(9).reshape(3, 3)
+_SOURCE = np.stack([np.rot90(grid, turns).ravel() for grid in (_GRID, _GRID.T) for turns in range(4)]).astype(np.int32)
+"""[8, 9]: cell c of the transformed board comes from cell _SOURCE[i, c]."""
+_TARGET = np.argsort(_SOURCE, axis=1).astype(np.int32)
+"""[8, 9]: cell c of the board goes to cell _TARGET[i, c]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Symmetry:
+    """0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all eight."""
+
+    game: TicTacToe
+    n_symmetries: ClassVar[int] = 8
+
+    def apply(self, state: State, i: jax.Array) -> State:
+        """The position seen through symmetry `i` (int[], 0 to 7)."""
+        return from_cells(cells(state)[jnp.asarray(_SOURCE)[i]])
+
+    def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
+        """The action that does in the transformed position what `action` does in the original: int32[]."""
+        return jnp.asarray(_TARGET)[i, action]

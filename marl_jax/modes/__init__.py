@@ -1,0 +1,1 @@
+"""Modes: what a command does, each a file or a folder."""

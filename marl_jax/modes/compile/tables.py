@@ -1,0 +1,47 @@
+"""Fills the tables of a Markdown page from the JSON of compilations:
+
+    python -m marl_jax.modes.compile.tables docs/scale.md docs/scale.json
+
+A table stands between `<!-- memory -->` (or `traffic`, `cost_model`, `check`) and `<!-- end -->`. The JSON files hold
+one result of `--mode=compile` each, or lists of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from marl_jax.errors import RunError
+from marl_jax.modes.compile import cost_model, render
+
+SIZES = (16, 64, 256, 1024)
+
+
+def fill(page: str, results: list[dict]) -> str:
+    """The page with its tables made anew."""
+    whole = [r for r in results if len(r["programs"]) == 2 and r["topology"].partition(":")[0] in cost_model.CHIPS]
+    made = {
+        "memory": render.markdown(results),
+        "traffic": render.traffic_table(results),
+        "cost_model": cost_model.table(whole, SIZES),
+        "check": cost_model.check_table(whole),
+    }
+    for name, table in made.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(pattern, lambda m, table=table: m[1] + table + m[2], page, flags=re.DOTALL)
+        if count != 1:
+            raise RunError(f"the page has {count} places <!-- {name} --> … <!-- end -->; expected one")
+    return page
+
+
+def load(paths: list[str]) -> list[dict]:
+    """Results from files of one or many."""
+    found = [json.loads(Path(path).read_text()) for path in paths]
+    return [result for each in found for result in (each if isinstance(each, list) else [each])]
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(fill(page.read_text(), load(sys.argv[2:])))

@@ -1,0 +1,382 @@
+"""Evaluation: a policy against bots and other runs, from both seats, with confidence intervals.
+
+    python launch.py --workdir=runs/mine --mode=eval
+    python launch.py --config=... --workdir=runs/mine --mode=eval --config.eval.opponents="('random','runs/other@100')"
+
+An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one.
+With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
+
+Puzzles are evaluated on the levels of the test part, in order. Greedy answers from the same start and in the same seats
+make the same game, so repeats tell nothing new: intervals and Elo count distinct games (`repeats`). Two greedy
+checkpoints of tic-tac-toe have two games to play, and their intervals say so; above `eval.temperature` 0 all count.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from envs.games.bots import Bot
+from envs.games.game import Game
+from envs.games.puzzle import Puzzle
+from envs.games.registry import held_out
+from envs.games.roles import TwoRole
+from marl_jax.agents.team import Backbone
+from marl_jax.errors import RunError
+from marl_jax.modes import setup as setups
+from marl_jax.modes.identity import check_run
+from marl_jax.modes.setup import Setup
+from marl_jax.rollouts import matches, opponents
+from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.running import stats
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import replace_text
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contestant:
+    """Someone who can be evaluated: a name, how it plays, and its weights (None for a bot)."""
+
+    name: str
+    plays: Player | Bot
+    weights: dict | None = None
+
+
+class Evaluation:
+    """The matches of a run, compiled at their first use and then kept.
+
+    evaluation = Evaluation(setup)
+    rows = evaluation(weights)     # one dict per opponent: figures with `_low` and `_high`
+    """
+
+    def __init__(self, setup: Setup):
+        config = setup.config.eval
+        self._config = config
+        self._player = setup.player()
+        self._game = held_out(setup.game)
+        self.opponents = contestants(config.opponents, setup)
+        self._matches = [new_match(self._game, (self._player, other.plays)) for other in self.opponents]
+        self._alone = new_match(self._game, (self._player,))
+        self._swapped = new_match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
+        self._key = jax.random.key(config.seed)
+        if self._alone.walk and config.games > self._game.n_levels:
+            log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
+
+    def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
+        """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
+
+        With `eval.swap_roles` the team also plays "swapped", every role with the policy of the next: what is lost
+        against "self" is what the policies have learnt for their own roles only.
+
+        The same games are dealt at every call, so that two evaluations differ by the policy only.
+        """
+        game, c = self._game, self._config
+        rows = []
+        if not game.competitive:
+            rows.append(self._row("self", self._alone, (weights,), alone=True))
+            if self._swapped is not None:
+                rows.append(self._row("swapped", self._swapped, (weights,), alone=True))
+            if baselines:
+                names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
+                for name in names:
+                    match = new_match(game, (opponents.make_bot(game, name),))
+                    rows.append(self._row(f"{name} alone", match, (None,), alone=True))
+        for other, match in zip(self.opponents, self._matches, strict=True):
+            if game.n_players > 1:
+                rows.append(self._row(other.name, match, (weights, other.weights)))
+        for row in rows:
+            log.info("evaluation over %d games, %d distinct: %s", c.games, row["distinct"], describe(row))
+        return rows
+
+    def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
+        c = self._config
+        seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
+        played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
+        same = repeats(match, played, seating, c.temperature)
+        found = figures(match.game, played, seating, c.confidence, same)
+        return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+
+
+def new_match(game: Game, contestants: Sequence[Player | Bot]) -> Match:
+    """A match that walks through the levels of a puzzle; other games draw their starts."""
+    return Match(game, contestants, walk=isinstance(game, Puzzle | TwoRole))
+
+
+def _in_turns(match: Match, games: int) -> jax.Array:
+    return matches.in_turns(games, match.game.n_players, match.game.n_levels if match.walk else None)
+
+
+def repeats(match: Match, played: Played, seating: np.ndarray, temperature: float) -> np.ndarray:
+    """int [B]: a number for every game, equal for games that are one game played again.
+
+    Those are greedy games with the same start and seats, where all of them went the same way. If some went another,
+    chance had a part in them (a bot's choice, a random move in place of an answer), and each is a draw of its own.
+    """
+    games = len(seating)
+    if temperature > 0:
+        return np.arange(games)
+    moves = np.where(np.arange(len(played.action))[:, None] < played.length, played.action, -1).T
+    alike = _groups(np.column_stack([match.starts(games), seating]))
+    ways = collections.defaultdict(set)
+    for group, way in zip(alike, _groups(moves), strict=True):
+        ways[group].add(way)
+    return np.array([games + group if len(ways[group]) == 1 else i for i, group in enumerate(alike)])
+
+
+def _groups(rows: np.ndarray) -> list[int]:
+    """A number for each row [B, …], the same for equal rows."""
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)]
+
+
+def figures(
+    game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
+) -> dict[str, float]:
+    """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score.
+
+    same  int [B], equal for games that are one game played again; left out, all differ. Rates and means are over all
+          games, intervals as wide as for the distinct ones
+    """
+    total, length = jax.device_get((played.total, played.length))
+    same = np.arange(len(length)) if same is None else same
+    distinct = len(np.unique(same))
+    found: dict[str, stats.Interval] = {}
+    if game.competitive:
+        seat = np.argmax(seating == 0, axis=1)
+        points = _points(total.agent, seat)
+        n = len(points)
+        found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence, distinct)
+        found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence, distinct)
+        found["loss_rate"] = stats.wilson(int((points == 0).sum()), n, confidence, distinct)
+        for i in range(game.n_players):
+            mine, n_mine = points[seat == i], len(np.unique(same[seat == i]))
+            if len(mine):
+                found[f"win_rate_seat_{i}"] = stats.wilson(int((mine == 1).sum()), len(mine), confidence, n_mine)
+    else:
+        if played.success is not None:
+            found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
+        # What was achieved; rewards for how it was gone about are for learning.
+        found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
+    row = {"game_length": float(length.mean())}
+    for name, interval in found.items():
+        row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return row
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One line about a row of figures."""
+
+    def interval(name):
+        return stats.Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+    names = [name for name in row if f"{name}_low" in row]
+    return f"{row['opponent']}: " + ", ".join(f"{name.replace('_', ' ')} {interval(name)}" for name in names)
+
+
+def _points(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
+    """Of the player in `seat` [B], from the agent rewards [B, P]: 1 for a win, ½ for a draw, 0 for a loss."""
+    rows = np.arange(len(seat))
+    mine = agent[rows, seat]
+    others = np.where(np.arange(agent.shape[1]) == seat[:, None], -np.inf, agent).max(1)
+    return np.where(mine > others, 1.0, np.where(mine == others, 0.5, 0.0))
+
+
+# ------------------------------------------------------------------------------------------- everyone against everyone
+
+
+def round_robin(
+    game: Game, contestants: Sequence[Contestant], games: int, key: jax.Array, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n, n]: the mean points of row against column (competitive), or the mean score of row and column together.
+
+    A competitive game has no result against oneself: the diagonal is ½ there. Also, [n, n], how many games were
+    distinct (`repeats`).
+    """
+    n = len(contestants)
+    table, distinct = np.full((n, n), 0.5), np.zeros((n, n))
+    programs: dict[tuple, Match] = {}
+    for i, a in enumerate(contestants):
+        for j, b in enumerate(contestants):
+            if j < i or (i == j and game.competitive):
+                continue
+            kinds = (id(a.plays), id(b.plays))
+            match = programs.setdefault(kinds, new_match(game, (a.plays, b.plays)))
+            seating = matches.alone(games, game.n_players) if i == j else _in_turns(match, games)
+            played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
+            distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
+            if game.competitive:
+                points = _points(played.total.agent, np.argmax(seating == 0, axis=1)).mean()
+                table[i, j], table[j, i] = points, 1 - points
+            else:
+                table[i, j] = table[j, i] = (played.total.team + played.total.agent.mean(1)).mean()
+    return table, distinct
+
+
+def ratings(table: np.ndarray, games: np.ndarray) -> np.ndarray:
+    """Elo ratings [n] from a competitive table of mean points over `games` [n, n] of each pair."""
+    return stats.elo(table * games, games)
+
+
+def cross_play(table: np.ndarray) -> dict[str, float]:
+    """Of a cooperative table: the mean score with oneself, with the others, and what is lost between the two."""
+    own = float(np.diag(table).mean())
+    others = float(table[~np.eye(len(table), dtype=bool)].mean()) if len(table) > 1 else own
+    return {"self_play": own, "cross_play": others, "gap": own - others}
+
+
+# ------------------------------------------------------------------------------------------------------ contestants
+
+
+def contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
+    """All of them, each once; runs whose folders have the same name go by what was given for them."""
+    names = list(dict.fromkeys(names))
+    found = [contestant(name, setup) for name in names]
+    short = collections.Counter(one.name for one in found)
+    return [
+        dataclasses.replace(one, name=name) if short[one.name] > 1 else one
+        for name, one in zip(names, found, strict=True)
+    ]
+
+
+def contestant(name: str, setup: Setup) -> Contestant:
+    """A bot by name, or the folder of a run with @STEP behind it or not."""
+    if name in opponents.bot_names(setup.game.name):
+        return Contestant(name, opponents.make_bot(setup.game, name))
+    folder, _, step = name.partition("@")
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        known = ", ".join(opponents.bot_names(setup.game.name))
+        raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
+    if step and not step.isdecimal():
+        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with a number")
+    other = _setup_of(path, setup)
+    if other.game != setup.game:
+        raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
+    weights = restore_weights(other, path, int(step) if step else None)[1]
+    # Runs of one shape share a compiled match; their weights are arguments.
+    one = setup if _shape(setup) == _shape(other) else other
+    player = dataclasses.replace(other.player(), policy=one.team, prompt=one.team.prompt(other.seat_policy))
+    return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
+
+
+def _setup_of(folder: Path, setup: Setup) -> Setup:
+    """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
+    try:
+        config = ConfigDict(json.loads((folder / "config.json").read_text()))
+        config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
+        config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
+        config.algo.minibatches = config.algo.grad_accum_steps = 1
+        return setups.make(config)
+    except (AttributeError, KeyError, ValueError) as error:
+        raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
+
+
+def _shape(setup: Setup) -> tuple:
+    """What two teams must agree in to be one program."""
+
+    def backbone(m: Backbone) -> tuple:
+        policy = m.policy
+        longest = policy.free and policy.free.max_new
+        return m.name, m.policies, m.model, policy.lora, policy.dtype, longest, m.tokenizer.fingerprint
+
+    return tuple(map(backbone, setup.backbones)), setup.config.env.to_dict()
+
+
+def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
+    """What a checkpoint says of its run; nothing where it is damaged, which `restore` tells."""
+    try:
+        return checkpoints.meta(step).get("run", {})
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict[str, dict]]:
+    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best.
+
+    The run must be one of the same models that played the same game, see `check_run`.
+    """
+    trained = {backbone.name: backbone.policy.player(backbone.abstract()[0]) for backbone in setup.train_states}
+    checkpoints = Checkpoints(workdir, read_only=True)
+    try:
+        wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest
+        if wanted is None and checkpoints.latest is not None:
+            raise RunError(f"eval.step is -2, and no checkpoint in {workdir} has the figure of checkpoint.best_metric")
+        if wanted is None:
+            raise RunError(f"{workdir} has no checkpoint")
+        check_run(_run_of(checkpoints, wanted), setup, workdir)
+        named = step is not None and step != -1
+        restored = checkpoints.restore({"trained": trained}, step=wanted if named else None, partial=True)
+    finally:
+        checkpoints.close()
+    check_run(restored.meta.get("run", {}), setup, workdir)
+    weights = {backbone.name: restored.state["trained"].get(backbone.name, {}) for backbone in setup.backbones}
+    for backbone in setup.backbones:
+        if "model" not in weights[backbone.name]:  # it is only read: a frozen model, or the base of adapters
+            weights[backbone.name] = {
+                **backbone.policy.player(backbone.weights_at_start()[1]),
+                **weights[backbone.name],
+            }
+    return restored.step, weights
+
+
+def weights_as_they_come(setup: Setup) -> dict[str, dict]:
+    """The weights of every model before any training."""
+    parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
+    return setup.team.player({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
+
+
+def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
+    """`--mode=eval`: a run's checkpoint, or the model as it comes, against the opponents of the config."""
+    setup = setups.make(config)
+    if setup.game.competitive and not config.eval.opponents:
+        raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is played
+    with jax.set_mesh(setup.mesh):
+        if (workdir / "checkpoints").is_dir():
+            step, weights = restore_weights(setup, workdir, config.eval.step)
+        else:
+            names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
+            log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
+            step, weights = 0, weights_as_they_come(setup)
+        evaluation = Evaluation(setup)
+        rows = evaluation(weights, baselines=True)
+        result: dict[str, Any] = {"step": step, "rows": rows}
+        others = evaluation.opponents
+        if setup.game.n_players > 1 and any(other.weights is not None for other in others):
+            taken = [other.name for other in others]
+            name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
+            result |= everyone(setup, [Contestant(name, setup.player(), weights), *others])
+    if jax.process_index() == 0:
+        replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
+        log.info("step %d, written to %s", step, workdir / "evaluation.json")
+    return rows
+
+
+def everyone(setup: Setup, contestants: list[Contestant]) -> dict[str, Any]:
+    """The table of everyone with everyone, on levels that training never sees, and what follows from it."""
+    c, game = setup.config.eval, held_out(setup.game)
+    table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
+    names = [contestant.name for contestant in contestants]
+    result: dict[str, Any] = {"names": names, "matrix": table.tolist(), "distinct": distinct.astype(int).tolist()}
+    if game.competitive:
+        result["elo"] = dict(zip(names, ratings(table, distinct).tolist(), strict=True))
+    else:
+        learnt = [i for i, contestant in enumerate(contestants) if contestant.weights is not None]
+        result["cross_play"] = cross_play(table[np.ix_(learnt, learnt)])
+    width = max(map(len, names))
+    for i, name in enumerate(names):
+        log.info("%*s  %s", width, name, " ".join(f"{x:6.3f}" for x in table[i]))
+    log.info("%s", result.get("elo") or result.get("cross_play"))
+    return result

@@ -1,0 +1,51 @@
+"""`--mode=export`: a run's policies as folders that transformers and peft load.
+
+    python launch.py --workdir=runs/mine --mode=export
+
+    <workdir>/export/<policy>/           config, weights and tokenizer; a LoRA adapter is merged into them
+    <workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's layout
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from marl_jax.agents.team import Backbone
+from marl_jax.modes import setup as setups
+from marl_jax.modes.evaluate import restore_weights
+from models import lora, peft
+from models import registry as models
+from models.weights.export import export
+
+log = logging.getLogger(__name__)
+
+
+def main(config: ConfigDict, workdir: Path) -> list[Path]:
+    """Writes every policy of the checkpoint that `eval.step` names (the newest by default)."""
+    setup = setups.make(config)
+    with jax.set_mesh(setup.mesh):
+        step, weights = restore_weights(setup, workdir, config.eval.step)
+        written = []
+        for backbone in setup.backbones:
+            for index, name in enumerate(backbone.policies):
+                written += write_policy(workdir / "export" / name, backbone, weights[backbone.name], index)
+    for folder in written:
+        log.info("step %d: %s", step, folder)
+    return written
+
+
+def write_policy(folder: Path, backbone: Backbone, weights: dict, index: int) -> list[Path]:
+    """Writes one policy of a model, the adapter of this number or all weights; the folders that were written."""
+    params, written = weights["model"], []
+    if "adapters" in weights:
+        spec = backbone.policy.lora
+        scale = lora.scales(spec.n, spec.rank, spec.alpha)
+        alone, base = folder.with_name(f"{folder.name}-adapter"), models.get(backbone.config.name).hub_id or ""
+        adapter = peft.take(weights["adapters"], scale, index)
+        written.append(peft.export(alone, backbone.model.cfg, adapter, base_model=base, overwrite=True))
+        params = lora.merge(params, weights["adapters"], scale, index)
+    return [*written, export(folder, backbone.model.cfg, params, tokenizer=backbone.tokenizer, overwrite=True)]

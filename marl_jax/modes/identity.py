@@ -1,0 +1,91 @@
+"""What a run is, as far as its checkpoints care: the part of a setup with which one must agree.
+
+To be continued it must agree in all of `identity`; to be played, in models, rules and texts (`check_run`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.games.puzzle import Puzzle
+from envs.games.roles import TwoRole
+from marl_jax.errors import RunError
+
+if TYPE_CHECKING:  # whoever builds these may ask for their identity
+    from marl_jax.agents.team import Backbone
+    from marl_jax.modes.setup import Setup
+
+OF_LEVELS = {"pool", "part", "seed", "n_train", "n_test", "grades", "size", "walls", "boxes", "empties", "budget"}
+OF_REWARDS = {"consolation", "planner_weight"}
+"""Parameters of games in which an evaluation may differ from the training, beside those named …_reward: a policy can be
+tried on levels of another size or kind, and what a game pays changes neither its rules nor what is read."""
+
+
+def identity(setup: Setup) -> dict:
+    """What a checkpoint must agree with to be continued."""
+    c = setup.config
+    return {
+        "models": {backbone.name: model_identity(backbone) for backbone in setup.backbones},
+        "agents": c.agents.to_dict(),
+        "env": c.env.to_dict(),
+        "algorithm": c.algo.name,
+        "critic": c.algo.critic,
+        "games": c.rollout.games,
+        "pool": c.opponents.pool_size,
+        "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
+        "seed": c.seed,
+    }
+
+
+def model_identity(backbone: Backbone) -> dict:
+    """The part of a run's identity that one model has.
+
+    Weights that are only read, as the base of adapters, are no part of a checkpoint. They go by the name of their
+    folder or file, not by where it lies, so that a run can go on after they were moved.
+    """
+    return {
+        "model": backbone.config.name,
+        "shape": backbone.config.shape.to_dict(),
+        "weights": "random" if backbone.place is None else Path(backbone.place).absolute().name,
+        "lora": backbone.config.lora.to_dict() if backbone.config.lora.rank else {},
+        "tokenizer": backbone.tokenizer.fingerprint,
+        "policies": list(backbone.policies),
+        "learns": any(backbone.learns),
+        "start": {} if backbone.start is None else backbone.start.identity,
+    }
+
+
+def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
+    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup."""
+
+    def differences(there: Mapping, here: Mapping, name: str):
+        here = json.loads(json.dumps(here))
+        for key in (key for key in here if key in there and there[key] != here[key]):
+            yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
+
+    def of_rules(params: Mapping) -> dict:
+        free = OF_REWARDS | (OF_LEVELS if isinstance(setup.game, Puzzle | TwoRole) else set())
+        return {name: value for name, value in params.items() if name not in free and not name.endswith("_reward")}
+
+    problems, backbones = [], {backbone.name: backbone for backbone in setup.backbones}
+    models = run.get("models", backbones)
+    if set(models) != set(backbones):
+        problems.append(f"models are {', '.join(models)} there and {', '.join(backbones)} here")
+    for name in (name for name in models if name in backbones and "models" in run):
+        here = model_identity(backbones[name])
+        if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
+            del here["weights"], here["start"]
+        elif here["weights"] == "random" and not here["start"]:  # made from the seed
+            problems += differences(run, {"seed": setup.config.seed}, "config")
+        problems += differences(models[name], here, f"models.{name}")
+    if env := run.get("env"):
+        there, here = env, setup.config.env.to_dict()
+        problems += differences(there, {name: here[name] for name in ("name", "text", "style", "context")}, "env")
+        there, here = of_rules(there["params"]), of_rules(here["params"])
+        every = dict.fromkeys([*there, *here])
+        problems += differences({**every, **there}, {**every, **here}, "env.params")
+    if problems:
+        raise RunError(f"the checkpoint in {folder} is of another run: {'; '.join(problems)}")

@@ -1,0 +1,260 @@
+"""A person plays in the terminal, against bots or checkpoints, and sees what the model sees.
+
+    python launch.py --mode=play --config=experiments/tic_tac_toe_selfplay.py --config.play.opponent=minimax
+    python launch.py --mode=play --workdir=runs/mine                    # against the run's newest checkpoint
+
+Moves are typed as the model would write them. `prompt` prints the exact text that a model in this seat would read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from envs.games import view
+from envs.games.bots import Bot, pick
+from envs.games.game import Game, State
+from envs.games.text import Prompt
+from marl_jax.errors import RunError
+from marl_jax.modes import evaluate
+from marl_jax.modes import setup as setups
+from marl_jax.modes.setup import Setup
+from marl_jax.rollouts import opponents
+from marl_jax.rollouts.matches import Player
+from marl_jax.samples import row_length
+
+HELP = """\
+A move      the name of a legal action
+legal       list the legal actions
+prompt      print the prompt that a model in your seat would read now
+svg FILE    write the position as a drawing
+help        this text
+quit        leave the game
+"""
+LISTED = 40  # legal actions that are listed without being asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Whoever sits at the terminal."""
+
+    name: str = "you"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicySeat:
+    """A policy with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
+
+    game: Game
+    player: Player
+    ready: dict
+    temperature: float = 0.0
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """The policy's action: int32[]."""
+        policy, prompt = self.player.policy, self.player.prompt
+        seat = self.game.player(state)
+        tokens, length = prompt.first(state, seat)
+        tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
+        ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
+        legal = self.game.legal(state)
+        rows = (tokens, length, legal, key, ids)
+        action = policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action
+        # As in a match: a free answer that names no legal action is one drawn from them.
+        action = jnp.where(action < 0, pick(legal, key), action)
+        one = jax.tree.map(lambda x: x[None], (state, seat, key))
+        return opponents.seat_actions(self.player.seat_bots, *one, action)[0]
+
+
+Seat = Person | Bot
+
+
+def play(
+    game: Game,
+    prompt: Prompt,
+    seats: Sequence[Seat],
+    *,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    source: TextIO | None = None,
+    output: TextIO | None = None,
+) -> State | None:
+    """One game, with a `Person` or something that has `act(state, key)` in every seat: its last state, or None."""
+    if len(seats) != game.n_players:
+        raise ValueError(f"{game.name} has {game.n_players} seats, found {len(seats)} to fill them")
+    names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
+    table = _Terminal(game, prompt, list(names), source or sys.stdin, output or sys.stdout)
+    persons = [i for i, seat in enumerate(seats) if isinstance(seat, Person)]
+    acts = {i: jax.jit(seat.act) for i, seat in enumerate(seats) if i not in persons}
+    step, look = jax.jit(game.step), jax.jit(lambda s: (game.player(s), game.done(s), game.legal(s)))
+
+    key = jax.random.key(seed)
+    state = jax.jit(game.reset)(key)
+    paid = np.zeros(game.n_players)
+    for turn in range(game.max_turns):
+        mover, done, legal = jax.device_get(look(state))
+        mover = int(mover)
+        if done:
+            break
+        if mover in persons:
+            table.show_board(state, mover)
+            action = table.ask(state, mover, legal)
+            if action is None:
+                return None
+        else:
+            if not persons:
+                table.show_board(state, None)
+            action = int(acts[mover](state, jax.random.fold_in(key, turn)))
+        table.tell_move(state, mover, action)
+        state, reward = step(state, jnp.int32(action))
+        paid += jax.device_get(reward.team + reward.agent + reward.process)
+    table.show_board(state, None)
+    table.tell_end(state, paid)
+    return state
+
+
+@dataclasses.dataclass(eq=False)
+class _Terminal:
+    """What is written and read at the terminal; `said` is each seat's conversation where the context is `history`."""
+
+    game: Game
+    prompt: Prompt
+    names: list[str]
+    source: TextIO
+    output: TextIO
+    said: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def write(self, text: str = "", end: str = "\n") -> None:
+        self.output.write(text + end)
+        self.output.flush()
+
+    def show_board(self, state: State, player: int | None) -> None:
+        self.write("\n" + view.board(self.game, state, player))
+
+    def seat(self, number: int) -> str:
+        roles = getattr(self.game, "roles", ())
+        return f"{roles[number] if roles else f'player {number}'} ({self.names[number]})"
+
+    def prompt_text(self, state: State, player: int) -> str:
+        """All that the model would have read so far, up to where its answer begins."""
+        if player in self.said:
+            return self.said[player] + self.prompt.next_text(state, player)
+        return self.prompt.first_text(state, player)
+
+    def tell_move(self, state: State, mover: int, action: int) -> None:
+        if self.prompt.context == "history":
+            self.said[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action]
+        self.write(f"{self.seat(mover)}: {self.describe(action)}")
+
+    def tell_end(self, state: State, paid: np.ndarray) -> None:
+        if self.game.competitive:
+            best = int(np.argmax(paid))
+            self.write("A draw." if (paid == paid[best]).all() else f"{self.seat(best)} wins.")
+            return
+        if hasattr(self.game, "success"):
+            self.write("Solved." if bool(self.game.success(state)) else "Not solved.")
+        if hasattr(self.game, "score"):
+            self.write(f"Score: {int(self.game.score(state))}.")
+        self.write("Reward: " + ", ".join(f"{self.seat(i)} {pay:.2f}" for i, pay in enumerate(paid)))
+
+    def describe(self, action: int) -> str:
+        """An action's name, and what it means where the name alone does not tell."""
+        name, meaning = (
+            self.prompt.text.names[action],
+            getattr(self.game, "action_texts", self.game.action_names)[action],
+        )
+        return name if name == meaning else f"{name} ({meaning})"
+
+    def list_legal(self, legal: np.ndarray, most: int | None = None) -> None:
+        actions = [self.describe(a) for a in np.flatnonzero(legal)]
+        more = "" if most is None or len(actions) <= most else f" … and {len(actions) - most} more; `legal` lists all"
+        self.write("Legal: " + ", ".join(actions[:most]) + more)
+
+    def ask(self, state: State, mover: int, legal: np.ndarray) -> int | None:
+        """Ask until a legal action is named; None when the person leaves."""
+        self.list_legal(legal, LISTED)
+        while True:
+            self.write(f"{self.seat(mover)}> ", end="")
+            line = self.source.readline()
+            words = line.split()
+            match words:
+                case [] if not line:
+                    self.write()
+                    return None
+                case []:
+                    continue
+                case ["quit" | "exit"]:
+                    return None
+                case ["help"]:
+                    self.write(HELP, end="")
+                case ["legal"]:
+                    self.list_legal(legal)
+                case ["prompt"]:
+                    self.write(self.prompt_text(state, mover))
+                case ["svg", *path]:
+                    self.draw(state, mover, " ".join(path))
+                case _:
+                    action = self.read_action(line.strip(), legal)
+                    if action is not None:
+                        return action
+
+    def read_action(self, line: str, legal: np.ndarray) -> int | None:
+        """The legal action that a line names, by the model's name or the game's; None, after saying why, for others."""
+        known = [*enumerate(self.prompt.text.names), *enumerate(self.game.action_names)]
+        exact = [a for a, name in known if name == line]
+        folded = [a for a, name in known if name.lower() == line.lower()]
+        for action in exact or folded:
+            if legal[action]:
+                return action
+        self.write(
+            f"{line!r} is not legal here." if folded else f"{line!r} is no action; `help` says what can be typed."
+        )
+        return None
+
+    def draw(self, state: State, player: int, path: str) -> None:
+        if not path:
+            self.write("svg needs the name of a file, e.g. svg position.svg")
+            return
+        try:
+            Path(path).expanduser().write_text(view.svg(self.game, state, player))
+        except OSError as error:
+            self.write(f"{path}: {error.strerror}")
+        else:
+            self.write(f"written to {path}")
+
+
+def main(config: ConfigDict, workdir: Path) -> State | None:
+    """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
+    setup = setups.make(config)
+    seat = config.play.seat
+    if not -1 <= seat < setup.game.n_players:
+        raise RunError(f"config.play.seat is {seat}; accepted: 0 to {setup.game.n_players - 1}, or -1 to watch")
+    with jax.set_mesh(setup.mesh):
+        alone = setup.game.n_players == 1 and seat == 0
+        other, name = (
+            (Person(), "you") if alone else _opponent(config.play.opponent, setup, workdir, config.play.temperature)
+        )
+        seats: list[Seat] = [other] * setup.game.n_players
+        names = [name] * setup.game.n_players
+        if seat >= 0:
+            seats[seat], names[seat] = Person(), "you"
+        return play(setup.game, setup.prompt, seats, names=names, seed=config.play.seed)
+
+
+def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
+    """A bot by name (`bot`: the game's best), the folder of a run, or for "" this run (random moves without one)."""
+    bots = opponents.bot_names(setup.game.name)
+    if name == "":
+        name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
+    found = evaluate.contestant(bots[-1] if name == "bot" else name, setup)
+    if found.weights is None:
+        return found.plays, found.name
+    return PolicySeat(setup.game, found.plays, found.plays.policy.ready(found.weights), temperature), found.name

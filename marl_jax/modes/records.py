@@ -1,0 +1,73 @@
+"""Games as a person reads them: played on the device, then followed again move by move on the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from envs.games import view
+from envs.games.game import Game
+from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.running.conversation_logs import GameRecord, Move
+
+UNUSABLE = "names no legal move; a random one was played"
+
+
+def write_out(
+    match: Match,
+    played: Played,
+    seating: jax.Array,
+    key: jax.Array,
+    names: Sequence[str | Sequence[str]],
+    source: str,
+) -> list[GameRecord]:
+    """The games of a call of `match` with this seating and key; `names` are the contestants', for all seats or each."""
+    played, seating = jax.device_get((played, seating))
+    starts = match.start_keys(key, len(seating))
+    return [_follow(match, played, seating[i], starts[i], i, names, source) for i in range(len(seating))]
+
+
+def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, names, source) -> GameRecord:
+    game = match.game
+    player_of, step = _programs(game)
+    shown = lambda state: dict(board=view.board(game, state), svg=view.svg(game, state))  # noqa: E731
+    state = match.reset(key, row)
+    start, moves = shown(state), []
+    for turn in range(int(played.length[row])):
+        seat = int(player_of(state))
+        action = int(played.action[turn, row])
+        who = match.contestants[seats[seat]]
+        prompt, answer, error = "", game.action_names[action], ""
+        if isinstance(who, Player) and not who.leaves(seat):
+            prompt = who.prompt.first_text(state, seat)
+            answer = who.tokenizers[seat].decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
+            error = UNUSABLE if played.failed[turn, row] else ""
+        state, reward = step(state, action)
+        paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
+        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), error=error))
+    scores = played.total.team[row] + played.total.agent[row]
+    outcome, winner = "end", -1
+    if game.competitive:
+        agent = played.total.agent[row]
+        best = int(np.argmax(agent))
+        outcome, winner = ("win", best) if (agent < agent[best]).any() else ("draw", -1)
+    return GameRecord(
+        game=game.name,
+        players=tuple(names[c] if isinstance(names[c], str) else names[c][seat] for seat, c in enumerate(seats)),
+        moves=tuple(moves),
+        outcome=outcome,
+        scores=tuple(float(x) for x in scores),
+        winner=winner,
+        start_board=start["board"],
+        start_svg=start["svg"],
+        source=source,
+        solved=bool(played.success[row]) if hasattr(game, "success") else None,
+    )
+
+
+@functools.cache
+def _programs(game: Game):
+    return jax.jit(game.player), jax.jit(game.step)

@@ -1,0 +1,234 @@
+"""One self-contained HTML page about a run: curves, evaluation, games move by move, config.
+
+The page loads nothing and runs no script. What models wrote is text, escaped; drawings are embedded as images, where
+a browser runs nothing either.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from marl_jax.errors import RunError
+from marl_jax.modes.report.curves import Series, chart, label, legend
+from marl_jax.running.metrics import read_json_lines, replace_text
+
+log = logging.getLogger(__name__)
+
+FIRST = ("reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss", "policy_loss",
+         "value_loss", "grad_norm")  # fmt: skip
+"""Curves shown at the top, by how their names begin; the others are folded away."""
+
+GAMES_SHOWN = 6
+MOVES_SHOWN = 100
+
+
+def main(workdir: Path) -> Path:
+    """Writes `report.html` into a run's folder."""
+    workdir = Path(workdir)
+    if not (workdir / "config.json").exists():
+        raise RunError(f"{workdir} is not the folder of a run: config.json is missing")
+    matches = workdir / "evaluation.json"
+    page = build(
+        config=json.loads((workdir / "config.json").read_text()),
+        metrics=read_json_lines(workdir / "metrics.jsonl"),
+        evals=read_json_lines(workdir / "eval.jsonl"),
+        games=read_json_lines(workdir / "games.jsonl"),
+        matches=json.loads(matches.read_text()) if matches.exists() else {},
+    )
+    path = workdir / "report.html"
+    replace_text(path, page)
+    log.info("report: %s", path)
+    return path
+
+
+def build(
+    config: Mapping,
+    metrics: Sequence[Mapping],
+    evals: Sequence[Mapping],
+    games: Sequence[Mapping],
+    matches: Mapping,
+) -> str:
+    """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not."""
+    title = text(f"{config.get('name') or 'run'}: {config['env']['name']} with {config['model']['name']}")
+    style = Path(__file__).with_name("page.css").read_text()
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    body = "\n".join(
+        [
+            f"<h1>{title}</h1>",
+            *_head(config, metrics, evals),
+            *_evaluation(evals),
+            *_everyone(matches),
+            *_curves(metrics),
+            *_games(games),
+            "<h2>Config</h2>",
+            f"<details><summary>all fields</summary><pre>{text(json.dumps(config, indent=2))}</pre></details>",
+        ]
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """Anything as text that HTML cannot mistake for markup."""
+    return html.escape(str(value), quote=True)
+
+
+def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
+    algo, rollout = config["algo"]["name"], config["rollout"]
+    yield f'<p class="quiet">{text(algo)}, {text(rollout["games"])} games at once, seed {text(config["seed"])}</p>'
+    if not metrics:
+        yield "<p>No step has been logged yet.</p>"
+        return
+    last = metrics[-1]
+    shown = [("step", f"{last['step']} of {config['steps']}"), ("time", _duration(metrics))]
+    for row in {str(row["opponent"]): row for row in evals}.values():  # the newest of each
+        for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
+            value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
+            shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
+    for name, words in (("games_per_s", "games/s"), ("tokens_per_s", "tokens/s")):
+        values = sorted(row[name] for row in metrics if isinstance(row.get(name), int | float))
+        if values:  # the median: the first steps compile
+            shown.append((words, label(values[len(values) // 2])))
+    cards = (f'<div class="card"><span class="quiet">{text(n)}</span><b>{text(v)}</b></div>' for n, v in shown)
+    yield f'<div class="figures">{"".join(cards)}</div>'
+
+
+def is_share(name: str) -> bool:
+    """Whether a figure is told in per cent."""
+    return "rate" in name or name in ("success", "accuracy")
+
+
+def _duration(metrics: Sequence[Mapping]) -> str:
+    """The time between rows, pauses between two starts of a run left out."""
+    times = [row["time"] for row in metrics if "time" in row]
+    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    usual = gaps[len(gaps) // 2] if gaps else 0.0
+    seconds = sum(min(gap, 20 * usual) for gap in gaps)
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
+    yield "<h2>Evaluation</h2>"
+    if not evals:
+        yield '<p class="quiet">This run has not been evaluated.</p>'
+        return
+    opponents = list(dict.fromkeys(str(row["opponent"]) for row in evals))
+    figures = [name for name in evals[-1] if f"{name}_low" in evals[-1] and f"{name}_high" in evals[-1]]
+    figures = list(dict.fromkeys([*figures, *(n for row in evals for n in row if f"{n}_low" in row)]))
+    yield '<div class="scroll"><table><tr><th>against</th><th>step</th><th>games</th>'
+    yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in figures) + "</tr>"
+    for opponent in opponents:
+        rows = [row for row in evals if str(row["opponent"]) == opponent]
+        for row in {r["step"]: r for r in (rows[0], rows[-1])}.values():
+            yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
+            yield "".join(f"<td>{_interval(row, name)}</td>" for name in figures) + "</tr>"
+    yield "</table></div>"
+    yield f'<div style="margin-top:14px">{legend(opponents)}</div><div class="grid">'
+    for name in figures:
+        lines = []
+        for opponent in opponents:
+            rows = [row for row in evals if str(row["opponent"]) == opponent]
+            x, y, low, high = ([row.get(key) for row in rows] for key in ("step", name, f"{name}_low", f"{name}_high"))
+            lines.append(Series(opponent, x, y, low, high))
+        yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
+    yield "</div>"
+
+
+def _everyone(matches: Mapping) -> Iterator[str]:
+    """The table of a round robin: who gains what against whom, or with whom."""
+    if "matrix" not in matches:
+        return
+    names, elo, merge_metrics = matches["names"], matches.get("elo"), matches.get("cross_play")
+    yield f"<h2>Everyone against everyone, from step {text(matches['step'])}</h2>"
+    what = "score of row and column together" if elo is None else "points of row against column, ½ for a draw"
+    yield f'<p class="quiet">Mean {what}.</p><div class="scroll"><table><tr><th></th>'
+    yield "".join(f"<th>{text(name)}</th>" for name in [*names, *(["Elo"] if elo else [])]) + "</tr>"
+    for i, name in enumerate(names):
+        cells = ["–" if elo and i == j else label(value) for j, value in enumerate(matches["matrix"][i])]
+        cells += [f"{elo[name]:.0f}"] if elo else []
+        yield f"<tr><td>{text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    yield "</table></div>"
+    if merge_metrics:
+        yield "<p>" + ", ".join(f"{text(k.replace('_', ' '))} {label(v)}" for k, v in merge_metrics.items()) + "</p>"
+
+
+def _interval(row: Mapping, name: str) -> str:
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    if not all(isinstance(x, int | float) for x in (value, low, high)):
+        return "–"
+    if is_share(name):
+        return f'{100 * value:.1f} % <span class="quiet">[{100 * low:.1f}, {100 * high:.1f}]</span>'
+    return f'{value:.3g} <span class="quiet">[{low:.3g}, {high:.3g}]</span>'
+
+
+def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
+    names = [n for n in dict.fromkeys(n for row in metrics for n in row) if n not in ("step", "time")]
+    if not names:
+        return
+    order = {name: next((i for i, start in enumerate(FIRST) if name.startswith(start)), len(FIRST)) for name in names}
+    first = sorted((n for n in names if order[n] < len(FIRST)), key=order.get)
+    rest = sorted(n for n in names if order[n] == len(FIRST))
+    yield "<h2>Training</h2>"
+    yield f'<div class="grid">{"".join(_curve(metrics, name) for name in first)}</div>'
+    if rest:
+        yield f'<details{"" if first else " open"}><summary>{len(rest)} more curves</summary>'
+        yield f'<div class="grid">{"".join(_curve(metrics, name) for name in rest)}</div></details>'
+
+
+def _curve(metrics: Sequence[Mapping], name: str) -> str:
+    rows = [row for row in metrics if name in row]
+    line = Series(name, [row["step"] for row in rows], [row[name] for row in rows], smooth=True)
+    return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line])}</div>'
+
+
+def _games(games: Sequence[Mapping]) -> Iterator[str]:
+    if not games:
+        return
+    shown = spread(games, GAMES_SHOWN)
+    yield "<h2>Games</h2>"
+    yield f'<p class="quiet">{len(shown)} of the {len(games)} games written out, from the first to the last.</p>'
+    for number, game in enumerate(shown):
+        players = ", ".join(f"player {seat} is {who}" for seat, who in enumerate(game["players"]))
+        opened = " open" if number == len(shown) - 1 else ""
+        yield f'<details class="card"{opened} style="margin-bottom:10px">'
+        yield f"<summary><b>step {text(game['step'])}</b>, {text(players)}: {text(game['result'])}</summary>"
+        yield f'<div class="strip">{"".join(_frames(game))}</div></details>'
+
+
+def _frames(game: Mapping) -> Iterator[str]:
+    if game.get("start_svg") or game.get("start_board"):
+        yield f'<div class="frame">{_drawing(game.get("start_svg"), game.get("start_board"))}<p>start</p></div>'
+    for turn, move in enumerate(game["moves"][:MOVES_SHOWN]):
+        paid = " ".join(f"{r:+g}" for r in move["reward"]) if any(move["reward"]) else ""
+        yield '<div class="frame">' + _drawing(move.get("svg"), move.get("board"))
+        who, what = text(move["player"]), text(move["action"])
+        yield f'<p>{turn + 1}. player {who}: <b>{what}</b> <span class="quiet">{paid}</span></p>'
+        if move.get("error"):
+            yield f'<p class="bad">{text(move["error"])}</p>'
+        yield f"<details><summary>prompt and answer</summary><pre>{text(move['prompt'])}</pre>"
+        yield f"<pre>{text(move['answer'])}</pre></details></div>"
+    if len(game["moves"]) > MOVES_SHOWN:
+        yield f'<div class="frame quiet">and {len(game["moves"]) - MOVES_SHOWN} more moves</div>'
+
+
+def _drawing(svg: str | None, board: str | None) -> str:
+    if svg:
+        data = base64.b64encode(svg.encode()).decode()
+        return f'<img alt="{text(board or "position")}" src="data:image/svg+xml;base64,{data}">'
+    return f"<pre>{text(board)}</pre>" if board else ""
+
+
+def spread(items: Sequence, count: int) -> list:
+    """At most `count` items, evenly from the first to the last."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

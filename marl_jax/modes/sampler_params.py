@@ -1,0 +1,41 @@
+"""The weights as the sampler wants them, where sampling and learning split them differently (`config.mesh.sampling`).
+
+Learning keeps every device's share of the parameters small; writing answers reads all of them at every token. With
+"replicated" or "tensor" they are cast and gathered once a step, by a program of its own, so that what it costs is
+measured (`seconds/reshard`). What is never trained is gathered once and kept.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from marl_jax.learning.update import TrainState
+from marl_jax.modes.setup import Setup
+
+
+class SamplerWeights:
+    """`SamplerWeights(setup)(learners)`: weights for playing, by the names of the models.
+
+    With "same", those of the learners themselves, and the rollout program lays them out.
+    """
+
+    def __init__(self, setup: Setup):
+        self.apart = setup.config.mesh.sampling != "same" and setup.mesh.size > 1
+        self._lay_out = jax.jit(setup.team.sampling_layout)
+        self._frozen: dict[str, dict] | None = None
+
+    def __call__(self, train_states: dict[str, TrainState]) -> dict[str, dict]:
+        """In the scope of `setup.sampling_mesh`."""
+        if not self.apart:
+            return {name: train_state.weights for name, train_state in train_states.items()}
+        if self._frozen is None:
+            self._frozen = self._lay_out(
+                {name: _played(train_state.frozen) for name, train_state in train_states.items()}
+            )
+        trained = self._lay_out({name: _played(train_state.trained) for name, train_state in train_states.items()})
+        return {name: {**self._frozen[name], **trained[name]} for name in trained}
+
+
+def _played(weights: dict) -> dict:
+    """Without the reference, which only the learner reads."""
+    return {name: part for name, part in weights.items() if name != "reference"}
