@@ -32,7 +32,7 @@ def identity(setup: Setup) -> dict:
         "agents": c.agents.to_dict(),
         "env": c.env.to_dict(),
         "algorithm": c.algo.name,
-        "critic": c.algo.critic,
+        "critic": c.algo.get("critic", "none"),
         "games": c.rollout.games,
         "pool": c.opponents.pool_size,
         "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
@@ -54,7 +54,7 @@ def model_identity(backbone: Backbone) -> dict:
         "tokenizer": backbone.tokenizer.fingerprint,
         "policies": list(backbone.policies),
         "learns": any(backbone.learns),
-        "start": {} if backbone.start is None else backbone.start.identity,
+        "init_from": {} if backbone.source is None else backbone.source.identity,
     }
 
 
@@ -77,8 +77,8 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
     for name in (name for name in models if name in backbones and "models" in run):
         here = model_identity(backbones[name])
         if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
-            del here["weights"], here["start"]
-        elif here["weights"] == "random" and not here["start"]:  # made from the seed
+            del here["weights"], here["init_from"]
+        elif here["weights"] == "random" and not here["init_from"]:  # made from the seed
             problems += differences(run, {"seed": setup.config.seed}, "config")
         problems += differences(models[name], here, f"models.{name}")
     if env := run.get("env"):
