@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from envs.games import text as texts
-from envs.games.bots import Bot
+from envs.games.bots import Bot, make_bot
 from envs.games.game import Game
 from envs.games.text import Prompt
 from marl_jax.agents.policy import Free, LoraSpec, Policy
@@ -20,7 +20,6 @@ from marl_jax.agents.team import Backbone, Prompts, Team
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from as starts
-from marl_jax.rollouts import opponents
 from marl_jax.rollouts.curriculum import Graded, Rule
 from marl_jax.rollouts.games import Rollout, make_sections
 from marl_jax.rollouts.groups import GroupRollout
@@ -105,7 +104,7 @@ class Setup:
     def plain_rollout(self) -> Rollout:
         """The program without a curriculum."""
         c = self.config
-        bots = [opponents.make_bot(self.game, name) for name in c.opponents.bots]
+        bots = [make_bot(self.game, name) for name in c.opponents.bots]
         settings = dict(
             game=self.game,
             prompt=self.prompt,
@@ -181,7 +180,7 @@ def make(
     return Setup(
         config, mesh, game, Team(backbones, policies),
         seat_policy=tuple(-1 if name.startswith(BOT) else policies.index(name) for name in seats),
-        seat_bots=tuple(opponents.make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
+        seat_bots=tuple(make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
     )  # fmt: skip
 
 
@@ -280,5 +279,5 @@ def _free(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Free:
 
 def _seats(config: ConfigDict, game: Game) -> list[str]:
     """For each seat, who plays it: the name of a policy, or bot:NAME."""
-    agents, roles = config.agents, getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    agents, roles = config.agents, game.seat_names
     return [agents.get(f"seat_{i}", agents.get(role, agents.get("all"))) for i, role in enumerate(roles)]

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import Bot, pick
-from envs.games.roles import EXECUTOR, TwoRole, puzzle_state
 from marl_jax.agents.policy import Decision
 from marl_jax.agents.team import Backbone
 from marl_jax.rollouts.games import Finished, Games, Rollout, row_keys
@@ -79,20 +78,17 @@ class Demonstrations(Rollout):
         decision = Decision(best, answers, answer_lengths, nothing, nothing[:, 0])
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
-        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & self._may_stray(player)
+        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(player)
         action = jnp.where(stray, jax.vmap(pick)(legal, pick_keys), best)
         action = seat_actions(self.seat_bots, view, player, other_keys, action)
         state, reward = self._step(games.state, action, jnp.zeros_like(stray), player, through)
-        ended = jax.vmap(self.game.done)(state) | lost(state)
+        ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         samples = self._samples(games, prompts, lengths, legal, decision, player, who, self._weigh(reward), ended, None)
         samples = samples.replace(weights=samples.weights * known)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return self._restart(after, ended, reset_keys), (samples, finished)
-
-    def _may_stray(self, player: jax.Array) -> jax.Array:
-        return player == EXECUTOR if isinstance(self.game, TwoRole) else jnp.ones_like(player, bool)
 
     def _written(self, action: jax.Array, player: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions [B] as their players' models write them: tokens int32 [B, W], 0 behind the end, and lengths [B]."""
@@ -118,11 +114,3 @@ def names_to_write(backbone: Backbone) -> tuple[np.ndarray, np.ndarray]:
     stops = np.flatnonzero(free.lengths < free.max_new)
     ids[stops, free.lengths[stops]] = free.stop_ids[0]
     return ids, np.minimum(free.lengths + 1, free.max_new).astype(np.int32)
-
-
-def lost(state) -> jax.Array:
-    """bool [B]: positions known to be beyond help, which a demonstration leaves."""
-    inner = puzzle_state(state)
-    if hasattr(inner, "deadlocked"):
-        return inner.deadlocked
-    return jnp.zeros(jax.tree.leaves(state)[0].shape[:1], bool)

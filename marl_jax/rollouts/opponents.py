@@ -1,4 +1,4 @@
-"""Who sits opposite: scripted bots by name, and a pool of past selves met by prioritised fictitious self-play.
+"""Who sits opposite: bots in seats, and a pool of past selves met by prioritised fictitious self-play.
 
 The pool is arrays of a fixed size, so that it lives on the device, enters the rollout program and is saved with the
 rest. A past self is met the more often the more it wins (Vinyals et al., 2019: weight (1 − p)² for win rate p).
@@ -7,41 +7,17 @@ rest. A past self is met the more often the more it wins (Vinyals et al., 2019: 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from envs.games.bots import Bot, UniformBot
-from envs.games.game import Game
-from envs.games.roles import solver
+from envs.games.bots import Bot
 
 BOT = "bot:"  # in front of a bot's name where the name of a policy could stand
 
 MEMORY = 0.95  # of old results when new ones come in: past selves are judged by how the learner fares against them now
 FLOOR = 0.05  # smallest weight, so that a past self that is always beaten is still met now and then
-
-_BOTS: dict[str, dict[str, Callable]] = {
-    "tic_tac_toe": {"minimax": lambda game, module: module.MinimaxBot()},
-    "connect_four": {"search": lambda game, module: module.SearchBot()},
-    "hanabi": {"convention": lambda game, module: module.ConventionBot(game)},
-    **{name: {"solver": lambda game, module: solver(game)} for name in ("plan_path", "sokoban", "sudoku")},
-}
-
-
-def bot_names(game: str) -> tuple[str, ...]:
-    """The bots that can sit at a game."""
-    return ("random", *_BOTS.get(game, {}))
-
-
-def make_bot(game: Game, name: str) -> Bot:
-    """The bot called `name`, for a game."""
-    if name == "random":
-        return UniformBot(game)
-    if name not in _BOTS.get(game.name, {}):
-        raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(bot_names(game.name))}")
-    return _BOTS[game.name][name](game, importlib.import_module(f"envs.games.{game.name}.bots"))
 
 
 def seat_actions(bots: Sequence[Bot | None], state, player: jax.Array, keys: jax.Array, action: jax.Array) -> jax.Array:
