@@ -49,15 +49,6 @@ class Reward(NamedTuple):
     process: jax.Array
 
 
-def zero_reward(n_players: int) -> Reward:
-    """A reward of nothing at every level."""
-    return Reward(
-        team=jnp.zeros((), jnp.float32),
-        agent=jnp.zeros((n_players,), jnp.float32),
-        process=jnp.zeros((n_players,), jnp.float32),
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Game(abc.ABC):
     """Base of all games; subclasses give five attributes (as class variables or properties) and five functions."""
