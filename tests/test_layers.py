@@ -6,20 +6,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch")
+ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch", "registries")
+
+FILES = ("launch", "registries")  # rooms that are one file
 
 MAY_IMPORT = {
-    "launch": {"marl_jax"},
-    "experiments": {"configs"},
-    "configs": set(),
-    "models": set(),
-    "envs": set(),
-    "marl_jax": {"models", "envs"},
+    "registries": set(),
+    "launch": {"marl_jax", "registries"},
+    "experiments": {"configs", "registries"},
+    "configs": {"registries"},
+    "models": {"registries"},
+    "envs": {"registries"},
+    "marl_jax": {"models", "envs", "registries"},
 }
 
 
 def files(room):
-    return [ROOT / "launch.py"] if room == "launch" else sorted((ROOT / room).rglob("*.py"))
+    return [ROOT / f"{room}.py"] if room in FILES else sorted((ROOT / room).rglob("*.py"))
 
 
 def imported_rooms(tree):
@@ -60,7 +63,7 @@ def test_experiments_say_how_they_are_started():
             assert f"python launch.py --config=experiments/{file.name}" in docstring, file.name
 
 
-@pytest.mark.parametrize("room", ["launch", "marl_jax", "models", "envs", "configs", "experiments"])
+@pytest.mark.parametrize("room", MAY_IMPORT)
 def test_every_file_and_public_function_has_a_docstring(room):
     missing = []
     for file in files(room):

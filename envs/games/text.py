@@ -18,7 +18,6 @@ action names too, so the answer's tokens are `prompt.action_ids` in every state.
 
 import dataclasses
 import functools
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -27,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.games.entry import GAMES
 from envs.games.game import Game, State
-from envs.games.roles import TwoRole
 from envs.games.template import Compiled, Encoder, Fixed, Piece, Table, Template, Tokenizer, token_table
 
 STYLES = ("full", "brief")
@@ -219,8 +218,7 @@ def make(game: Game, style: str = "full") -> Text:
     """The text of a game in a style."""
     if style not in STYLES:
         raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
-    name = game.game.name if isinstance(game, TwoRole) else game.name
-    return importlib.import_module(f"envs.games.{name}.text").text(game, style)
+    return GAMES.get(game.name).text(game, style)
 
 
 # --- Pieces that several games use ----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from envs.games import registry as games
+from envs.games.bots import bot_names
 from envs.games.game import Reward
-from envs.games.puzzle import Puzzle
 from marl_jax.config.rules import LORA_TARGETS, MODEL, OPEN, RULES
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts import opponents
@@ -211,11 +211,11 @@ def _game(c: ConfigDict) -> Iterator[str]:
     except (TypeError, ValueError) as error:
         yield f"config.env.params: {error}"
         return
-    seats = {f"seat_{i}" for i in range(game.n_players)} | set(getattr(game, "roles", ()))
+    seats = {f"seat_{i}" for i in range(game.n_players)} | set(game.roles)
     for agent in c.agents:
         if agent != "all" and agent not in seats:
             yield f"config.agents.{agent} is no seat of {c.env.name}; accepted: all, {', '.join(sorted(seats))}"
-    named = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    named = game.seat_names
     if c.env.symmetry and games.symmetry(game) is None:
         yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
     players = [c.agents.get(f"seat_{i}", c.agents.get(role, c.agents.get("all", ""))) for i, role in enumerate(named)]
@@ -262,7 +262,7 @@ def _opponents(c: ConfigDict) -> Iterator[str]:
 
 
 def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
-    known = opponents.bot_names(game)
+    known = bot_names(game)
     for name in names:
         if name not in known:
             yield f"config.{field} has {name!r}, which is no bot of {game}; accepted: {', '.join(known)}"
@@ -302,7 +302,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
     if game.competitive:
         figures = ["win_rate", "draw_rate", "loss_rate", *(f"win_rate_seat_{i}" for i in range(game.n_players))]
     else:
-        figures = ["score", *(["success"] if hasattr(game, "success") else [])]
+        figures = ["score", *(["success"] if game.solvable else [])]
     if figure != "game_length" and figure.removesuffix("_low").removesuffix("_high") not in figures:
         yield (
             f"config.checkpoint.best_metric is {found!r}, and an evaluation of {c.env.name} has no figure {figure!r}; "
@@ -365,8 +365,8 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     k = c.curriculum
     if not k.enabled:
         return
-    if not issubclass(games.game_class(c.env.name), Puzzle):
-        known = [name for name in games.GAMES if issubclass(games.game_class(name), Puzzle)]
+    if not games.game_class(c.env.name).has_levels:
+        known = [name for name in games.GAMES if games.game_class(name).has_levels]
         yield f"config.curriculum.enabled is True with env.name {c.env.name!r}; accepted: {', '.join(known)}"
         return
     if k.start > k.grades:

@@ -25,17 +25,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from envs.games.bots import Bot
+from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
-from envs.games.puzzle import Puzzle
-from envs.games.registry import held_out
-from envs.games.roles import TwoRole
 from marl_jax.agents.team import Backbone
 from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import matches, opponents
+from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, Player
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
@@ -64,7 +61,7 @@ class Evaluation:
         config = setup.config.eval
         self._config = config
         self._player = setup.player()
-        self._game = held_out(setup.game)
+        self._game = setup.game.held_out()
         self.opponents = contestants(config.opponents, setup)
         self._matches = [new_match(self._game, (self._player, other.plays)) for other in self.opponents]
         self._alone = new_match(self._game, (self._player,))
@@ -90,7 +87,7 @@ class Evaluation:
             if baselines:
                 names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
                 for name in names:
-                    match = new_match(game, (opponents.make_bot(game, name),))
+                    match = new_match(game, (make_bot(game, name),))
                     rows.append(self._row(f"{name} alone", match, (None,), alone=True))
         for other, match in zip(self.opponents, self._matches, strict=True):
             if game.n_players > 1:
@@ -110,7 +107,7 @@ class Evaluation:
 
 def new_match(game: Game, contestants: Sequence[Player | Bot]) -> Match:
     """A match that walks through the levels of a puzzle; other games draw their starts."""
-    return Match(game, contestants, walk=isinstance(game, Puzzle | TwoRole))
+    return Match(game, contestants, walk=game.has_levels)
 
 
 def _in_turns(match: Match, games: int) -> jax.Array:
@@ -251,12 +248,12 @@ def contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
 
 def contestant(name: str, setup: Setup) -> Contestant:
     """A bot by name, or the folder of a run with @STEP behind it or not."""
-    if name in opponents.bot_names(setup.game.name):
-        return Contestant(name, opponents.make_bot(setup.game, name))
+    if name in bot_names(setup.game.name):
+        return Contestant(name, make_bot(setup.game, name))
     folder, _, step = name.partition("@")
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
-        known = ", ".join(opponents.bot_names(setup.game.name))
+        known = ", ".join(bot_names(setup.game.name))
         raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
     if step and not step.isdecimal():
         raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with a number")
@@ -366,7 +363,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
 
 def everyone(setup: Setup, contestants: list[Contestant]) -> dict[str, Any]:
     """The table of everyone with everyone, on levels that training never sees, and what follows from it."""
-    c, game = setup.config.eval, held_out(setup.game)
+    c, game = setup.config.eval, setup.game.held_out()
     table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
     names = [contestant.name for contestant in contestants]
     result: dict[str, Any] = {"names": names, "matrix": table.tolist(), "distinct": distinct.astype(int).tolist()}

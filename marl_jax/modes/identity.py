@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.games.puzzle import Puzzle
-from envs.games.roles import TwoRole
+from envs.games.entry import GAMES
 from marl_jax.errors import RunError
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.agents.team import Backbone
     from marl_jax.modes.setup import Setup
-
-OF_LEVELS = {"pool", "part", "seed", "n_train", "n_test", "grades", "size", "walls", "boxes", "empties", "budget"}
-OF_REWARDS = {"consolation", "planner_weight"}
-"""Parameters of games in which an evaluation may differ from the training, beside those named …_reward: a policy can be
-tried on levels of another size or kind, and what a game pays changes neither its rules nor what is read."""
 
 
 def identity(setup: Setup) -> dict:
@@ -59,7 +53,11 @@ def model_identity(backbone: Backbone) -> dict:
 
 
 def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
-    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup."""
+    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup.
+
+    Levels and rewards may differ: a policy can be tried on levels of another size or kind, and what a game pays changes
+    neither its rules nor what is read.
+    """
 
     def differences(there: Mapping, here: Mapping, name: str):
         here = json.loads(json.dumps(here))
@@ -67,8 +65,9 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
             yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
 
     def of_rules(params: Mapping) -> dict:
-        free = OF_REWARDS | (OF_LEVELS if isinstance(setup.game, Puzzle | TwoRole) else set())
-        return {name: value for name, value in params.items() if name not in free and not name.endswith("_reward")}
+        entry = GAMES.get(setup.game.name)
+        free = entry.level_params | entry.reward_params
+        return {name: value for name, value in params.items() if name not in free}
 
     problems, backbones = [], {backbone.name: backbone for backbone in setup.backbones}
     models = run.get("models", backbones)

@@ -20,7 +20,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envs.games import view
-from envs.games.bots import Bot, pick
+from envs.games.bots import Bot, bot_names, pick
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
@@ -140,7 +140,7 @@ class _Terminal:
         self.write("\n" + view.board(self.game, state, player))
 
     def seat(self, number: int) -> str:
-        roles = getattr(self.game, "roles", ())
+        roles = self.game.roles
         return f"{roles[number] if roles else f'player {number}'} ({self.names[number]})"
 
     def prompt_text(self, state: State, player: int) -> str:
@@ -159,18 +159,15 @@ class _Terminal:
             best = int(np.argmax(paid))
             self.write("A draw." if (paid == paid[best]).all() else f"{self.seat(best)} wins.")
             return
-        if hasattr(self.game, "success"):
+        if self.game.solvable:
             self.write("Solved." if bool(self.game.success(state)) else "Not solved.")
-        if hasattr(self.game, "score"):
-            self.write(f"Score: {int(self.game.score(state))}.")
+        if (score := self.game.score(state)) is not None:
+            self.write(f"Score: {int(score)}.")
         self.write("Reward: " + ", ".join(f"{self.seat(i)} {pay:.2f}" for i, pay in enumerate(paid)))
 
     def describe(self, action: int) -> str:
         """An action's name, and what it means where the name alone does not tell."""
-        name, meaning = (
-            self.prompt.text.names[action],
-            getattr(self.game, "action_texts", self.game.action_names)[action],
-        )
+        name, meaning = self.prompt.text.names[action], self.game.action_texts[action]
         return name if name == meaning else f"{name} ({meaning})"
 
     def list_legal(self, legal: np.ndarray, most: int | None = None) -> None:
@@ -251,7 +248,7 @@ def main(config: ConfigDict, workdir: Path) -> State | None:
 
 def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
     """A bot by name (`bot`: the game's best), the folder of a run, or for "" this run (random moves without one)."""
-    bots = opponents.bot_names(setup.game.name)
+    bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
     found = evaluate.contestant(bots[-1] if name == "bot" else name, setup)

@@ -64,7 +64,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         start_board=start["board"],
         start_svg=start["svg"],
         source=source,
-        solved=bool(played.success[row]) if hasattr(game, "success") else None,
+        solved=bool(played.success[row]) if game.solvable else None,
     )
 
 

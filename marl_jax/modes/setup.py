@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from envs.games import text as texts
-from envs.games.bots import Bot
+from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
+from envs.games.parser import make_parser
 from envs.games.text import Prompt
 from marl_jax.agents.answers import Answers, Constrained, FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
@@ -25,7 +26,6 @@ from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from
-from marl_jax.rollouts import opponents
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.rollouts.opponents import Opponents, make_sections
@@ -40,7 +40,7 @@ from models.weights.load import read_config
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """What a config stands for: the algorithm, the mesh, the game, the models with their policies, and who sits where."""
+    """What a config stands for: algorithm, mesh, game, models with their policies, and who sits where."""
 
     config: ConfigDict
     mesh: Mesh
@@ -102,7 +102,7 @@ class Setup:
     def opponents(self) -> Opponents | None:
         """Who sits opposite the learner; None where it only meets itself."""
         o = self.config.opponents
-        bots = [opponents.make_bot(self.game, name) for name in o.bots]
+        bots = [make_bot(self.game, name) for name in o.bots]
         sections = make_sections(self.config.rollout.games, o.self_play_frac, bots, o.bot_frac)
         if sections.own == sections.rows and not o.pool_size:
             return None
@@ -110,8 +110,8 @@ class Setup:
 
     def demonstrator(self) -> Bot:
         """The bot that is imitated: that of the config, or the best that the game has."""
-        name = self.config.algo.bot or opponents.bot_names(self.config.env.name)[-1]
-        return opponents.make_bot(self.game, name)
+        name = self.config.algo.bot or bot_names(self.config.env.name)[-1]
+        return make_bot(self.game, name)
 
     def seated(self, swapped: bool = False) -> SeatedTeam:
         """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
@@ -179,7 +179,9 @@ def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
     return list(table.values())
 
 
-def _mind(config: ConfigDict, number: int, chosen: ConfigDict, names, game: Game, mesh: Mesh, find) -> Backbone:
+def _backbone(
+    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names, game: Game, mesh: Mesh, find
+) -> Backbone:
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
@@ -252,12 +254,12 @@ def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answer
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
         raise ConfigError([f"{problem}; accepted: {longest} and more"])
-    return FreeText(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
+    parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True))
+    return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 
 
 def _names_of_seats(config: ConfigDict, game: Game) -> list[tuple[str, ...]]:
-    roles = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
-    return seat_names(config.agents, roles)
+    return seat_names(config.agents, game.seat_names)
 
 
 def _seating(config: ConfigDict, game: Game, policies: tuple[str, ...]) -> Seating:
@@ -265,5 +267,5 @@ def _seating(config: ConfigDict, game: Game, policies: tuple[str, ...]) -> Seati
     bots = [names[0].removeprefix(BOT) if names[0].startswith(BOT) else None for names in seats]
     return Seating(
         table=tuple(tuple(-1 if name.startswith(BOT) else policies.index(name) for name in names) for names in seats),
-        bots=tuple(None if name is None else opponents.make_bot(game, name) for name in bots),
+        bots=tuple(None if name is None else make_bot(game, name) for name in bots),
     )

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from envs.games.registry import held_out
+from envs.games.bots import bot_names, make_bot
 from marl_jax.agents.policy import Policy
 from marl_jax.config.validate import nearest
 from marl_jax.devices import mesh as meshes
@@ -35,7 +35,6 @@ from marl_jax.modes.identity import identity
 from marl_jax.modes.sampler_params import SamplerWeights
 from marl_jax.modes.setup import Setup
 from marl_jax.modes.train import best_metric, merge_metrics, not_finite, resumed, saved
-from marl_jax.rollouts import opponents
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.games import Rollout, Sections, summary
 from marl_jax.running import processes, stats
@@ -171,7 +170,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
 
 def bot_name(config: ConfigDict) -> str:
     """Who is imitated: the bot of the config, or the best that the game has."""
-    return config.sft.bot or opponents.bot_names(config.env.name)[-1]
+    return config.sft.bot or bot_names(config.env.name)[-1]
 
 
 def demonstrations(setup: Setup, **changes: Any) -> Demonstrations:
@@ -179,7 +178,7 @@ def demonstrations(setup: Setup, **changes: Any) -> Demonstrations:
     s, rollout = setup.config.sft, setup.plain_rollout()
     fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Rollout)}
     fields |= dict(sections=Sections(s.games), turns=s.turns, noise=s.noise)
-    fields |= dict(bot=opponents.make_bot(setup.game, bot_name(setup.config)))
+    fields |= dict(bot=make_bot(setup.game, bot_name(setup.config)))
     return Demonstrations(**{**fields, **changes})
 
 
@@ -251,7 +250,7 @@ class Imitation:
 
     def __init__(self, setup: Setup):
         self._team, self._confidence = setup.team, setup.config.eval.confidence
-        unseen = demonstrations(setup, game=held_out(setup.game), noise=0.0)
+        unseen = demonstrations(setup, game=setup.game.held_out(), noise=0.0)
         examine = jax.jit(unseen.examine, static_argnums=1)
         self._samples, self._right = examine(jax.random.key(HELD_OUT_KEY), DRAWS)
         shown = np.asarray(self._samples.tokens)[np.asarray(self._samples.weights) > 0]

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import Bot, pick
-from envs.games.roles import EXECUTOR, TwoRole, puzzle_state
 from marl_jax.agents.answering import Decision
 from marl_jax.rollouts.games import GameRollout, Games, row_keys
 from marl_jax.rollouts.turns import Finished, Turn, to_samples
@@ -78,20 +77,17 @@ class Demonstrations(GameRollout):
         decision = Decision(best, answers, answer_lengths, nothing, nothing[:, 0])
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
-        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & self._may_stray(seen.seat)
+        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)
         action = jnp.where(stray, jax.vmap(pick)(seen.legal, pick_keys), best)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
         state, reward = self._step(games.state, action, jnp.zeros_like(stray), seen)
-        ended = jax.vmap(self.game.done)(state) | lost(state)
+        ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         counts = self._counts(seen.policy) * known
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return self._restart(after, ended, reset_keys), (record, finished)
-
-    def _may_stray(self, seat: jax.Array) -> jax.Array:
-        return seat == EXECUTOR if isinstance(self.game, TwoRole) else jnp.ones_like(seat, bool)
 
     def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions [B] as their policies' models write them: int32 [B, W], 0 behind the end, and lengths [B]."""
@@ -100,11 +96,3 @@ class Demonstrations(GameRollout):
         lengths = np.stack([lengths for _, lengths in tables])
         backbone = self.team.backbone_of(policy)
         return jnp.asarray(ids)[backbone, action], jnp.asarray(lengths)[backbone, action]
-
-
-def lost(state) -> jax.Array:
-    """bool [B]: positions known to be beyond help, which a demonstration leaves."""
-    inner = puzzle_state(state)
-    if hasattr(inner, "deadlocked"):
-        return inner.deadlocked
-    return jnp.zeros(jax.tree.leaves(state)[0].shape[:1], bool)

@@ -83,6 +83,7 @@ class GameRollout:
     opponents: Opponents | None = None
 
     jitted = True
+    games_go_on = True  # from one rollout to the next
 
     @property
     def lookahead(self) -> int:

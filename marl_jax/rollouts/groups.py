@@ -28,6 +28,8 @@ class GroupRollout(GameRollout):
 
     candidates: int = 8
 
+    games_go_on = False
+
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:

@@ -136,7 +136,7 @@ class Match:
 
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), record)
         _, state, total, length, record = jax.lax.while_loop(going, step, carry)
-        success = jax.vmap(game.success)(state) if hasattr(game, "success") else None
+        success = jax.vmap(game.success)(state) if game.solvable else None
         return whole(Played(total, length, *record, success))
 
     def _act(self, contestant, ready, state, seat, turn, keys, temperature, width):

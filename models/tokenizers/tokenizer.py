@@ -45,10 +45,6 @@ class Tokenizer:
         """The ids of a text; special tokens written in it count as such, nothing is added."""
         return self.rust.encode(text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, in parallel."""
-        return [encoding.ids for encoding in self.rust.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of some ids. Bytes that are no UTF-8 become U+FFFD; ids that no token has become nothing."""
         return self.rust.decode([int(i) for i in ids], skip_special_tokens=skip_special)

@@ -135,7 +135,6 @@ def tok512() -> Tokenizer:
 def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
     for text, ids in zip(TEXTS, GOLDEN["ids"]["qwen2.5"], strict=True):
         assert qwen.encode(text) == qwen_gguf.encode(text) == qwen_tiktoken.encode(text) == ids, text
-    assert qwen.encode_batch(TEXTS) == GOLDEN["ids"]["qwen2.5"]
 
 
 @settings(max_examples=150, deadline=None)

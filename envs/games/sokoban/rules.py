@@ -235,6 +235,10 @@ class Sokoban(Puzzle):
         """Every box on a goal."""
         return state.missing == 0
 
+    def lost(self, state: State) -> jax.Array:
+        """A deadlock was seen."""
+        return state.deadlocked
+
     def cells(self, state: State) -> jax.Array:
         """The codes of Boxoban, 0 wall to 6 player on a goal: int32[C]."""
         return cells(state)
