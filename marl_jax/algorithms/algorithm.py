@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ class Algorithm:
     objective  see `learning.update.Objective`
     check      (config) -> problems of a config with this algorithm
     critic     whether it has one
+    examine    from the parts of a run to a function of the parameters that counts something on held-out games; None
     """
 
     name: str
@@ -45,6 +46,17 @@ class Algorithm:
     objective: Any
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
+    examine: Callable[[Any], Callable[[dict], Examined]] | None = None
+
+
+class Examined(NamedTuple):
+    """How often something was right: the name of the row and of the metric, and counts, of distinct cases too."""
+
+    name: str
+    metric: str
+    right: int
+    total: int
+    distinct: int
 
 
 def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
@@ -55,7 +67,7 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
 
 
 def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
-    """The samples with what the update compares them with: reference log-probabilities and, against staleness, old ones.
+    """The samples with what the update compares them with: reference log-probabilities, and a KL in the reward.
 
     A KL in the reward is subtracted from what the answering seat was paid.
     """

@@ -21,9 +21,10 @@ def handle(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple[Samples,
     cut = policy.answers.truncated(samples)
     counts = samples.loss_weights > 0
     share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
-    if algo.overlong == "mask":
+    kind = algo.get("overlong", "none")
+    if kind == "mask":
         samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
-    elif algo.overlong == "penalty":
+    elif kind == "penalty":
         price = penalty(samples.answer_lengths, policy.width, algo.overlong_buffer)
         price = price * (samples.policy >= 0)[:, None]
         own = jax.nn.one_hot(samples.seat, samples.n_seats)

@@ -28,12 +28,13 @@ from ml_collections import ConfigDict
 from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
 from marl_jax.agents.team import Backbone
+from marl_jax.algorithms.algorithm import Examined
 from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run
 from marl_jax.modes.setup import Setup
 from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import replace_text
@@ -46,7 +47,7 @@ class Contestant:
     """Someone who can be evaluated: a name, how it plays, and its weights (None for a bot)."""
 
     name: str
-    plays: Player | Bot
+    plays: SeatedTeam | Bot
     weights: dict | None = None
 
 
@@ -54,19 +55,20 @@ class Evaluation:
     """The matches of a run, compiled at their first use and then kept.
 
     evaluation = Evaluation(setup)
-    rows = evaluation(weights)     # one dict per opponent: figures with `_low` and `_high`
+    rows = evaluation(weights)     # one dict per opponent: metrics with `_low` and `_high`
     """
 
     def __init__(self, setup: Setup):
         config = setup.config.eval
         self._config = config
-        self._player = setup.player()
+        self._team = setup.seated()
         self._game = setup.game.held_out()
         self.opponents = contestants(config.opponents, setup)
-        self._matches = [new_match(self._game, (self._player, other.plays)) for other in self.opponents]
-        self._alone = new_match(self._game, (self._player,))
-        self._swapped = new_match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
+        self._matches = [new_match(self._game, (self._team, other.plays)) for other in self.opponents]
+        self._alone = new_match(self._game, (self._team,))
+        self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
+        self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
         if self._alone.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
 
@@ -92,20 +94,27 @@ class Evaluation:
         for other, match in zip(self.opponents, self._matches, strict=True):
             if game.n_players > 1:
                 rows.append(self._row(other.name, match, (weights, other.weights)))
+        if self._examine is not None:
+            rows.append(self._examined(self._examine(weights)))
         for row in rows:
-            log.info("evaluation over %d games, %d distinct: %s", c.games, row["distinct"], describe(row))
+            log.info("evaluation over %d games, %d distinct: %s", row["games"], row["distinct"], describe(row))
         return rows
+
+    def _examined(self, found: Examined) -> dict[str, Any]:
+        share = stats.wilson(found.right, found.total, self._config.confidence, found.distinct)
+        row = {found.metric: share.value, f"{found.metric}_low": share.low, f"{found.metric}_high": share.high}
+        return {"opponent": found.name, "games": found.total, "distinct": found.distinct, **row}
 
     def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
         c = self._config
         seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
         played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
         same = repeats(match, played, seating, c.temperature)
-        found = figures(match.game, played, seating, c.confidence, same)
+        found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
 
 
-def new_match(game: Game, contestants: Sequence[Player | Bot]) -> Match:
+def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
     """A match that walks through the levels of a puzzle; other games draw their starts."""
     return Match(game, contestants, walk=game.has_levels)
 
@@ -137,7 +146,7 @@ def _groups(rows: np.ndarray) -> list[int]:
     return [numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)]
 
 
-def figures(
+def match_metrics(
     game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
 ) -> dict[str, float]:
     """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score.
@@ -172,7 +181,7 @@ def figures(
 
 
 def describe(row: dict[str, Any]) -> str:
-    """One line about a row of figures."""
+    """One line about a row of metrics."""
 
     def interval(name):
         return stats.Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
@@ -263,8 +272,7 @@ def contestant(name: str, setup: Setup) -> Contestant:
     weights = restore_weights(other, path, int(step) if step else None)[1]
     # Runs of one shape share a compiled match; their weights are arguments.
     one = setup if _shape(setup) == _shape(other) else other
-    player = dataclasses.replace(other.player(), policy=one.team, prompt=one.team.prompt(other.seat_policy))
-    return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
+    return Contestant(f"{path.name}@{step}" if step else path.name, SeatedTeam(one.team, other.seating), weights)
 
 
 def _setup_of(folder: Path, setup: Setup) -> Setup:
@@ -284,8 +292,8 @@ def _shape(setup: Setup) -> tuple:
 
     def backbone(m: Backbone) -> tuple:
         policy = m.policy
-        longest = policy.free and policy.free.max_new
-        return m.name, m.policies, m.model, policy.lora, policy.dtype, longest, m.tokenizer.fingerprint
+        answers = type(policy.answers), policy.width
+        return m.name, m.policies, m.model, policy.lora, policy.dtype, answers, m.tokenizer.fingerprint
 
     return tuple(map(backbone, setup.backbones)), setup.config.env.to_dict()
 
@@ -303,7 +311,7 @@ def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tup
 
     The run must be one of the same models that played the same game, see `check_run`.
     """
-    trained = {backbone.name: backbone.policy.player(backbone.abstract()[0]) for backbone in setup.train_states}
+    trained = {backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones}
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
         wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest
@@ -321,16 +329,16 @@ def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tup
     for backbone in setup.backbones:
         if "model" not in weights[backbone.name]:  # it is only read: a frozen model, or the base of adapters
             weights[backbone.name] = {
-                **backbone.policy.player(backbone.weights_at_start()[1]),
+                **backbone.policy.acting_params(backbone.weights_at_start()[1]),
                 **weights[backbone.name],
             }
     return restored.step, weights
 
 
-def weights_as_they_come(setup: Setup) -> dict[str, dict]:
+def untuned_weights(setup: Setup) -> dict[str, dict]:
     """The weights of every model before any training."""
     parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
-    return setup.team.player({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
+    return setup.team.acting_params({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
@@ -346,7 +354,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         else:
             names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
             log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
-            step, weights = 0, weights_as_they_come(setup)
+            step, weights = 0, untuned_weights(setup)
         evaluation = Evaluation(setup)
         rows = evaluation(weights, baselines=True)
         result: dict[str, Any] = {"step": step, "rows": rows}
@@ -354,7 +362,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         if setup.game.n_players > 1 and any(other.weights is not None for other in others):
             taken = [other.name for other in others]
             name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
-            result |= everyone(setup, [Contestant(name, setup.player(), weights), *others])
+            result |= everyone(setup, [Contestant(name, setup.seated(), weights), *others])
     if jax.process_index() == 0:
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
         log.info("step %d, written to %s", step, workdir / "evaluation.json")

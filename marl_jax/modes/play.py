@@ -28,7 +28,7 @@ from marl_jax.modes import evaluate
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
 from marl_jax.rollouts import opponents
-from marl_jax.rollouts.matches import Player
+from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.samples import row_length
 
 HELP = """\
@@ -51,27 +51,26 @@ class Person:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicySeat:
-    """A policy with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
+    """A team with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
 
     game: Game
-    player: Player
+    seated: SeatedTeam
     ready: dict
     temperature: float = 0.0
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
         """The policy's action: int32[]."""
-        policy, prompt = self.player.policy, self.player.prompt
+        team, seating = self.seated.team, self.seated.seating
         seat = self.game.player(state)
-        tokens, length = prompt.first(state, seat)
-        tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
-        ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
-        legal = self.game.legal(state)
-        rows = (tokens, length, legal, key, ids)
-        action = policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action
+        policy = seating.policy(seat)
+        tokens, length = team.prompts.opening(state, seat, policy)
+        tokens = jnp.pad(tokens, (0, row_length(tokens.shape[0], team.width) - tokens.shape[0]))
+        rows = jax.tree.map(lambda x: x[None], (tokens, length, self.game.legal(state), key, policy))
+        decision = team.act(self.ready, *rows, temperature=self.temperature)
         # As in a match: a free answer that names no legal action is one drawn from them.
-        action = jnp.where(action < 0, pick(legal, key), action)
+        action = team.playable(decision.action, rows[2], rows[3])
         one = jax.tree.map(lambda x: x[None], (state, seat, key))
-        return opponents.seat_actions(self.player.seat_bots, *one, action)[0]
+        return seating.bot_actions(*one, action)[0]
 
 
 Seat = Person | Bot
@@ -243,7 +242,7 @@ def main(config: ConfigDict, workdir: Path) -> State | None:
         names = [name] * setup.game.n_players
         if seat >= 0:
             seats[seat], names[seat] = Person(), "you"
-        return play(setup.game, setup.prompt, seats, names=names, seed=config.play.seed)
+        return play(setup.game, setup.backbones[0].prompt, seats, names=names, seed=config.play.seed)
 
 
 def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
@@ -254,4 +253,5 @@ def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tup
     found = evaluate.contestant(bots[-1] if name == "bot" else name, setup)
     if found.weights is None:
         return found.plays, found.name
-    return PolicySeat(setup.game, found.plays, found.plays.policy.ready(found.weights), temperature), found.name
+    ready = found.plays.team.prepare_for_sampling(found.weights)
+    return PolicySeat(setup.game, found.plays, ready, temperature), found.name

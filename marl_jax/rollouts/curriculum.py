@@ -10,6 +10,7 @@ always plays the whole held-out part.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,6 +119,10 @@ class Curriculum:
         ladder = self.rule.climb(state.ladder, finished)
         metrics = {**rollout.metrics(samples, finished), "difficulty": ladder.grade[0] / self.rule.grades}
         return samples, CurriculumState(inner, ladder), metrics
+
+    def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:
+        """As the rollout's; every row has the ladder's numbers."""
+        return CurriculumState(self.rollout.shardings(state.inner, rows, like_params), rows(state.ladder))
 
     def after_update(self, state: CurriculumState, params: dict, step) -> CurriculumState:
         """The rollout's."""

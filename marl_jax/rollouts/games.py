@@ -11,6 +11,7 @@ rows with one forward pass; the historical opponent needs a second one, for its 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -95,12 +96,19 @@ class GameRollout:
         pool = None if self.opponents is None else self.opponents.new_pool(self.team, params)
         return State(self.fresh_games(key), pool)
 
+    def shardings(self, state: State, rows: Callable, like_params: Callable) -> State:
+        """Where the state lies: games by their rows, snapshots like the parameters.
+
+        rows, like_params  from a tree of arrays or shapes to its shardings
+        """
+        return State(rows(state.games), None if state.pool is None else like_params(state.pool))
+
     def fresh_games(self, key: jax.Array) -> Games:
         """B of them."""
         return jax.vmap(self._fresh)(row_keys(key, self.rows))
 
     def after_update(self, state: State, params: dict, step: int | jax.Array) -> State:
-        """The state with a snapshot of the new parameters in the pool; called when `snapshots_at(step)`."""
+        """The state with a snapshot of the new parameters in the pool; called where `changes_after(step)`."""
         return dataclasses.replace(state, pool=self.opponents.add_snapshot(self.team, state.pool, params, step))
 
     def changes_after(self, step: int) -> bool:

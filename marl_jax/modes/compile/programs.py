@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from marl_jax.devices import compiler, placement
-from marl_jax.learning.update import TrainState, make_optimiser
+from marl_jax.learning.update import TrainState
 from marl_jax.modes.setup import Setup
-from marl_jax.modes.train import all_weights, learn_step, play_step, snapshot_params
+from marl_jax.modes.train import all_weights, learn_step, optimiser_of
 from marl_jax.rollouts import opponents
 from models import fetch, registry, tokenizers
 from models.config import ModelConfig
