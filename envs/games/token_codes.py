@@ -21,7 +21,7 @@ from envs.games.answers import MARK, MARK_GAP, folds
 
 ALNUM = frozenset((string.ascii_letters + string.digits).encode())
 RUN = 128
-"""The first code that is no byte; itself a run that separates everything, which also stands behind the end of a text."""
+"""The first code that is no byte: a run that separates everything. It also stands behind the end of a text."""
 COLON = ord(":")
 
 

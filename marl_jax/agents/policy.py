@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -63,25 +64,19 @@ class LoraSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Free:
-    """Free answers: up to `max_new` tokens until one of the stop ids; an answer is an action if it is exactly its name.
+    """Free answers: up to `max_new` tokens until one of the stop ids, which may reason before they name an action.
 
     ids      int32 [A, W'], the names, -1 behind their ends
     lengths  int32 [A]
+    parser   (answers [B, W], lengths [B] without the stop, legal [B, A]) -> int32 [B], the legal action that each
+             answer names, or -1
     """
 
     ids: np.ndarray
     lengths: np.ndarray
     stop_ids: tuple[int, ...]
     max_new: int
-
-    def parse(self, answers: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
-        """int32 [B]: the legal action that each answer (without its stop) names, or -1."""
-        width = max(answers.shape[1], self.ids.shape[1])
-        pad = lambda x: jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1)  # noqa: E731
-        ids, answers = pad(jnp.asarray(self.ids)), pad(answers)
-        same = (answers[:, None] == ids) | (jnp.arange(width) >= self.lengths[:, None])
-        named = jnp.all(same, axis=-1) & (lengths[:, None] == self.lengths) & legal
-        return jnp.where(jnp.any(named, axis=1), jnp.argmax(named, axis=1), -1).astype(jnp.int32)
+    parser: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -317,7 +312,7 @@ class Policy:
             answers, logps = (jnp.concatenate(x, axis=1) for x in zip((answers, logps), rest, strict=True))
         answers, logps = answers[:, : free.max_new], logps[:, : free.max_new]
         said = rows.written - (rows.finish == decode.STOP)
-        return free.parse(answers, said, legal), answers, rows.written, logps
+        return free.parser(answers, said, legal), answers, rows.written, logps
 
     def _prefix_rows(self, prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots: int) -> kv.Cache:
         if adapters is None:

@@ -14,6 +14,7 @@ from envs.games import registry as games
 from envs.games import text as texts
 from envs.games.bots import Bot
 from envs.games.game import Game
+from envs.games.parser import make_parser
 from envs.games.text import Prompt
 from marl_jax.agents.policy import Free, LoraSpec, Policy
 from marl_jax.agents.team import Backbone, Prompts, Team
@@ -275,7 +276,8 @@ def _free(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Free:
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
         raise ConfigError([f"{problem}; accepted: {longest} and more"])
-    return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
+    parser = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True))
+    return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit, parser)
 
 
 def _seats(config: ConfigDict, game: Game) -> list[str]:
