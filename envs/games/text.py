@@ -18,7 +18,6 @@ action names too, so the answer's tokens are `prompt.action_ids` in every state.
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -26,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.games import answers
 from envs.games.entry import GAMES
 from envs.games.game import Game, State
 from envs.games.template import Compiled, Encoder, Fixed, Piece, Table, Template, Tokenizer, token_table
@@ -78,8 +78,10 @@ class Text:
             found = getattr(self, field)
             if len(found) != expected:
                 raise ValueError(f"text of {self.game.name}: {field} has {len(found)} entries, expected {expected}")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError(f"text of {self.game.name}: names must be distinct, found {self.names}")
+        try:
+            answers.check_names(self.names)
+        except ValueError as error:
+            raise ValueError(f"text of {self.game.name}: {error}") from error
 
     def observe(self, state: State, player: int) -> str:
         """The observation alone, as a string; host only."""
@@ -89,23 +91,12 @@ class Text:
     def _jitted(self) -> Callable[[State, jax.Array], jax.Array]:
         return jax.jit(self.indices)
 
-    def parse(self, answer: str, legal: Sequence[bool] | None = None) -> int | None:
+    def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """The action that a free answer names, among the legal ones if these are given; None if it names none.
 
-        That is the first name after the last "answer:", or else the last name in it; a name must stand alone. Capitals
-        are forgiven where no two names differ in them only.
+        `answers.py` says what counts as naming it.
         """
-        allowed = tuple(name for action, name in enumerate(self.names) if legal is None or legal[action])
-        if not allowed:
-            return None
-        fold = len({name.lower() for name in self.names}) == len(self.names)
-        pattern = _name_pattern(allowed, fold)
-        marks = list(_ANSWER.finditer(answer))
-        found = pattern.search(answer, marks[-1].end()) if marks else None
-        name = found[0] if found else next(iter(reversed(pattern.findall(answer))), None)
-        if name is None:
-            return None
-        return next(a for a, own in enumerate(self.names) if own == name or (fold and own.lower() == name.lower()))
+        return answers.parse(self.names, answer, legal)
 
     def compile(self, tokenizer: Tokenizer, chat: ChatParts | None = None, context: str = "turn") -> "Prompt":
         """The prompt for a tokenizer; without chat parts the text stands bare, for base models."""
@@ -267,13 +258,3 @@ def _lead(template: Template) -> tuple[Piece, ...]:
     if template.pieces and isinstance(template.pieces[0], Fixed):
         return template.pieces
     return (Fixed(""), *template.pieces)
-
-
-_ANSWER = re.compile(r"answer[^:\n]{0,20}:", re.IGNORECASE)
-
-
-@functools.lru_cache(maxsize=256)
-def _name_pattern(names: tuple[str, ...], fold: bool) -> re.Pattern:
-    """Finds any of the names where no letter or digit touches it, longer names first."""
-    options = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.compile(rf"(?<![A-Za-z0-9])(?:{options})(?![A-Za-z0-9])", re.IGNORECASE if fold else 0)

@@ -65,7 +65,7 @@ def act(
 
 
 def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values) -> Decision:
-    """Answers from the last hidden states [B, D] of what was read, `lengths` tokens of each row, the prefix included."""
+    """Answers from the last hidden states [B, D] of what was read: `lengths` tokens of each row, prefix included."""
     heat = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
     asked = Asked(policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype)
     return Decision(*policy.answers.sample(asked), values)

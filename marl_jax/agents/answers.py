@@ -31,7 +31,7 @@ from models.model import Model
 
 
 class Reply(NamedTuple):
-    """Answers of B rows: action [B] (-1: it names none), tokens [B, W] (0 behind the end), lengths [B], logps [B, W]."""
+    """Answers of B rows: action [B] (-1: none), tokens [B, W] (0 behind the end), lengths [B], logps [B, W]."""
 
     action: jax.Array
     tokens: jax.Array
@@ -178,9 +178,7 @@ class FreeText:
         steps = -(-(self.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
         tokens, logps = token[:, None], logp[:, None]
         if steps:
-            rows, *rest, _ = decode.chunk(
-                asked.model, asked.params, rows, settings, steps, asked.adapters, asked.dtype
-            )
+            rows, *rest, _ = decode.chunk(asked.model, asked.params, rows, settings, steps, asked.adapters, asked.dtype)
             tokens, logps = (jnp.concatenate(x, axis=1) for x in zip((tokens, logps), rest, strict=True))
         tokens, logps = tokens[:, : self.max_new], logps[:, : self.max_new]
         said = rows.written - (rows.finish == decode.STOP)

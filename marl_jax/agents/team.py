@@ -2,11 +2,11 @@
 
     L1  all seats have one policy                              one backbone, one set of weights
     L2  a policy for each role, LoRA adapters on one base      one backbone, a row picks its adapter in the forward pass
-    L3  policies with models of their own, of any shape and    a backbone each, with its own tokenizer, prompts, weights,
-        tokenizer, or copies of one model trained apart        optimiser and samples
+    L3  policies with models of their own, of any shape and    a backbone each, with its own tokenizer, prompts,
+        tokenizer, or copies of one model trained apart        weights, optimiser and samples
 
-Weights are a dict by the names of the backbones. With one backbone `Team` only passes on what it is asked. With several,
-each seat reads and writes in the tokens of its own model, in rows as long as the longest of them needs; for learning,
+Weights are a dict by the names of the backbones. With one backbone `Team` only passes on what it is asked. With
+several, each seat reads and writes in the tokens of its own model, in rows as long as the longest needs; for learning,
 `own` cuts out what belongs to one of them.
 """
 
@@ -210,9 +210,7 @@ class Team:
             def ask(backbone=backbone, own=own, mine=mine):
                 read = jnp.where(mine[:, None], tokens[:, : backbone.row], 0)
                 length = jnp.where(mine, lengths, 1)
-                decision = answering.act(
-                    backbone.policy, ready[backbone.name], read, length, legal, keys, own, *given
-                )
+                decision = answering.act(backbone.policy, ready[backbone.name], read, length, legal, keys, own, *given)
                 return self._padded(decision)
 
             empty_decision = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring

@@ -20,7 +20,7 @@ from envs.games.bots import bot_names
 from envs.games.game import Reward
 from marl_jax.config.rules import LORA_TARGETS, MODEL, OPEN, RULES
 from marl_jax.errors import ConfigError
-from marl_jax.rollouts import opponents
+from marl_jax.agents.seating import BOT
 from models import registry as models
 from models.config import ModelConfig
 
@@ -146,8 +146,8 @@ def _batch(c: ConfigDict) -> Iterator[str]:
 
 def _roles(c: ConfigDict) -> Iterator[str]:
     for agent, player in c.agents.items():
-        if player.startswith(opponents.BOT):
-            yield from _bots(f"agents.{agent}", [player.removeprefix(opponents.BOT)], c.env.name)
+        if player.startswith(BOT):
+            yield from _bots(f"agents.{agent}", [player.removeprefix(BOT)], c.env.name)
         elif player not in c.policies:
             known = ", ".join(c.policies) or "none"
             yield (
@@ -219,7 +219,7 @@ def _game(c: ConfigDict) -> Iterator[str]:
     if c.env.symmetry and games.symmetry(game) is None:
         yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
     players = [c.agents.get(f"seat_{i}", c.agents.get(role, c.agents.get("all", ""))) for i, role in enumerate(named)]
-    if c.opponents.self_play_frac < 1 and sum(not player.startswith(opponents.BOT) for player in players) < 2:
+    if c.opponents.self_play_frac < 1 and sum(not player.startswith(BOT) for player in players) < 2:
         yield (
             f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, and policies have one seat only, "
             "the learner's; accepted: 1"

@@ -10,7 +10,7 @@ from marl_jax.learning.moments import scale_by_adam
 
 
 def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
-    """Learning rate by update: up over the warm-up, then constant, or down to `min_lr_ratio` of it at the last update."""
+    """Learning rate by update: up over the warm-up, then constant, or down to `min_lr_ratio` of it."""
     start = optim.warmup_updates
     rest = max(updates - start, 1)
     if optim.schedule == "constant":

@@ -199,7 +199,9 @@ def _zeros(part, *given):
 
 
 @jax.named_scope("optimiser")
-def apply_gradients(policy: Policy, optimiser, state: TrainState, grads: dict, metrics: dict) -> tuple[TrainState, dict]:
+def apply_gradients(
+    policy: Policy, optimiser, state: TrainState, grads: dict, metrics: dict
+) -> tuple[TrainState, dict]:
     """The train state after an optimiser step, and metrics; a loss or gradient that is not finite changes nothing."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])

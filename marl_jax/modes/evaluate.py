@@ -80,7 +80,7 @@ class Evaluation:
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
-        game, c = self._game, self._config
+        game = self._game
         rows = []
         if not game.competitive:
             rows.append(self._row("self", self._alone, (weights,), alone=True))
@@ -311,7 +311,9 @@ def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tup
 
     The run must be one of the same models that played the same game, see `check_run`.
     """
-    trained = {backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones}
+    trained = {
+        backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones
+    }
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
         wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest

@@ -20,14 +20,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envs.games import view
-from envs.games.bots import Bot, bot_names, pick
+from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
 from marl_jax.modes import evaluate
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import opponents
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.samples import row_length
 

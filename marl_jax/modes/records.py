@@ -43,7 +43,9 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         prompt, answer, error = "", game.action_names[action], ""
         if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
             prompt = who.prompt_text(state, seat, turn)
-            answer = who.tokenizer(seat, turn).decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
+            answer = who.tokenizer(seat, turn).decode(
+                played.answer[turn, row, : played.answer_length[turn, row]].tolist()
+            )
             error = PARSE_FAILURE if played.failed[turn, row] else ""
         state, reward = step(state, action)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from configs import algorithms
 from envs.games import registry as games
 from envs.games import text as texts
+from envs.games.parser import make_parser
 from marl_jax.agents.policy import Free, LoraSpec, Policy
 from marl_jax.sampling.choice import make_choices
 from models import registry
@@ -33,13 +34,14 @@ def policy(critic="head", lora=None, style="brief", long_names=False, free=0):
     names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
     if long_names:
         names = [[*b"cell ", *name] if i % 2 else [*b"c", *name] for i, name in enumerate(names)]
+    parser = make_parser(text.text.names, TOKENIZER.token_bytes(skip_special=True))
     return Policy(
         model=model,
         choices=make_choices(names, TOKENIZER.eos_id),
         prefix=text.prefix,
         lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
         critic=critic,
-        free=Free(text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free) if free else None,
+        free=Free(text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free, parser) if free else None,
         dtype=jnp.float32,
     )
 
