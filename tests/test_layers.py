@@ -1,25 +1,31 @@
 """The table of rooms: who may import whom, read from the source of every file."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch")
+ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch", "registries")
 
 MAY_IMPORT = {
+    "registries": set(),
     "launch": {"marl_jax"},
     "experiments": {"configs"},
-    "configs": set(),
-    "models": set(),
-    "envs": set(),
-    "marl_jax": {"models", "envs"},
+    # The fields of a run, with their defaults and rules, are written once, in `marl_jax`. Configs are built from them,
+    # and only from those modules of it that need no JAX (`LIGHT`).
+    "configs": {"marl_jax"},
+    "models": {"registries"},
+    "envs": {"registries"},
+    "marl_jax": {"models", "envs", "registries"},
 }
+LIGHT = ("marl_jax.fields", "marl_jax.algorithms.fields", "marl_jax.config.schema")
 
 
 def files(room):
-    return [ROOT / "launch.py"] if room == "launch" else sorted((ROOT / room).rglob("*.py"))
+    return [ROOT / f"{room}.py"] if room in ("launch", "registries") else sorted((ROOT / room).rglob("*.py"))
 
 
 def imported_rooms(tree):
@@ -48,6 +54,22 @@ def test_a_room_imports_only_what_the_table_allows(room):
     assert not against, "\n".join(against)
 
 
+def test_configs_import_the_light_modules_only():
+    """`from marl_jax import fields` counts as marl_jax.fields."""
+    for file in files("configs"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("marl_jax"):
+                for alias in node.names:
+                    assert {node.module, f"{node.module}.{alias.name}"} & set(LIGHT), f"{file.name}:{node.lineno}"
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("marl_jax") for alias in node.names), f"{file.name}:{node.lineno}"
+
+
+def test_a_config_is_made_without_jax():
+    code = "import sys\nfrom experiments import plan_path\nplan_path.get_config('sft')\nassert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
 def test_the_check_sees_every_kind_of_import():
     source = "import models.lora as x\ndef f():\n    from envs.games import game\nfrom . import own\nimport jax"
     assert list(imported_rooms(ast.parse(source))) == [("models", 1), ("envs", 3)]
@@ -60,7 +82,7 @@ def test_experiments_say_how_they_are_started():
             assert f"python launch.py --config=experiments/{file.name}" in docstring, file.name
 
 
-@pytest.mark.parametrize("room", ["launch", "marl_jax", "models", "envs", "configs", "experiments"])
+@pytest.mark.parametrize("room", ["launch", "registries", "marl_jax", "models", "envs", "configs", "experiments"])
 def test_every_file_and_public_function_has_a_docstring(room):
     missing = []
     for file in files(room):

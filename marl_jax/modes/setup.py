@@ -17,6 +17,7 @@ from envs.games.game import Game
 from envs.games.text import Prompt
 from marl_jax.agents.policy import Free, LoraSpec, Policy
 from marl_jax.agents.team import Backbone, Prompts, Team
+from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from as starts
@@ -169,7 +170,7 @@ def make(
     """
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
-    meshes.check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
+    check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
     game = games.make(config.env.name, **config.env.params.to_dict())
     policies = tuple(config.policies)
     backbones = tuple(
