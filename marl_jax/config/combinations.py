@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -114,21 +114,18 @@ def _weights(c: ConfigDict) -> Iterator[str]:
         yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
 
 
-def _task(c: ConfigDict) -> Iterator[str]:
-    if not c.task.name:
-        return
-    if c.curriculum.enabled:
-        yield f"config.curriculum.enabled is True with task.name {c.task.name!r}; accepted: False, or a puzzle"
-    if c.opponents.self_play_frac < 1 or c.opponents.bots or c.opponents.pool_size:
-        yield f"config.opponents has other players with task.name {c.task.name!r}; accepted: its defaults, or a game"
-    for agent, player in c.agents.items():
-        if player.startswith(BOT):
-            yield f"config.agents.{agent} is {player!r} with task.name {c.task.name!r}; accepted: the name of a policy"
-    if c.task.max_new_tokens >= c.task.max_length:
-        yield (
-            f"config.task.max_new_tokens is {c.task.max_new_tokens} with task.max_length {c.task.max_length}, which "
-            "leaves no room for a prompt; accepted: less"
-        )
+def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
+    """Problems of `config.agents` in a world whose seats have these names, in order."""
+    known = {f"seat_{i}" for i in range(len(named))} | set(named)
+    for agent in c.agents:
+        if agent != "all" and agent not in known:
+            yield f"config.agents.{agent} is no seat of {world}; accepted: all, {', '.join(sorted(known))}"
+    free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
+    if free:
+        yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+    for i, role in enumerate(named):
+        if role != f"seat_{i}" and {role, f"seat_{i}"} <= set(c.agents):
+            yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
 
 
-COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights, _task)
+COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights)

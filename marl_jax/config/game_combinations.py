@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 from envs.games import registry as games
 from envs.games.game import Game, Reward
 from envs.games.puzzle import Puzzle
+from marl_jax.config import combinations
+from marl_jax.fields import STEP
 from marl_jax.rollouts import opponents
 
 
@@ -22,11 +24,8 @@ def _made(c: ConfigDict) -> Game:
 
 def _seats(c: ConfigDict) -> Iterator[str]:
     game = _made(c)
-    seats = {f"seat_{i}" for i in range(game.n_players)} | set(getattr(game, "roles", ()))
-    for agent in c.agents:
-        if agent != "all" and agent not in seats:
-            yield f"config.agents.{agent} is no seat of {c.env.name}; accepted: all, {', '.join(sorted(seats))}"
     named = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    yield from combinations.seats(c, named, c.env.name)
     if c.env.symmetry and games.symmetry(game) is None:
         yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
     players = [c.agents.get(f"seat_{i}", c.agents.get(role, c.agents.get("all", ""))) for i, role in enumerate(named)]
@@ -35,12 +34,6 @@ def _seats(c: ConfigDict) -> Iterator[str]:
             f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, and policies have one seat only, "
             "the learner's; accepted: 1"
         )
-    free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
-    if free:
-        yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
-    for i, role in enumerate(named):
-        if role != f"seat_{i}" and {role, f"seat_{i}"} <= set(c.agents):
-            yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
@@ -81,6 +74,10 @@ def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:
+    for name in c.eval.opponents:
+        step = name.partition("@")[2]
+        if "@" in name and not STEP.holds(step):
+            yield f"config.eval.opponents has {name!r} with the step {step!r}; accepted: {STEP.accepted}"
     runs = [name for name in c.eval.opponents if (Path(name.partition("@")[0]).expanduser() / "config.json").is_file()]
     for problem in _bots("eval.opponents", [name for name in c.eval.opponents if name not in runs], c.env.name):
         yield f"{problem}, or the folder of a run, with @STEP or not"

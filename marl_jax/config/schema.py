@@ -53,7 +53,7 @@ ENV = {
 TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
-    "part": Field("train", TEXT, "part of the examples to train on"),
+    "part": Field("train", choice("train", "test"), "part of the examples to train on"),
     "n_episodes": Field(64, integer(1), "episodes per step"),
     "time_limit": Field(60.0, number(0, above=True), "seconds after which an episode is ended"),
     "max_new_tokens": Field(256, integer(1), "tokens of an answer at most"),

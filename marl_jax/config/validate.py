@@ -1,8 +1,8 @@
 """Refuses a config that cannot work, before anything is compiled.
 
 First every field by itself (`schema.py` and the fields of the algorithm), then every name in its registry, then the
-conditions between fields (`combinations.py`, `game_combinations.py` and the algorithm's own check). `check` collects
-every problem, so that a user can fix them all at once; each names the field, its value and what is accepted.
+conditions between fields (`combinations.py`, those of the world beside it, and the algorithm's own check). `check`
+collects every problem, so that a user can fix them all at once; each names the field, its value and what is accepted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import combinations, game_combinations, renamed, schema
+from marl_jax.config import combinations, game_combinations, renamed, schema, task_combinations
 from marl_jax.errors import ConfigError, did_you_mean
 from marl_jax.fields import OPEN, Field
 from models import registry as models
-from registries import Registry, load_plugins
+from registries import load_plugins
 
 LEARNING_MODES = ("train", "compile")
 
@@ -34,7 +34,7 @@ def check(config: ConfigDict, mode: str = "train") -> None:
         raise ConfigError([f"config.plugins: {error}"]) from error
     problems = [*_single_fields(config)]
     problems = problems or [*_names(config)]
-    problems = problems or [*_game_parameters(config)]
+    problems = problems or [*_parameters(config)]
     problems = problems or [*_combinations(config, mode)]
     if problems:
         raise ConfigError(problems)
@@ -101,8 +101,8 @@ def _names(config: ConfigDict) -> Iterator[str]:
         yield f"config.env.name is {game!r} and task.name is {task!r}; accepted: one world, the other name ''"
     elif game and game not in games.GAMES:
         yield _unknown("env.name", game, tuple(games.GAMES))
-    elif task and task not in tasks():
-        yield _unknown("task.name", task, tasks().names())
+    elif task and task not in task_combinations.tasks():
+        yield _unknown("task.name", task, task_combinations.tasks().names())
     for name, value in fields(config):
         if schema.field_name(name) != "model.name":
             continue
@@ -115,26 +115,19 @@ def _unknown(field: str, value: Any, names: tuple[str, ...]) -> str:
     return f"config.{field} is {value!r}; accepted: one of {', '.join(names)}{did_you_mean(str(value), names)}"
 
 
-def tasks() -> Registry:
-    """The registry of host tasks."""
-    from envs.tasks import TASKS
-
-    return TASKS
-
-
-def _game_parameters(config: ConfigDict) -> Iterator[str]:
-    if not config.env.name:
-        return
+def _parameters(config: ConfigDict) -> Iterator[str]:
+    group = "env" if config.env.name else "task"
     try:
-        games.make(config.env.name, **config.env.params.to_dict())
+        if config.env.name:
+            games.make(config.env.name, **config.env.params.to_dict())
+        else:
+            task_combinations.make(config)
     except (TypeError, ValueError) as error:
-        yield f"config.env.params: {error}"
+        yield f"config.{group}.params: {error}"
 
 
 def _combinations(config: ConfigDict, mode: str) -> Iterator[str]:
-    conditions = [*combinations.COMBINATIONS, ALGORITHMS.get(config.algo.name).check]
-    if config.env.name:
-        conditions += game_combinations.COMBINATIONS
-    for condition in conditions:
+    world = game_combinations if config.env.name else task_combinations
+    for condition in (*combinations.COMBINATIONS, *world.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
         if mode in LEARNING_MODES or condition not in game_combinations.ONLY_LEARNING:
             yield from condition(config)

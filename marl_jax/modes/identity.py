@@ -32,7 +32,7 @@ def identity(setup: Setup) -> dict:
         "agents": c.agents.to_dict(),
         "env": c.env.to_dict(),
         "algorithm": c.algo.name,
-        "critic": c.algo.critic,
+        "critic": c.algo.get("critic", "none"),
         "games": c.rollout.games,
         "pool": c.opponents.pool_size,
         "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},

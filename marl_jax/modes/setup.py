@@ -218,7 +218,7 @@ def _mind(config: ConfigDict, number: int, chosen: ConfigDict, names, game: Game
         choices=make_choices(_names(prompt), tokenizer.eos_id),
         prefix=prompt.prefix,
         lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
-        critic=config.algo.critic,
+        critic=config.algo.get("critic", "none"),
         dtype=jnp.dtype(chosen.dtype),
         remat=chosen.remat,
         unroll=chosen.unroll,
@@ -226,7 +226,7 @@ def _mind(config: ConfigDict, number: int, chosen: ConfigDict, names, game: Game
         free=_free(config, prompt, tokenizer) if config.rollout.answer == "free" else None,
         fuse=meshes.for_sampling(mesh, config.mesh.sampling).shape["tensor"] == 1,
         warm=start is not None and start.lora,
-        share=config.algo.group_size if config.algo.share_prefix else 1,
+        share=config.algo.group_size if config.algo.name == "at_grpo" else 1,
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
@@ -239,7 +239,7 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
     if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
         return
     words = ", ".join(f"{backbone.name} has that of {backbone.config.name}" for backbone in backbones)
-    if config.algo.critic == "central":
+    if config.algo.get("critic") == "central":
         raise ConfigError(
             [
                 "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "

@@ -50,8 +50,8 @@ def test_a_conversation_is_one_row():
     config.env.context = "history"
     assert batches.rows(config) == 16  # two seats
     batches.check_batches(config, ways=8)
-    with pytest.raises(ConfigError, match=r"rows do not split"):
-        config.rollout.games = 12
+    config.rollout.games, config.algo.minibatches = 12, 4
+    with pytest.raises(ConfigError, match=r"24 rows do not split .* nearest: 8 or 16$"):
         batches.check_batches(config, ways=4)
 
 

@@ -1,5 +1,6 @@
 """A config that cannot work is refused with the field, its value and what is accepted."""
 
+import dataclasses
 import re
 import types
 
@@ -9,7 +10,7 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults, models, planning
 from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import batches, validate
+from marl_jax.config import batches, task_combinations, validate
 from marl_jax.errors import ConfigError, nearest
 from marl_jax.fields import Field, number
 from registries import Registry
@@ -135,6 +136,7 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(opponents__self_play_frac=0.5), "config.opponents.pool_size is 0 and leaves 0.50 of the games"),
         (dict(opponents__bot_frac=0.5), "is above 1"),
         (dict(eval__opponents=("minmax",)), "config.eval.opponents has 'minmax', which is no bot of tic_tac_toe"),
+        (dict(eval__opponents=("runs/x@last",)), "config.eval.opponents has 'runs/x@last' with the step 'last'; acc"),
         (dict(checkpoint__best_metric="search/win_rate"), "'search' is no opponent"),
         (dict(checkpoint__best_metric="random/winrate"), "tic_tac_toe has no metric 'winrate'; accepted: <opponent>"),
         (dict(checkpoint__best_metric="random"), "has no metric ''"),
@@ -227,9 +229,15 @@ def test_a_missing_field_is_told():
 @pytest.fixture
 def sums(monkeypatch):
     """A run whose world is a task."""
+
+    @dataclasses.dataclass
+    class Sums:
+        digits: int = 1
+        roles = ("solver", "checker")
+
     registry = Registry("tasks")
-    registry.add("sums", "nowhere:SUMS")
-    monkeypatch.setattr(validate, "tasks", lambda: registry)
+    registry.add("sums", Sums)
+    monkeypatch.setattr(task_combinations, "tasks", lambda: registry)
     config = defaults.get_config()
     defaults.use_task(config, "sums", digits=2)
     return config
@@ -248,6 +256,9 @@ def test_the_world_is_a_game_or_a_task(sums):
     [
         (dict(task__name="smus"), "config.task.name is 'smus'; accepted: one of sums; did you mean sums?"),
         (dict(task__n_episodes=12, algo=algorithms.grpo()), "config.task.n_episodes is 12, not a multiple of"),
+        (dict(task__params={"size": 4}), "config.task.params: "),
+        (dict(agents={"solver": "main"}), "config.agents has no policy for checker; accepted: every seat, or 'all'"),
+        (dict(agents={"all": "main", "judge": "main"}), "config.agents.judge is no seat of sums; accepted: all"),
         (dict(task__time_limit=0.0), "config.task.time_limit is 0.0; accepted: a number above 0"),
         (dict(task__max_length=256), "config.task.max_new_tokens is 256 with task.max_length 256"),
         (dict(algo=algorithms.sft()), "config.algo.name is 'sft' with task.name 'sums', which no bot plays"),
