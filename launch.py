@@ -38,7 +38,7 @@ TOGETHER = ("train", "eval")  # modes that several processes carry out together;
 def main(argv: list[str]) -> int:
     """Carries out one command line; the status is 0, 1 (the run failed) or 2 (the command was refused)."""
     if {"--help", "-h"} & set(argv):
-        sys.stdout.write(f"{__doc__}\n{flags.define(ConfigDict(), argv[:1], tuple(MODES)).get_help()}\n")
+        sys.stdout.write(f"{__doc__}\n{flags.help_text(tuple(MODES))}\n")
         return 0
     try:
         check_mode(argv)

@@ -10,10 +10,12 @@ import types
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 import launch
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import flags
+from marl_jax.config.validate import fields
 from marl_jax.errors import RunError
 from marl_jax.running.signals import GracefulStop
 
@@ -113,9 +115,13 @@ def test_refused(capsys, started, arguments, message):
     assert not started
 
 
-def test_help_lists_the_modes(capsys):
+def test_help_lists_the_modes_and_the_fields(capsys):
     assert launch.main(["launch.py", "--help"]) == 0
-    assert f"one of {', '.join(launch.MODES)}" in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert f"one of {', '.join(launch.MODES)}" in " ".join(text.split())
+    assert "\n  optim.lr (0.001): learning rate\n" in text
+    own = text[text.index("Fields of the algorithm sft:") :]
+    assert "algo.noise (0.1): share of moves" in own and "algo.clip_low" not in own
 
 
 def test_an_experiment_with_a_mistake_is_told_with_its_name(capsys, tmp_path):
@@ -135,6 +141,25 @@ def test_a_run_is_found_by_its_folder(started, tmp_path):
     assert launch.main(["launch.py", *arguments]) == 0
     found = started[0][1]["config"]
     assert found.steps == 77 and found.eval.opponents == ("minimax",) and found.name == "tic_tac_toe_selfplay"
+
+
+@pytest.mark.parametrize("form", ["at_grpo", "grpo", "sft"])
+def test_every_field_can_be_written_on_the_command_line(started, form):
+    """Each with the value it has, so that nothing may change."""
+    path = f"{ROOT}/experiments/plan_path.py"
+    config = flags.load_experiment(path, form)
+    overrides = [f"--config.{name}={value}" for name, value in fields(config) if not isinstance(value, ConfigDict)]
+    assert len(overrides) > 100
+    assert launch.main(["launch.py", f"--config={path}:{form}", *overrides]) == 0
+    assert started[0][1]["config"].to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("experiment", ["tic_tac_toe_selfplay.py", "plan_path.py:at_grpo_lora", "sudoku.py:sft"])
+def test_a_saved_config_is_read_as_it_was(started, tmp_path, experiment):
+    config = flags.load_experiment(f"{ROOT}/experiments/{experiment.partition(':')[0]}", experiment.partition(":")[2])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert launch.main(["launch.py", f"--workdir={tmp_path}"]) == 0
+    assert started[0][1]["config"].to_dict() == config.to_dict()
 
 
 def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):

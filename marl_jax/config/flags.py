@@ -24,8 +24,7 @@ from ml_collections import ConfigDict, config_flags
 
 from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import saved
-from marl_jax.config.schema import OPEN_GROUPS
+from marl_jax.config import saved, schema
 from marl_jax.errors import ConfigError
 from registries import load_plugins
 
@@ -64,6 +63,19 @@ def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.F
     return v
 
 
+def help_text(modes: Sequence[str]) -> str:
+    """The flags, every field of a run and the fields of every algorithm, each with its default."""
+    groups = {"Fields of a run, --config.FIELD=VALUE": schema.FIELDS}
+    for name in ALGORITHMS:
+        own = ALGORITHMS.get(name).fields
+        groups[f"Fields of the algorithm {name}"] = {f"algo.{key}": field for key, field in own.items()}
+    lines = [define(ConfigDict(), ["launch.py"], modes).get_help()]
+    for title, members in groups.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name} ({field.default!r}): {field.help}" for name, field in members.items()]
+    return "\n".join(lines)
+
+
 def parse(argv: list[str], modes: Sequence[str]) -> Command:
     """Reads a command line; a `ConfigError` has what is wrong with it."""
     place, argv = take(argv, "config")
@@ -81,7 +93,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])
-    opened = {field: text for field, text in overrides.items() if field.startswith(OPEN_GROUPS)}
+    opened = {field: text for field, text in overrides.items() if field.startswith(schema.OPEN_GROUPS)}
     problems = [problem for field in overrides if field not in opened for problem in wrong_field(base, field)]
     if problems:
         raise ConfigError(problems)
