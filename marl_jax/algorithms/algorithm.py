@@ -148,5 +148,3 @@ class ClippedObjective:
 def value_mask(samples: Samples, gae: str) -> jax.Array:
     """float32 [N, X]: where the critic is asked. Over turns, before the first token; over tokens, before each."""
     return samples.mask() if gae == "token" else samples.first()
-
-

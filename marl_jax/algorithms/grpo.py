@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
+from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
@@ -19,9 +20,7 @@ from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.samples import Samples
 
 
-def prepare(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
-) -> tuple[Samples, dict[str, jax.Array]]:
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with the advantages of whole episodes within their groups, seat by seat, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
     returns, ended = episode_returns(samples)  # [G, P, K], [G, K]
@@ -80,4 +79,4 @@ def rollout(run) -> GroupRollout:
     return GroupRollout(**run.rollout_settings(), candidates=run.config.algo.group_size)
 
 
-GRPO = Algorithm("grpo", {}, rollout, prepare, ClippedObjective(critic=False))
+GRPO = Algorithm("grpo", fields.GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.grpo)

@@ -7,15 +7,14 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
+from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.samples import Samples
 
 
-def prepare(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
-) -> tuple[Samples, dict[str, jax.Array]]:
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
     if algo.tis_clip or algo.gae == "token":
         scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
@@ -50,4 +49,4 @@ def rollout(run) -> GameRollout:
     return GameRollout(**run.rollout_settings(), opponents=run.opponents())
 
 
-PPO = Algorithm("ppo", {}, rollout, prepare, ClippedObjective(critic=True), critic=True)
+PPO = Algorithm("ppo", fields.PPO, rollout, prepare, ClippedObjective(critic=True), critic=True, check=checks.ppo)

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, Examined
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.turns import Turn
@@ -26,9 +27,7 @@ DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is
 HELD_OUT_KEY = 7
 
 
-def prepare(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
-) -> tuple[Samples, dict[str, jax.Array]]:
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
     """The samples as they are."""
     return samples, {}
 
@@ -89,4 +88,4 @@ class Imitation:
         return jax.lax.map(turn, (turns, right)), turns.counts > 0
 
 
-SFT = Algorithm("sft", {}, rollout, prepare, Likelihood(), examine=Imitation)
+SFT = Algorithm("sft", fields.SFT, rollout, prepare, Likelihood(), examine=Imitation, check=checks.sft)

@@ -29,7 +29,9 @@ from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
 from marl_jax.agents.team import Backbone
 from marl_jax.algorithms.algorithm import Examined
+from marl_jax.config import saved
 from marl_jax.errors import RunError
+from marl_jax.fields import STEP
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run
 from marl_jax.modes.setup import Setup
@@ -38,6 +40,7 @@ from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import replace_text
+from registries import load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -264,12 +267,12 @@ def contestant(name: str, setup: Setup) -> Contestant:
     if not (path / "config.json").is_file():
         known = ", ".join(bot_names(setup.game.name))
         raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
-    if step and not step.isdecimal():
-        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with a number")
+    if step and not STEP.holds(step):
+        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
     other = _setup_of(path, setup)
     if other.game != setup.game:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
-    weights = restore_weights(other, path, int(step) if step else None)[1]
+    weights = restore_weights(other, path, step or "newest")[1]
     # Runs of one shape share a compiled match; their weights are arguments.
     one = setup if _shape(setup) == _shape(other) else other
     return Contestant(f"{path.name}@{step}" if step else path.name, SeatedTeam(one.team, other.seating), weights)
@@ -278,10 +281,11 @@ def contestant(name: str, setup: Setup) -> Contestant:
 def _setup_of(folder: Path, setup: Setup) -> Setup:
     """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
     try:
-        config = ConfigDict(json.loads((folder / "config.json").read_text()))
+        config = saved.read(folder).unlock()
+        load_plugins(config.plugins)
         config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
         config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
-        config.algo.minibatches = config.algo.grad_accum_steps = 1
+        config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
         return setups.make(config)
     except (AttributeError, KeyError, ValueError) as error:
         raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
@@ -306,8 +310,8 @@ def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
         return {}
 
 
-def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict[str, dict]]:
-    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best.
+def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[int, dict[str, dict]]:
+    """(step, weights of every model) from a run's checkpoint: "newest", "best" or the number of a step.
 
     The run must be one of the same models that played the same game, see `check_run`.
     """
@@ -316,14 +320,12 @@ def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tup
     }
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
-        wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest
-        if wanted is None and checkpoints.latest is not None:
-            raise RunError(f"eval.step is -2, and no checkpoint in {workdir} has the figure of checkpoint.best_metric")
-        if wanted is None:
-            raise RunError(f"{workdir} has no checkpoint")
+        wanted = checkpoints.named(step)
         check_run(_run_of(checkpoints, wanted), setup, workdir)
-        named = step is not None and step != -1
-        restored = checkpoints.restore({"trained": trained}, step=wanted if named else None, partial=True)
+        # Where the newest is damaged, the one before it will do.
+        restored = checkpoints.restore(
+            {"trained": trained}, step=None if step == "newest" else wanted, partial=True
+        )
     finally:
         checkpoints.close()
     check_run(restored.meta.get("run", {}), setup, workdir)

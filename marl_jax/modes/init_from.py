@@ -20,7 +20,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
-from marl_jax.errors import RunError
+from marl_jax.config import saved
+from marl_jax.errors import CheckpointError, RunError
+from marl_jax.fields import STEP
 from marl_jax.running import checksums as seals
 from marl_jax.running.checkpoint import Checkpoints
 from models.sharding import param_shardings
@@ -55,7 +57,7 @@ class Start:
 
     def config(self) -> ConfigDict:
         """The config of that run."""
-        return ConfigDict(json.loads((self.folder / "config.json").read_text()))
+        return saved.read(self.folder)
 
     def restore(self, like: dict) -> dict:
         """The entries of `like` ({"model"} or {"adapters"}, abstract) from the checkpoint."""
@@ -104,19 +106,19 @@ def find(place: str, name: str) -> Start | None:
     if not place:
         return None
     folder, _, step = place.partition("@")
+    if step and not STEP.holds(step):
+        raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with {STEP.accepted}")
     path = Path(folder).expanduser().absolute()
     if not (path / "checkpoints").is_dir():
         raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoints")
     checkpoints = Checkpoints(path, read_only=True)
     try:
-        number = int(step) if step else checkpoints.latest
-        run = None if number is None else checkpoints.meta(number).get("run", {})
-    except ValueError:
-        raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with a number") from None
+        number = checkpoints.named(step or "newest")
+        run = checkpoints.meta(number).get("run", {})
+    except CheckpointError as error:
+        raise RunError(f"config.model.init_from is {place!r}: {error}") from error
     finally:
         checkpoints.close()
-    if run is None:
-        raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoint")
     models = run.get("models", {})
     found = name if name in models else next(iter(models)) if len(models) == 1 else None
     if found is None:

@@ -23,6 +23,7 @@ from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from
@@ -152,7 +153,7 @@ def make(
     """
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
-    meshes.check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
+    check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
     game = games.make(config.env.name, **config.env.params.to_dict())
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)

@@ -199,14 +199,14 @@ def runs(tmp_path_factory):
 
 def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     setup, folder, _ = runs
-    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, 1)[0] == 1
+    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, "1")[0] == 1
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
         evaluate.restore_weights(other_game, folder)
     with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
-        evaluate.restore_weights(setup, folder, 999)
-    with pytest.raises(RunError, match="eval.step is -2, and no checkpoint in .* has the figure"):
-        evaluate.restore_weights(setup, folder, -2)
+        evaluate.restore_weights(setup, folder, "999")
+    with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
+        evaluate.restore_weights(setup, folder, "best")
 
 
 def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):
@@ -244,7 +244,7 @@ def test_opponents_by_folder(runs, tmp_path):
     setup, one, other = runs
     named = evaluate.contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
     assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
-    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with a number"):
+    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with 'newest'"):
         evaluate.contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine
