@@ -196,9 +196,10 @@ class BatcherThread:
             return
         if self._paused:
             self._batcher.expire()
-        elif self._batcher.busy:
+        self._hand_out()  # what the commands settled does not wait for a chunk
+        if not self._paused and self._batcher.busy:
             self._batcher.step()
-        self._hand_out()
+            self._hand_out()
 
     def _due(self) -> bool:
         """Whether there is something to do without a new command."""
