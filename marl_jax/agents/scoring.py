@@ -19,7 +19,7 @@ from marl_jax.agents.answering import at
 from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
 from models import lora
-from models.layouts import Branches, Packed, move
+from models.layouts import Branches, Conversations, Packed, move
 from models.logprobs import token_logprobs
 
 
@@ -65,17 +65,20 @@ def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lor
     if samples.segment is None and samples.branch is None:
         hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters)
     else:
-        hidden = read(samples.tokens, positions=samples.positions, layout=_layout(samples), adapters=adapters)
+        given = dict(positions=samples.positions, lengths=samples.lengths, layout=_layout(samples))
+        hidden = read(samples.tokens, adapters=adapters, **given)
     return jnp.take_along_axis(hidden, samples.reads[..., None], axis=1)
 
 
-def _layout(samples: Samples):
+def _layout(samples: Samples) -> Branches | Conversations:
+    """Who sees whom: a prompt with its candidates has a faster way than conversations of any form."""
     if samples.fan and samples.segment is None:
-        room = samples.tokens.shape[1] - samples.n_answers * samples.fan
         prompts = samples.sees[:, 0] - samples.positions[:, 0]
-        assert room > 0
         return Branches(prompts, samples.n_answers, samples.fan)
-    raise NotImplementedError
+    sees = None
+    if samples.branch is not None:
+        sees = jnp.take_along_axis(samples.sees, jnp.maximum(samples.branch, 0), axis=1)
+    return Conversations(samples.positions, samples.segment, samples.branch, sees)
 
 
 def _values(policy: Policy, critic: dict, samples: Samples, before: jax.Array) -> jax.Array:
