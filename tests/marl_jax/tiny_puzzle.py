@@ -70,5 +70,5 @@ def episodes(roles="two", rows=2 * K, turns=45, **changes):
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
     config = getattr(algorithms, name)(K)
-    config.update(dict(tis_clip=0.0, minibatches=1, share_prefix=False) | changes)
+    config.update(dict(tis_clip=0.0, minibatches=1) | changes)
     return config
