@@ -198,11 +198,12 @@ def test_another_algorithm_brings_its_fields_and_keeps_what_was_changed(started)
 def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, monkeypatch):
     (tmp_path / "my_plugin.py").write_text(
         "from marl_jax.algorithms import ALGORITHMS, Algorithm\n"
-        "from marl_jax.fields import Field, integer, number\n"
+        "from marl_jax.fields import Field, choice, integer, number\n"
         "def check(config):\n"
         "    if config.algo.beta > config.optim.lr:\n"
         "        yield 'config.algo.beta is above optim.lr'\n"
-        "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts')}\n"
+        "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts'),\n"
+        "          'entropy_coef': Field('auto', choice('auto', 'off'), 'not a number here')}\n"
         "ALGORITHMS.add('mine', Algorithm('mine', FIELDS, check=check))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -216,7 +217,8 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
     assert "config.algo.beta is 2.0; accepted: a number from" in refused(capsys, *chosen, "--config.algo.beta=2")
     assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
     config = started[0][1]["config"]
-    assert config.algo.to_dict() == {"name": "mine", "beta": 1e-5, "minibatches": 8}  # 8 is the experiment's
+    # 8 is the experiment's; its entropy_coef is nothing that this algorithm accepts.
+    assert config.algo.to_dict() == {"name": "mine", "beta": 1e-5, "minibatches": 8, "entropy_coef": "auto"}
     assert config.plugins == ("my_plugin",)
     monkeypatch.delitem(sys.modules, "my_plugin")
 
@@ -262,6 +264,7 @@ def test_experiments_imitate_a_bot(started, experiment, lr):
     assert (config.steps, config.rollout.games, config.rollout.turns) == (100, 128, 8)
     assert (config.optim.lr, config.optim.schedule, config.optim.warmup) == (lr, "linear", 5)
     assert (config.model.lora.rank > 0) == ("lora" in experiment)
+    assert config.algo.grad_accum_steps == (8 if "smollm2" in experiment or "plan" in experiment else 1)
 
 
 def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, capsys, tmp_path):
