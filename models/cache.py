@@ -75,6 +75,11 @@ def pick(layer, batch: int, rows: jax.Array | None):
     return tuple(x.reshape(*split, *x.shape[1:]).at[front].get(mode="fill", fill_value=jnp.nan) for x in layer)
 
 
+def take(cache: Cache, rows: jax.Array) -> Cache:
+    """A cache of the rows `rows` int32 [B] only, copied (see `pick`): to try several answers and keep the cache."""
+    return Cache(tuple(pick(layer, len(rows), rows) for layer in cache.layers), cache.lengths[rows])
+
+
 def _address(batch, total, rows):
     """Indices of some of `total` rows, and the shape of the axes that they index."""
     if rows is None:

@@ -206,6 +206,21 @@ def test_on_a_mesh_rows_stay_with_their_game(name):
         assert np.isnan(wrong).all(), "rows of other games must not go unnoticed"
 
 
+def test_candidates_are_tried_on_copies_of_rows():
+    """Two candidates of each mover, on copies; the chosen one is then read into the cache, as if it stood alone."""
+    model, stacked = make("llama")
+    params, rows = unstack(model, stacked), jnp.array([4, 1])
+    first, answers = random_tokens(6, 5), random_tokens(4, 1, seed=2)
+    empty = kv.empty(model.cfg, 6, SLOTS, F32)
+    _, cache = step(model, params, None, None, first, np.full(6, 5), empty, np.arange(6), None)
+    copies = kv.repeat(kv.take(cache, rows), 2)
+    tried, _ = step(model, params, None, None, answers, np.ones(4, int), copies, np.arange(4), None)
+    kept, _ = step(model, params, None, None, answers[1::2], np.ones(2, int), cache, rows, None)
+    np.testing.assert_allclose(kept, tried[1::2], atol=ATOL)
+    whole = read(model, params, None, None, np.concatenate([first[np.repeat(rows, 2)], answers], axis=1))
+    np.testing.assert_allclose(tried[:, 0], whole[:, -1], atol=ATOL)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_write_changes_the_slots_of_its_rows_only(data):
