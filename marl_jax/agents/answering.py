@@ -64,10 +64,10 @@ def act(
     return answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values)
 
 
-def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values) -> Decision:
+def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values, prefix=None) -> Decision:
     """Answers from the last hidden states [B, D] of what was read: `lengths` tokens of each row, prefix included."""
     heat = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
-    asked = Asked(policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype)
+    asked = Asked(policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype, prefix)
     return Decision(*policy.answers.sample(asked), values)
 
 
@@ -89,6 +89,27 @@ def _read_prompts(policy: Policy, ready, tokens, lengths, adapters):
     return at(hidden, lengths - 1), cache
 
 
+def read_more(
+    policy: Policy,
+    ready: dict,
+    cache: kv.Cache,
+    rows: jax.Array,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    ids: jax.Array,
+) -> tuple[jax.Array, kv.Cache]:
+    """Conversations read on: the last hidden states [B, D], and the cache with what is new behind its rows.
+
+    rows     int32 [B], the conversations' rows of the cache, which holds what comes behind the prefix
+    tokens   int32 [B, T], right-padded, of lengths int32 [B]; 0: the row stays as it is
+    """
+    hidden, cache = policy.model.forward(
+        ready["model"], tokens, lengths=lengths, cache=cache, rows=rows, prefix=ready.get("prefix"),
+        adapters=policy.adapters(ready, ids), dtype=policy.dtype,
+    )  # fmt: skip
+    return at(hidden, jnp.maximum(lengths - 1, 0)), cache
+
+
 def _prefix_rows(prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots: int) -> kv.Cache:
     if adapters is None:
         return kv.broadcast(prefix, batch, slots)
@@ -104,6 +125,8 @@ def values_at_prompt(policy: Policy, ready: dict, last, tokens, lengths, central
     if policy.critic == "head":
         return critics.read(ready["critic"], last)
     prefix = ready.get("critic_prefix")
+    if tokens is None and policy.critic == "separate":  # it reads conversations when they are learned from
+        return jnp.zeros(lengths.shape, jnp.float32)
     if policy.critic == "central":
         (tokens, lengths), prefix = central, None
     values = critics.trunk(policy.model, ready["critic"], tokens, lengths, policy.dtype, prefix=prefix)

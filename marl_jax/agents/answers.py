@@ -6,6 +6,7 @@ Both kinds have one interface for sampling and for scoring, so that no other cod
     decodes           whether an answer takes more than one step, so that sampling needs a cache
     sample(…)         -> `Reply`
     score(…)          the log-probabilities and entropies of sampled answers, for the learner
+    kept(…)           how much of an answer stays in a conversation that goes on
     written()         the answer that names each action, as tokens: for demonstrations
     playable(…)       the action that is played: the one that was named, or a random legal one in its place
     truncated(…)      answers that ran into the limit of their length
@@ -50,6 +51,7 @@ class Asked:
     temperature    float32 [B], 0 for the most likely answer
     keys           PRNG keys [B]
     cache          of what was read; None where answers are one step
+    prefix         what was read before it, where the cache does not hold that
     """
 
     model: Model
@@ -62,6 +64,7 @@ class Asked:
     cache: Cache | None
     adapters: Lora | None
     dtype: jnp.dtype
+    prefix: tuple | None = None
 
 
 class Answers(Protocol):
@@ -86,6 +89,9 @@ class Answers(Protocol):
     def written(self) -> tuple[np.ndarray, np.ndarray]:
         """The answers that name each action: int32 [A, W], 0 behind the end, and lengths int32 [A]."""
 
+    def kept(self, reply: Reply) -> jax.Array:
+        """int32 [B]: how many tokens of each answer stay in the conversation, whose template closes the turn."""
+
     def playable(self, action: jax.Array, legal: jax.Array, keys: jax.Array) -> jax.Array:
         """int32 [B]: the actions, or random legal ones where none was named."""
 
@@ -95,9 +101,13 @@ class Answers(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constrained:
-    """A name of a legal action, exact under the masked distribution (`sampling/choice.py`)."""
+    """A name of a legal action, exact under the masked distribution (`sampling/choice.py`).
+
+    names  int32 [A], tokens of each name without what closes it; None: names need no closing
+    """
 
     choices: choice.Choices
+    names: np.ndarray | None = None
 
     @property
     def width(self) -> int:
@@ -113,7 +123,7 @@ class Constrained:
         """A legal name for every row."""
         chosen = choice.choose(
             asked.model, asked.params, asked.hidden, asked.lengths, self.choices, asked.legal, asked.temperature,
-            asked.keys, cache=asked.cache, adapters=asked.adapters, dtype=asked.dtype,
+            asked.keys, cache=asked.cache, adapters=asked.adapters, dtype=asked.dtype, prefix=asked.prefix,
         )  # fmt: skip
         return Reply(chosen.action, chosen.tokens, chosen.lengths, chosen.logps)
 
@@ -130,6 +140,10 @@ class Constrained:
         """The names."""
         choices = jax.device_get(self.choices)
         return np.maximum(choices.ids, 0).astype(np.int32), choices.lengths.astype(np.int32)
+
+    def kept(self, reply: Reply):
+        """The names."""
+        return reply.lengths if self.names is None else jnp.asarray(self.names, jnp.int32)[reply.action]
 
     def playable(self, action, legal, keys):
         """Every answer names a legal action."""
@@ -178,7 +192,9 @@ class FreeText:
         steps = -(-(self.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
         tokens, logps = token[:, None], logp[:, None]
         if steps:
-            rows, *rest, _ = decode.chunk(asked.model, asked.params, rows, settings, steps, asked.adapters, asked.dtype)
+            rows, *rest, _ = decode.chunk(
+                asked.model, asked.params, rows, settings, steps, asked.adapters, asked.dtype, prefix=asked.prefix
+            )
             tokens, logps = (jnp.concatenate(x, axis=1) for x in zip((tokens, logps), rest, strict=True))
         tokens, logps = tokens[:, : self.max_new], logps[:, : self.max_new]
         said = rows.written - (rows.finish == decode.STOP)
@@ -198,6 +214,11 @@ class FreeText:
         stops = np.flatnonzero(self.lengths < self.max_new)
         ids[stops, self.lengths[stops]] = self.stop_ids[0]
         return ids, np.minimum(self.lengths + 1, self.max_new).astype(np.int32)
+
+    def kept(self, reply: Reply):
+        """All but a stop."""
+        last = jnp.take_along_axis(reply.tokens, jnp.maximum(reply.lengths - 1, 0)[:, None], axis=1)[:, 0]
+        return reply.lengths - jnp.isin(last, jnp.asarray(self.stop_ids, jnp.int32))
 
     def playable(self, action, legal, keys):
         """A random legal action where none was named."""

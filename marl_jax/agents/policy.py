@@ -170,7 +170,10 @@ class Policy:
         n = self.lora.n if self.lora else 1
         tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
         settings = dict(adapters=self.adapters(ready, jnp.arange(n)), dtype=self.dtype)
-        if self.decodes and not self.keeps_cache:
+        if self.keeps_cache:
+            read = self.model.read_prefix(ready["model"], tokens, **settings)
+            ready["prefix"] = self.model.unstack_prefix(read)
+        elif self.decodes:
             _, ready["prefix"] = self.model.forward(ready["model"], tokens, new_cache=len(self.prefix), **settings)
         else:
             ready["prefix"] = self.model.read_prefix(ready["model"], tokens, **settings)

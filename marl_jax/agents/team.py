@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from envs.games.template import join
 from envs.games.text import Prompt
 from marl_jax.agents import answering
 from marl_jax.agents.answering import Decision
@@ -211,7 +212,7 @@ class Team:
                 read = jnp.where(mine[:, None], tokens[:, : backbone.row], 0)
                 length = jnp.where(mine, lengths, 1)
                 decision = answering.act(backbone.policy, ready[backbone.name], read, length, legal, keys, own, *given)
-                return self._padded(decision)
+                return self.padded(decision)
 
             empty_decision = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))
             answers.append((jnp.repeat(mine, candidates), jax.lax.cond(jnp.any(mine), ask, lambda s=empty_decision: s)))
@@ -221,7 +222,8 @@ class Team:
             decision = jax.tree.map(pick, other, decision)
         return decision
 
-    def _padded(self, decision: Decision) -> Decision:
+    def padded(self, decision: Decision) -> Decision:
+        """A decision of one backbone with answers as wide as the team's."""
         room = ((0, 0), (0, self.width - decision.answers.shape[1]))
         return decision._replace(answers=jnp.pad(decision.answers, room), logps=jnp.pad(decision.logps, room))
 
@@ -286,10 +288,29 @@ class Prompts:
 
     def opening(self, state: Any, seat: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The prompt of a turn that stands alone, behind the prefix: int32 [T], right-padded, and its length."""
-        if len(self.team.backbones) == 1:
-            return self.team.backbones[0].opening(state, seat)
-        rendered = [backbone.opening(state, seat) for backbone in self.team.backbones]
-        rows = jnp.stack([jnp.pad(tokens, (0, self.length - tokens.shape[0])) for tokens, _ in rendered])
+        return self._picked([backbone.opening(state, seat) for backbone in self.team.backbones], policy)
+
+    def following(
+        self, said: jax.Array, said_length, pending: jax.Array, pending_length, seat: jax.Array, policy: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """What a later turn of a conversation reads: the last answer, int32 [W], pending events, the question."""
+        rendered = []
+        for backbone in self.team.backbones:
+            more = backbone.prompt.next(pending, pending_length, seat)
+            rendered.append(join([(said, said_length), more], backbone.prompt.pad_id))
+        return self._picked(rendered, policy)
+
+    def event(self, before: Any, action: jax.Array, after: Any, seat: jax.Array, policy: jax.Array):
+        """A move as a seat reads it, int32 [T] right-padded, and its length."""
+        rendered = [backbone.prompt.event(before, action, after, seat) for backbone in self.team.backbones]
+        return self._picked(rendered, policy)
+
+    def _picked(self, rendered: list, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of texts in the tokens of every backbone that of the policy's own."""
+        if len(rendered) == 1:
+            return rendered[0]
+        width = max(tokens.shape[0] for tokens, _ in rendered)
+        rows = jnp.stack([jnp.pad(tokens, (0, width - tokens.shape[0])) for tokens, _ in rendered])
         number = self.team.backbone_of(policy)
         return rows[number], jnp.stack([length for _, length in rendered])[number]
 
