@@ -71,7 +71,7 @@ def environment(name: str, **params) -> ConfigDict:
         dict(
             name=name,
             params=params,
-            text="full",  # full: rules and position in words; brief: a few characters, for small models from scratch
+            text="full",  # full: in words; compact: about a token per fact; brief: a few characters, for byte models
             style="chat",  # chat: the model's own chat template; plain: the text alone
             context="turn",  # every prompt has the rules and the present position
             symmetry=False,  # Other-Play: a random symmetry of the game for every episode and seat

@@ -74,7 +74,7 @@ RULES: dict[str, Rule] = {
     "steps": integer(1),
     "env.name": choice(*games.GAMES),
     "env.params": OPEN,
-    "env.text": choice("full", "brief"),
+    "env.text": choice("full", "compact", "brief"),
     "env.style": choice("chat", "plain"),
     "env.context": choice("turn"),
     "env.symmetry": SWITCH,
