@@ -20,7 +20,6 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, Examined
 from marl_jax.rollouts.demonstrations import Demonstrations
-from marl_jax.rollouts.turns import Turn
 from marl_jax.samples import Samples
 
 DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is right
@@ -62,30 +61,13 @@ class Imitation:
     def __init__(self, run):
         shown = rollout(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
-        self._team = run.team
-        self._turns, self._right = jax.jit(unseen.examine, static_argnums=1)(jax.random.key(HELD_OUT_KEY), DRAWS)
-        prompts = np.asarray(self._turns.prompts)[np.asarray(self._turns.counts) > 0]
-        self._distinct = len(np.unique(prompts, axis=0))
-        self._program = jax.jit(self._answers)
+        self._program = jax.jit(lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS))
 
     def __call__(self, params: dict[str, dict]) -> Examined:
         """How often the most likely answer is one of the bot's."""
-        right, counts = jax.device_get(self._program(params, self._turns, self._right))
-        return Examined("demonstrations", "accuracy", int(np.sum(right & counts)), int(np.sum(counts)), self._distinct)
-
-    def _answers(self, params, turns: Turn, right):
-        """Whether the most likely answers are right, and whether they count: bool [R, B] each."""
-        ready = self._team.prepare_for_sampling(params)
-
-        def turn(xs):
-            shown, right = xs
-            keys = jax.vmap(jax.random.key)(jnp.arange(shown.seat.shape[0]))  # the most likely answer needs no luck
-            said = self._team.act(
-                ready, shown.prompts, shown.lengths, shown.legal, keys, shown.policy, temperature=0.0
-            ).action
-            return jnp.take_along_axis(right, jnp.maximum(said, 0)[:, None], axis=1)[:, 0] & (said >= 0)
-
-        return jax.lax.map(turn, (turns, right)), turns.counts > 0
+        right, counts, prompts = jax.device_get(self._program(params))
+        distinct = len(np.unique(prompts[counts], axis=0))
+        return Examined("demonstrations", "accuracy", int(np.sum(right & counts)), int(np.sum(counts)), distinct)
 
 
 SFT = Algorithm("sft", fields.SFT, rollout, prepare, Likelihood(), examine=Imitation, check=checks.sft)

@@ -111,8 +111,9 @@ def play(
             if not persons:
                 table.show_board(state, None)
             action = int(acts[mover](state, jax.random.fold_in(key, turn)))
-        table.tell_move(state, mover, action)
-        state, reward = step(state, jnp.int32(action))
+        following, reward = step(state, jnp.int32(action))
+        table.tell_move(state, mover, action, following)
+        state = following
         paid += jax.device_get(reward.team + reward.agent + reward.process)
     table.show_board(state, None)
     table.tell_end(state, paid)
@@ -121,7 +122,10 @@ def play(
 
 @dataclasses.dataclass(eq=False)
 class _Terminal:
-    """What is written and read at the terminal; `said` is each seat's conversation where the context is `history`."""
+    """What is written and read at the terminal.
+
+    said, pending: where the context is `history`, each seat's conversation up to its last answer, and the events since
+    """
 
     game: Game
     prompt: Prompt
@@ -129,6 +133,7 @@ class _Terminal:
     source: TextIO
     output: TextIO
     said: dict[int, str] = dataclasses.field(default_factory=dict)
+    pending: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def write(self, text: str = "", end: str = "\n") -> None:
         self.output.write(text + end)
@@ -144,12 +149,14 @@ class _Terminal:
     def prompt_text(self, state: State, player: int) -> str:
         """All that the model would have read so far, up to where its answer begins."""
         if player in self.said:
-            return self.said[player] + self.prompt.next_text(state, player)
+            return self.said[player] + self.prompt.close_text + self.pending[player] + self.prompt.ask_text(player)
         return self.prompt.first_text(state, player)
 
-    def tell_move(self, state: State, mover: int, action: int) -> None:
+    def tell_move(self, state: State, mover: int, action: int, after: State) -> None:
         if self.prompt.context == "history":
-            self.said[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action]
+            self.said[mover], self.pending[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action], ""
+            for seat in self.said:
+                self.pending[seat] += self.prompt.event_text(state, action, after, seat)
         self.write(f"{self.seat(mover)}: {self.describe(action)}")
 
     def tell_end(self, state: State, paid: np.ndarray) -> None:

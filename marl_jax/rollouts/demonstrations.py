@@ -18,8 +18,8 @@ import numpy as np
 
 from envs.games.bots import Bot, pick
 from marl_jax.agents.answering import Decision
-from marl_jax.rollouts.games import GameRollout, Games, row_keys
-from marl_jax.rollouts.turns import Finished, Turn, to_samples
+from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
@@ -34,38 +34,51 @@ class Demonstrations(GameRollout):
     bot: Bot | None = None
     noise: float = 0.0
 
+    lookahead = 0
+
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
         """Samples whose answers are the bot's, what ended [R, B, …], and the games after R turns."""
 
-        def step(games, turn):
-            return self._show_turn(games, row_keys(jax.random.fold_in(key, turn), self.rows))
+        def step(carry, turn):
+            games, talk, record, finished = self._show_turn(*carry, row_keys(jax.random.fold_in(key, turn), self.rows))
+            return (games, talk), (*record, finished)
 
-        games, (turns, finished) = jax.lax.scan(step, games, jnp.arange(self.turns))
-        return to_samples(turns), finished, games
+        start = (games, self.context.begin(self.rows, sampling=False))
+        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        return self.context.samples(talk, played, places), finished, games
 
-    def examine(self, key: jax.Array, draws: int) -> tuple[Turn, jax.Array]:
-        """Turns [R, B, …] of fresh games, and what counts as right in each position, bool [R, B, A].
+    def examine(self, params: dict, key: jax.Array, draws: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """How a policy answers in the bot's games, fresh ones, most likely answers only.
 
-        A bot may have several ways: right is what it plays in one of so many draws.
+        Whether each is right and whether it counts, bool [R, B], and the prompts as if they stood alone. A bot may have
+        several ways: right is what it plays in one of so many draws.
         """
+        ready, context = self.team.prepare_for_sampling(params), self.context
 
-        def step(games, turn):
+        def step(carry, turn):
+            games, talk = carry
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
-            right = self._right(games, keys, draws)
-            games, (record, _) = self._show_turn(games, keys)
-            return games, (record, right)
+            seen = self._look(games)
+            decision, talk = context.act(
+                ready, talk, context.read(talk, seen), keys, legal=seen.legal, policy=seen.policy, temperature=0.0
+            )
+            said = decision.action
+            right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
+            games, talk, (played, _), _ = self._show_turn(games, talk, keys)
+            return (games, talk), (right & (said >= 0), played.counts > 0, seen.prompts)
 
-        return jax.lax.scan(step, self.fresh_games(key), jnp.arange(self.turns))[1]
+        start = (self.fresh_games(key), context.begin(self.rows))
+        return jax.lax.scan(step, start, jnp.arange(self.turns))[1]
 
-    def _right(self, games: Games, keys: jax.Array, draws: int) -> jax.Array:
-        view = self._look(games).view
+    def _right(self, seen: Seen, keys: jax.Array, draws: int) -> jax.Array:
         keys = jax.vmap(lambda k: jax.random.split(k, draws))(keys)
-        actions = jax.vmap(jax.vmap(self.bot.act, (None, 0)))(view, keys)
+        actions = jax.vmap(jax.vmap(self.bot.act, (None, 0)))(seen.view, keys)
         return jnp.any(actions[..., None] == jnp.arange(self.game.n_actions), axis=1)
 
-    def _show_turn(self, games: Games, keys: jax.Array) -> tuple[Games, tuple[Turn, Finished]]:
+    def _show_turn(self, games: Games, talk, keys: jax.Array):
+        """One move of the bot in every row, as `_turn`."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         seen = self._look(games)
         best = jax.vmap(self.bot.act)(seen.view, act_keys)
@@ -80,14 +93,16 @@ class Demonstrations(GameRollout):
         stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)
         action = jnp.where(stray, jax.vmap(pick)(seen.legal, pick_keys), best)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
-        state, reward = self._step(games.state, action, jnp.zeros_like(stray), seen)
+        talk, places = self.context.say(talk, self.context.read(talk, seen), decision, seen.policy)
+        state, reward, move = self._step(games.state, action, jnp.zeros_like(stray), seen)
         ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         counts = self._counts(seen.policy) * known
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        return self._restart(after, ended, reset_keys), (record, finished)
+        talk = self.context.restart(self.context.observe(talk, games, move, after), ended)
+        return self._restart(after, ended, reset_keys), talk, (record, places), finished
 
     def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions [B] as their policies' models write them: int32 [B, W], 0 behind the end, and lengths [B]."""

@@ -21,8 +21,10 @@ from envs.games.game import Game, Reward
 from marl_jax.agents import critics
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
+from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.opponents import Opponents, Pool
-from marl_jax.rollouts.turns import Finished, Turn, answer_metrics, game_metrics, to_samples
+from marl_jax.rollouts.threads import History
+from marl_jax.rollouts.turns import Finished, Turn, answer_metrics, game_metrics
 from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
 
@@ -69,6 +71,8 @@ class GameRollout:
     dense                 False pays everything at the end of the game
     parse_failure_reward  process reward of an answer that names no legal action; a random one is played in its place
     opponents             who sits opposite the learner; None: the learner itself, everywhere
+    history_turns         answers after which a seat's conversation begins again; 0: every prompt stands alone
+    history_tokens        tokens of a row of conversations; 0: see `transcripts.room`
     """
 
     game: Game
@@ -82,6 +86,8 @@ class GameRollout:
     dense: bool = True
     parse_failure_reward: float = -1.0
     opponents: Opponents | None = None
+    history_turns: int = 0
+    history_tokens: int = 0
 
     jitted = True
     games_go_on = True  # from one rollout to the next
@@ -90,6 +96,15 @@ class GameRollout:
     def lookahead(self) -> int:
         """Turns at the end that only look ahead: each seat decides once more, which closes its stream of turns."""
         return self.game.n_players
+
+    @property
+    def context(self) -> TurnContext | HistoryContext:
+        """What a turn's prompt is."""
+        if not self.history_turns:
+            return TurnContext(self.team)
+        turns = self.turns + self.lookahead
+        history = History(self.game, self.team, self.seating, self.history_turns, turns, self.symmetry)
+        return HistoryContext(history, turns, self.history_tokens)
 
     def init(self, key: jax.Array, params: dict) -> State:
         """Fresh games, and a pool whose first member are the parameters as they are."""
@@ -146,44 +161,54 @@ class GameRollout:
         snapshot  acting parameters of a historical opponent; read when there is a section for it
         """
         ready = self.team.prepare_for_sampling(params)
-        theirs = None
+        theirs, opposite = None, 0
         if self.opponents is not None and self.opponents.sections.historical:
             theirs = self.team.prepare_for_sampling(self.team.with_snapshot(params, snapshot))
+            opposite = self.opponents.sections.historical
 
         def step(carry, turn):
-            games, kept = carry
+            games, kept, talk = carry
             kept = jax.tree.map(lambda now, old: jnp.where(turn == self.turns, now, old), games, kept)
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
-            games, record, finished = self._turn(ready, theirs, games, keys)
-            record = dataclasses.replace(record, counts=record.counts * (turn < self.turns))
-            return (games, kept), (record, finished)
+            games, talk, record, finished = self._turn(ready, theirs, games, talk, keys)
+            played, places = record
+            played = dataclasses.replace(played, counts=played.counts * (turn < self.turns))
+            return (games, kept, talk), (played, places, finished)
 
-        (_, kept), (turns, finished) = jax.lax.scan(step, (games, games), jnp.arange(self.turns + self.lookahead))
-        samples = to_samples(turns, lookahead=self.lookahead)
+        talk = self.context.begin(self.rows, opposite)
+        turns = jnp.arange(self.turns + self.lookahead)
+        (_, kept, talk), (played, places, finished) = jax.lax.scan(step, (games, games, talk), turns)
+        samples = self.context.samples(talk, played, places, lookahead=self.lookahead)
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
-    def _turn(self, ready, theirs, games: Games, keys):
+    def _turn(self, ready, theirs, games: Games, talk, keys):
         """One move in every row, and a fresh game where one ended."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        games, record, finished = self._move(ready, theirs, games, act_keys, other_keys)
-        return self._restart(games, finished.ended, reset_keys), record, finished
+        games, talk, record, finished = self._move(ready, theirs, games, talk, act_keys, other_keys)
+        talk = self.context.restart(talk, finished.ended)
+        return self._restart(games, finished.ended, reset_keys), talk, record, finished
 
-    def _move(self, ready, theirs, games: Games, act_keys, other_keys):
-        """One move in every row."""
-        seen = self._look(games)
+    def _move(self, ready, theirs, games: Games, talk, act_keys, other_keys):
+        """One move in every row: the games, the conversations, (what was played, where it was written), what ended."""
+        seen, context = self._look(games), self.context
         central = self._central_views(seen) if self.team.critic == "central" else None
-        decision = self.team.act(
-            ready, seen.prompts, seen.lengths, seen.legal, act_keys, seen.policy, central=central
+        asked = context.read(talk, seen)
+        decision, talk = context.act(
+            ready, talk, asked, act_keys, legal=seen.legal, policy=seen.policy, central=central
         )
         action = self.team.playable(decision.action, seen.legal, other_keys)
         failed = (decision.action < 0) & (seen.policy >= 0)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
-        policy = seen.policy
+        policy, given = seen.policy, decision
         for bot, rows in () if self.opponents is None else self.opponents.sections.slices():
-            part = jax.tree.map(lambda x, r=rows: x[r], seen)
+            part, part_asked = jax.tree.map(lambda x, r=rows: x[r], (seen, asked))
             opposite = (part.seat != games.seat[rows]) & (self.seating.policy(part.seat) >= 0)
             if bot is None:
-                other = self.team.act(theirs, part.prompts, part.lengths, part.legal, act_keys[rows], part.policy)
+                other, talk = context.act_opposite(theirs, talk, part_asked, part, rows.start, act_keys[rows])
+                given = jax.tree.map(
+                    lambda all_, own, r=rows, o=opposite: all_.at[r].set(jnp.where(like(o, own), own, all_[r])),
+                    given, other,
+                )  # fmt: skip
                 other = self.team.playable(other.action, part.legal, other_keys[rows])
             else:
                 other = jax.vmap(bot.act)(part.view, other_keys[rows])
@@ -191,13 +216,15 @@ class GameRollout:
             policy = policy.at[rows].set(jnp.where(opposite, -1, policy[rows]))
             failed = failed.at[rows].set(failed[rows] & ~opposite)
 
-        state, reward = self._step(games.state, action, failed, seen)
+        talk, places = context.say(talk, asked, given, seen.policy)
+        state, reward, move = self._step(games.state, action, failed, seen)
         ended = jax.vmap(self.game.done)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         paid = self._weigh(reward) if self.dense else self._weigh(total) * ended[:, None]
         record = self._record(games, seen, decision, policy, paid, ended, central)
         finished = Finished(ended, total, games.turn + 1, games.seat)
-        return dataclasses.replace(games, state=state, turn=games.turn + 1, total=total), record, finished
+        after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
+        return after, context.observe(talk, games, move, after), (record, places), finished
 
     @jax.named_scope("prompt")
     def _look(self, games: Games) -> Seen:
@@ -214,11 +241,11 @@ class GameRollout:
 
     @jax.named_scope("rules")
     def _step(self, state, action, failed, seen: Seen):
-        """The states after the actions, and what these paid; an answer that named none has its price."""
+        """The states after the actions, what these paid (an answer that named none has its price), the moves made."""
         move = action if self.symmetry is None else jax.vmap(self._unmap)(action, seen.through)
         state, reward = jax.vmap(self.game.step)(state, move)
         penalty = self.parse_failure_reward * failed[:, None] * jax.nn.one_hot(seen.seat, self.game.n_players)
-        return state, reward._replace(process=reward.process + penalty)
+        return state, reward._replace(process=reward.process + penalty), move
 
     def _restart(self, games: Games, ended: jax.Array, keys: jax.Array) -> Games:
         """The games, with a fresh one in every row that ended."""
@@ -270,10 +297,9 @@ class GameRollout:
         return (jnp.asarray((*self.learns, False))[policy] & (policy >= 0)).astype(jnp.float32)
 
     def _record(self, games: Games, seen: Seen, decision, policy, paid, ended, central=None, counts=None) -> Turn:
+        prompts = (seen.prompts, seen.lengths, seen.skip) if self.context.records_prompts else (None, None, None)
         return Turn(
-            prompts=seen.prompts,
-            lengths=seen.lengths,
-            skip=seen.skip,
+            *prompts,
             seat=seen.seat,
             policy=policy,
             episode=games.episode,

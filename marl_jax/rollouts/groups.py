@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
-from marl_jax.rollouts.turns import Finished, to_samples
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
@@ -29,6 +29,7 @@ class GroupRollout(GameRollout):
     candidates: int = 8
 
     games_go_on = False
+    lookahead = 0
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
@@ -43,11 +44,12 @@ class GroupRollout(GameRollout):
         first = self._begin(start_key, jnp.zeros((self.rows,), jnp.int32))
         episodes = self.turns + 1  # no row can end more, and one that waits has a number of its own
 
-        def step(playing, turn):
+        def step(carry, turn):
+            playing, talk = carry
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
             act_keys, other_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             waits = jax.vmap(self.game.done)(playing.state)
-            moved, record, finished = self._move(ready, None, playing, act_keys, other_keys)
+            moved, talk, (record, places), finished = self._move(ready, None, playing, talk, act_keys, other_keys)
             ended = finished.ended & ~waits
             record = dataclasses.replace(
                 record, counts=record.counts * ~waits, rewards=record.rewards * ~waits[:, None], ends=ended
@@ -57,11 +59,15 @@ class GroupRollout(GameRollout):
             fresh = self._begin(start_key, moved.episode)
             begins = ended & (turn + 1 + self.game.max_turns <= self.turns)
             playing = jax.tree.map(lambda new, old: jnp.where(like(begins, new), new, old), fresh, moved)
-            return playing, (record, group, dataclasses.replace(finished, ended=ended))
+            talk = self.context.restart(talk, begins)
+            return (playing, talk), (record, places, group, dataclasses.replace(finished, ended=ended))
 
-        _, (turns, group, finished) = jax.lax.scan(step, first, jnp.arange(self.turns))
-        samples = to_samples(
-            turns,
+        start = (first, self.context.begin(self.rows))
+        (_, talk), (played, places, group, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        samples = self.context.samples(
+            talk,
+            played,
+            places,
             group=group,
             member=jnp.broadcast_to(jnp.arange(self.rows) % self.candidates, group.shape),
             n_groups=self.rows // self.candidates * episodes,

@@ -33,12 +33,14 @@ class Threads:
     """Where the conversations stand.
 
     caches          by backbone, what each conversation has read behind the common prefix
+    length          int32 [C], tokens that were read, without the prefix and the last answer
     answers         int32 [C], answers given in it; 0: it has yet to begin
     said            int32 [C, W], the last answer, which is not read yet, of lengths int32 [C]
     pending         int32 [C, E], events since then, of lengths int32 [C]
     """
 
     caches: dict[str, kv.Cache]
+    length: jax.Array
     answers: jax.Array
     said: jax.Array
     said_length: jax.Array
@@ -104,15 +106,14 @@ class History:
         exact = backbone.prompt_length + later * self.more_length + self.team.width
         return -(-exact // 64) * 64
 
-    def begin(self, games: int) -> Threads:
-        """Conversations that have yet to begin."""
+    def begin(self, games: int, sampling: bool = True) -> Threads:
+        """Conversations that have yet to begin; without `sampling` there are no caches, and nobody can be asked."""
         n = games * self.game.n_players
         zeros = jnp.zeros((n,), jnp.int32)
-        caches = {
-            b.name: kv.empty(b.model.cfg, n, self.slots(b), b.policy.dtype) for b in self.team.backbones
-        }
+        backbones = self.team.backbones if sampling else ()
+        caches = {b.name: kv.empty(b.model.cfg, n, self.slots(b), b.policy.dtype) for b in backbones}
         empty = lambda width: jnp.zeros((n, width), jnp.int32)  # noqa: E731
-        return Threads(caches, zeros, empty(self.team.width), zeros, empty(self.room), zeros)
+        return Threads(caches, zeros, zeros, empty(self.team.width), zeros, empty(self.room), zeros)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -122,10 +123,7 @@ class History:
         """What the movers read: the opening, int32 [B, T] of lengths [B], or what is new since their last turn."""
         row = jnp.arange(len(seat)) * self.game.n_players + seat
         mine = jax.tree.map(lambda x: x[row], dataclasses.replace(threads, caches={}))
-        before = sum(
-            jnp.where(self.team.own_ids(policy, b.number) >= 0, threads.caches[b.name].lengths[row], 0)
-            for b in self.team.backbones
-        )
+        before = mine.length
         more, more_lengths = jax.vmap(self.team.prompts.following)(
             mine.said, mine.said_length, mine.pending, mine.pending_length, seat, policy
         )
@@ -229,9 +227,7 @@ class History:
             )
         adapters = policy.adapters(ready, ids)
         prefix = ready.get("prefix")
-        return answering.answer(
-            policy, ready, last, lengths, legal, keys, temperature, trial, adapters, values, prefix
-        )
+        return answering.answer(policy, ready, last, lengths, legal, keys, temperature, trial, adapters, values, prefix)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -250,6 +246,7 @@ class History:
         row = read.row
         return dataclasses.replace(
             threads,
+            length=threads.length.at[row].set(read.before + read.lengths),
             answers=threads.answers.at[row].set(jnp.where(read.fresh, 0, threads.answers[row]) + 1),
             said=threads.said.at[row].set(answers),
             said_length=threads.said_length.at[row].set(kept),

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from envs.games.bots import pick
 from envs.games.game import Reward
 from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
-from marl_jax.rollouts.turns import Finished, Turn, to_samples
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
@@ -37,26 +37,31 @@ class TreeRollout(GameRollout):
     continuation: str = "best"
     team_term: str = "immediate"
 
+    lookahead = 0
+
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
         """Samples of R·B rows, what ended on the way that was taken [R, B, …], and the games after R turns."""
         ready = self.team.prepare_for_sampling(params)
 
-        def step(games, turn):
-            games, record, finished = self.branch(ready, games, row_keys(jax.random.fold_in(key, turn), self.rows))
-            return games, (record, finished)
+        def step(carry, turn):
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            games, talk, record, finished = self.branch(ready, *carry, keys)
+            return (games, talk), (*record, finished)
 
-        games, (turns, finished) = jax.lax.scan(step, games, jnp.arange(self.turns))
-        return to_samples(turns, self.candidates), finished, games
+        start = (games, self.context.begin(self.rows))
+        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        return self.context.samples(talk, played, places, self.candidates), finished, games
 
-    def branch(self, ready: dict, games: Games, keys: jax.Array) -> tuple[Games, Turn, Finished]:
-        """One turn of every row: its prompt and candidates, and the games after one of these."""
+    def branch(self, ready: dict, games: Games, talk, keys: jax.Array):
+        """One turn of every row: the games after one of the candidates, conversations, what was played, what ended."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        seen = self._look(games)
+        seen, context = self._look(games), self.context
         learns = self._counts(seen.policy) > 0
-        decision = self.team.act(
-            ready, seen.prompts, seen.lengths, seen.legal, self._each_key(act_keys), seen.policy,
+        asked = context.read(talk, seen)
+        decision, talk = context.act(
+            ready, talk, asked, self._each_key(act_keys), legal=seen.legal, policy=seen.policy,
             candidates=self.candidates,
         )  # fmt: skip
 
@@ -66,7 +71,7 @@ class TreeRollout(GameRollout):
         action = self.team.playable(decision.action, each.legal, self._each_key(other_keys))
         action = self.seating.bot_actions(each.view, each.seat, self._each_key(other_keys), action)
         failed = (decision.action < 0) & (each.policy >= 0)
-        state, reward = self._step(before.state, action, failed, each)
+        state, reward, move = self._step(before.state, action, failed, each)
         ended = jax.vmap(self.game.done)(state)
         after = dataclasses.replace(before, state=state)
         paid = self._score(ready, after, reward, each.seat, self._each_key(other_keys))
@@ -77,12 +82,16 @@ class TreeRollout(GameRollout):
         mine = jnp.take_along_axis(paid, each.seat[:, None], axis=1).reshape(-1, self.candidates)
         chosen = jax.vmap(self.choose)(mine, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
         # A bot or a frozen policy plays as it would outside of a tree: the best of K of its moves is another player's.
-        taken = row * self.candidates + jnp.where(learns, chosen, 0)
-        state, reward, ended = jax.tree.map(lambda x: x[taken], (state, reward, ended))
+        chosen = jnp.where(learns, chosen, 0)
+        taken = row * self.candidates + chosen
+        state, reward, ended, move, given = jax.tree.map(lambda x: x[taken], (state, reward, ended, move, decision))
+        talk, places = context.say(talk, asked, given, seen.policy)
+        places = None if places is None else dataclasses.replace(places, kept=chosen)
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         gone_on = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        return self._restart(gone_on, ended, reset_keys), record, finished
+        talk = context.restart(context.observe(talk, games, move, gone_on), ended)
+        return self._restart(gone_on, ended, reset_keys), talk, (record, places), finished
 
     def choose(self, scores: jax.Array, key: jax.Array) -> jax.Array:
         """The candidate to go on with, by the scores [K] of one group: int32 []; ties are broken by the key."""
@@ -124,7 +133,7 @@ class TreeRollout(GameRollout):
             action = jnp.where(failed, jnp.argmax(seen.legal, axis=1), action)
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
             action = self.seating.bot_actions(seen.view, seen.seat, keys, action)
-            state, reward = self._step(games.state, action, failed, seen)
+            state, reward, _ = self._step(games.state, action, failed, seen)
             keep = lambda new, old, goes_on=goes_on: jnp.where(like(goes_on, new), new, old)  # noqa: E731
             games = dataclasses.replace(games, state=jax.tree.map(keep, state, games.state))
             paid = jax.tree.map(lambda old, new, keep=keep: old + keep(new, jnp.zeros_like(new)), paid, reward)

@@ -18,7 +18,8 @@ from marl_jax.samples import Samples, from_prompts
 class Turn:
     """One turn of B games, each with K candidate answers to one prompt.
 
-    prompts   int32 [B, T], of lengths int32 [B], behind a common prefix of `skip` int32 [B] tokens
+    prompts   int32 [B, T], of lengths int32 [B], behind a common prefix of `skip` int32 [B] tokens; None where
+              conversations are written down elsewhere
     seat, policy, episode, turn  int32 [B]
     decision  `Decision` of [B·K, …]
     legal     bool [B, A]
@@ -28,9 +29,9 @@ class Turn:
     central   what a central critic reads, or None
     """
 
-    prompts: jax.Array
-    lengths: jax.Array
-    skip: jax.Array
+    prompts: jax.Array | None
+    lengths: jax.Array | None
+    skip: jax.Array | None
     seat: jax.Array
     policy: jax.Array
     episode: jax.Array
