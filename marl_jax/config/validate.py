@@ -23,6 +23,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.rollouts import opponents
 from models import registry as models
 from models.config import ModelConfig
+from models.families import FAMILIES
 
 
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -183,8 +184,9 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     lora = model.lora
     if lora.rank and not lora.targets:
         yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
-    if lora.rank and models.get(model.name).config.family == "gpt2" and "gate" in lora.targets:
-        yield f"config.{field}.lora.targets has 'gate', which {model.name} does not have; leave it out"
+    projections = FAMILIES.get(models.get(model.name).config.family).lora_targets
+    for target in (target for target in lora.targets if lora.rank and target not in projections):
+        yield f"config.{field}.lora.targets has {target!r}, which {model.name} does not have; leave it out"
     known = [part.name for part in dataclasses.fields(ModelConfig)]
     for part in model.shape:
         if part not in known:
