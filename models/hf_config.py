@@ -16,7 +16,7 @@ from models.families import FAMILIES
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class ConfigError(ValueError):
+class ModelConfigError(ValueError):
     """A config file with a value the decoder cannot honour; the message names file, field, found and accepted."""
 
 
@@ -79,9 +79,9 @@ class Fields:
         """The value of a field, unchecked."""
         return self.values.get(name, default)
 
-    def error(self, name: str, found: Any, accepted: str) -> ConfigError:
+    def error(self, name: str, found: Any, accepted: str) -> ModelConfigError:
         """The error that a field has a value that cannot be used."""
-        return ConfigError(f"{self.source}: {self.prefix}{name} is {found!r}; accepted: {accepted}")
+        return ModelConfigError(f"{self.source}: {self.prefix}{name} is {found!r}; accepted: {accepted}")
 
     def one_of(self, name: str, accepted: tuple, default: Any = None) -> Any:
         """A field whose value is one of a few."""
@@ -119,9 +119,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} is absent; expected the config of a Hugging Face model") from None
+        raise ModelConfigError(f"{path} is absent; expected the config of a Hugging Face model") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        raise ModelConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}; expected an object")
+        raise ModelConfigError(f"{path} holds a {type(values).__name__}; expected an object")
     return values
