@@ -375,11 +375,11 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
         yield f"config.curriculum.start is {k.start} with grades {k.grades}; accepted: from 1 to grades"
     if k.down >= k.up:
         yield f"config.curriculum.down is {k.down:g} with up {k.up:g}; accepted: less than up"
-    for field in ("goal_reward", "solved_reward"):
-        # A curriculum counts games that paid the team, which is what solving one does.
-        if c.env.params.get(field, 1) <= 0:
-            paid = c.env.params[field]
-            yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
+    # A curriculum counts games that paid the team, which is what solving one does.
+    field = games.game_class(c.env.name).success_reward
+    if c.env.params.get(field, 1) <= 0:
+        paid = c.env.params[field]
+        yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
 
 
 def _demonstrations(c: ConfigDict) -> Iterator[str]:
