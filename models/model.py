@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import decoder, gpt2, lora
+from models import decoder, lora
 from models.attention import Attend, conversation_mask, default_kernel
 from models.cache import Cache
 from models.config import ModelConfig
+from models.families import FAMILIES
 from models.layouts import Branches, Conversations, Packed
 
 REMAT = ("none", "full", "dots")
@@ -27,11 +28,12 @@ class Model:
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
-        self._family = gpt2 if cfg.family == "gpt2" else decoder
+        self._family = FAMILIES.get(cfg.family)
+        self._modules = self._family.modules
         self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
         block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
         self._block_def, self._block = nnx.split(block)
-        fused = nnx.eval_shape(lambda: self._family.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
+        fused = nnx.eval_shape(lambda: self._modules.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
 
     def __hash__(self):
@@ -41,10 +43,10 @@ class Model:
         return isinstance(other, Model) and self.cfg == other.cfg
 
     def _make_ends(self, key, dtype):
-        return self._family.Ends(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._modules.Ends(self.cfg, nnx.Rngs(params=key), dtype)
 
     def _make_block(self, key, dtype):
-        return self._family.Block(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._modules.Block(self.cfg, nnx.Rngs(params=key), dtype)
 
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Random parameters, layers stacked."""
@@ -79,7 +81,7 @@ class Model:
         """
         cast = jax.tree.map(lambda x: x.astype(dtype), params)
         layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]
-        return {**cast, "layers": tuple(self._family.fuse(x, self.cfg) if fuse else x for x in layers)}
+        return {**cast, "layers": tuple(self._modules.fuse(x, self.cfg) if fuse else x for x in layers)}
 
     def forward(
         self,
@@ -120,7 +122,7 @@ class Model:
         if positions is None and isinstance(layout, Conversations):
             positions = layout.positions
         readable, skip = (0, 0) if prefix is None else jax.tree.leaves(prefix)[0].shape[-4:-2]
-        if self.cfg.family == "gpt2" and positions is None and skip + time > self.cfg.max_positions:
+        if self._family.learned_positions and positions is None and skip + time > self.cfg.max_positions:
             known = self.cfg.max_positions
             raise ValueError(f"tokens are {skip + time} wide; this model has learned {known} positions")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths

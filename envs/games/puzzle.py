@@ -39,6 +39,9 @@ class Puzzle(Game):
     process_rewards: ClassVar[tuple[str, ...]]
     """The parameters that say what is paid at the process level."""
 
+    success_reward: ClassVar[str]
+    """The parameter that says what solving the puzzle pays the team."""
+
     pool: Pool | str | os.PathLike | None = None
     part: str = "train"
     seed: int = 0

@@ -16,7 +16,9 @@ from marl_jax.samples import Samples
 
 def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
-    if algo.tis_clip or algo.gae == "token":
+    # A critic that reads conversations by itself is not asked while they are sampled.
+    unasked = policy.keeps_cache and policy.critic == "separate"
+    if algo.tis_clip or algo.gae == "token" or unasked:
         scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
         samples = samples.replace(values=scores.values)
         if algo.tis_clip:

@@ -19,6 +19,7 @@ from marl_jax.fields import STEP
 from marl_jax.rollouts.opponents import BOT
 from models import registry as models
 from models.config import ModelConfig
+from models.families import FAMILIES
 
 
 def _batch(c: ConfigDict) -> Iterator[str]:
@@ -67,8 +68,9 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     lora = model.lora
     if lora.rank and not lora.targets:
         yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
-    if lora.rank and models.get(model.name).config.family == "gpt2" and "gate" in lora.targets:
-        yield f"config.{field}.lora.targets has 'gate', which {model.name} does not have; leave it out"
+    projections = FAMILIES.get(models.get(model.name).config.family).lora_targets
+    for target in (target for target in lora.targets if lora.rank and target not in projections):
+        yield f"config.{field}.lora.targets has {target!r}, which {model.name} does not have; leave it out"
     known = [part.name for part in dataclasses.fields(ModelConfig)]
     for part in model.shape:
         if part not in known:
@@ -118,7 +120,10 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
     """Problems of `config.agents` in a world whose seats have these names, in order."""
     known = {f"seat_{i}" for i in range(len(named))} | set(named)
     for agent in c.agents:
-        if agent != "all" and agent not in known:
+        who, mark, turn = agent.partition("@")
+        if mark and not turn.isdecimal():
+            yield f"config.agents.{agent}; accepted: SEAT@TURN with the number of the seat's own turn, from 0"
+        if who != "all" and who not in known:
             yield f"config.agents.{agent} is no seat of {world}; accepted: all, {', '.join(sorted(known))}"
     free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
     if free:

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
-from envs.games.puzzle import Puzzle
 from marl_jax.agents.seating import BOT
 from marl_jax.config import combinations
 from marl_jax.fields import STEP
@@ -25,7 +24,7 @@ def _made(c: ConfigDict) -> Game:
 
 def _seats(c: ConfigDict) -> Iterator[str]:
     game = _made(c)
-    named = getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
+    named = game.seat_names
     yield from combinations.seats(c, named, c.env.name)
     if c.env.symmetry and games.symmetry(game) is None:
         yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
@@ -35,6 +34,19 @@ def _seats(c: ConfigDict) -> Iterator[str]:
             f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, and policies have one seat only, "
             "the learner's; accepted: 1"
         )
+
+
+def _history(c: ConfigDict) -> Iterator[str]:
+    if c.env.context != "history":
+        return
+    changing = [agent for agent in c.agents if "@" in agent]
+    if changing:
+        yield (
+            f"config.agents.{changing[0]} changes the policy of a seat inside its conversation, with env.context "
+            "'history'; accepted: one policy for a seat, or env.context 'turn'"
+        )
+    if c.algo.get("team_term") == "lookahead":
+        yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or context 'turn'"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
@@ -107,7 +119,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
     if game.competitive:
         metrics = ["win_rate", "draw_rate", "loss_rate", *(f"win_rate_seat_{i}" for i in range(game.n_players))]
     else:
-        metrics = ["score", *(["success"] if hasattr(game, "success") else [])]
+        metrics = ["score", *(["success"] if game.solvable else [])]
     if metric != "game_length" and metric.removesuffix("_low").removesuffix("_high") not in metrics:
         yield (
             f"config.checkpoint.best_metric is {found!r}, and an evaluation of {c.env.name} has no metric {metric!r}; "
@@ -137,19 +149,19 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
     k = c.curriculum
     if not k.enabled:
         return
-    if not issubclass(games.game_class(c.env.name), Puzzle):
-        known = [name for name in games.GAMES if issubclass(games.game_class(name), Puzzle)]
+    if not games.game_class(c.env.name).has_levels:
+        known = [name for name in games.GAMES if games.game_class(name).has_levels]
         yield f"config.curriculum.enabled is True with env.name {c.env.name!r}; accepted: {', '.join(known)}"
         return
     if k.start > k.grades:
         yield f"config.curriculum.start is {k.start} with grades {k.grades}; accepted: from 1 to grades"
     if k.down >= k.up:
         yield f"config.curriculum.down is {k.down:g} with up {k.up:g}; accepted: less than up"
-    for field in ("goal_reward", "solved_reward"):
-        # A curriculum counts games that paid the team, which is what solving one does.
-        if c.env.params.get(field, 1) <= 0:
-            paid = c.env.params[field]
-            yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
+    # A curriculum counts games that paid the team, which is what solving one does.
+    field = games.game_class(c.env.name).success_reward
+    if c.env.params.get(field, 1) <= 0:
+        paid = c.env.params[field]
+        yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
 
 
 def _tasks_only(c: ConfigDict) -> Iterator[str]:
@@ -160,7 +172,7 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
         )
 
 
-COMBINATIONS = (_seats, _seat_bots, _opponents, _evaluation, _best, _rewards, _curriculum, _tasks_only)
+COMBINATIONS = (_seats, _seat_bots, _history, _opponents, _evaluation, _best, _rewards, _curriculum, _tasks_only)
 
 ONLY_LEARNING = (_best,)
 """Conditions that do not matter where nothing is learnt."""

@@ -46,6 +46,9 @@ ENV = {
         choice("turn", "history"),
         "turn: every prompt has the rules and the position; history: a conversation to which a turn adds what is new",
     ),
+    "history_tokens": Field(
+        0, integer(0), "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length"
+    ),
     "history_turns": Field(32, integer(1), "answers after which a conversation begins again, where context is history"),
     "symmetry": Field(False, SWITCH, "Other-Play: a random symmetry of the game for every episode and seat"),
 }

@@ -98,6 +98,8 @@ class Setup:
             reward_weights=(c.reward.team, c.reward.agent, c.reward.process),
             dense=c.reward.dense,
             parse_failure_reward=c.rollout.parse_failure_reward,
+            history_turns=c.env.history_turns if c.env.context == "history" else 0,
+            history_tokens=c.env.history_tokens,
         )
 
     def opponents(self) -> Opponents | None:
@@ -186,7 +188,9 @@ def _backbone(
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
-    prompt = texts.make(game, config.env.text).compile(tokenizer, parts, config.env.context)
+    prompt = texts.make(game, config.env.text).compile(
+        tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
+    )
     built = build(cfg)
     source = init_from.find(chosen.init_from, names[0])
     if source is not None:
@@ -206,6 +210,7 @@ def _backbone(
         temperature=config.rollout.temperature,
         fuse=meshes.for_sampling(mesh, config.mesh.sampling).shape["tensor"] == 1,
         warm=source is not None and source.lora,
+        keeps_cache=config.env.context == "history",
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
@@ -250,7 +255,7 @@ def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answer
     """How the policies answer."""
     if config.rollout.answer == "constrained":
         names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
-        return Constrained(make_choices(names, tokenizer.eos_id))
+        return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"

@@ -95,7 +95,7 @@ class HistoryContext:
     records_prompts = False
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True) -> Carry:
-        """Conversations that have yet to begin; `opposite` games have a historical opponent; caches are for sampling."""
+        """Conversations that have yet to begin; `opposite` games have a historical opponent."""
         h = self.history
         room = transcripts.room(h, self.turns, self.tokens)
         others = h.begin(opposite).caches if opposite else {}

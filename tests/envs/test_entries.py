@@ -56,6 +56,8 @@ def test_parameters_in_which_an_evaluation_may_differ(name):
     assert {field for field in fields if field.endswith("_reward")} <= entry.reward_params
     assert not entry.level_params & entry.reward_params
     assert bool(entry.level_params) == entry.rules.has_levels
+    if entry.rules.has_levels:
+        assert {entry.rules.success_reward, *entry.rules.process_rewards} <= entry.reward_params
     rules = {"players", "colors", "ranks", "hand_size", "mask_invalid", "end_on_deadlock", "view", "radius"}
     assert not rules & (entry.level_params | entry.reward_params)
 

@@ -1,4 +1,4 @@
-"""Opponents: the pool of past selves."""
+"""Opponents: the pool of historical opponents."""
 
 import jax
 import jax.numpy as jnp

@@ -63,6 +63,7 @@ class Sokoban(Puzzle):
     name: ClassVar[str] = "sokoban"
     symbols: ClassVar[tuple[str, ...]] = levels_.SYMBOLS
     process_rewards: ClassVar[tuple[str, ...]] = ("deadlock_reward", "shaping_reward")
+    success_reward: ClassVar[str] = "solved_reward"
     n_actions: ClassVar[int] = 4
     action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
 
