@@ -46,7 +46,7 @@ def _history(c: ConfigDict) -> Iterator[str]:
             "'history'; accepted: one policy for a seat, or env.context 'turn'"
         )
     if c.algo.get("team_term") == "lookahead":
-        yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or context 'turn'"
+        yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or 'turn'"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:

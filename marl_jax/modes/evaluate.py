@@ -275,7 +275,8 @@ def contestant(name: str, setup: Setup) -> Contestant:
     weights = restore_weights(other, path, step or "newest")[1]
     # Runs of one shape share a compiled match; their weights are arguments.
     one = setup if _shape(setup) == _shape(other) else other
-    return Contestant(f"{path.name}@{step}" if step else path.name, SeatedTeam(one.team, other.seating), weights)
+    seated = dataclasses.replace(one.seated(), seating=other.seating)
+    return Contestant(f"{path.name}@{step}" if step else path.name, seated, weights)
 
 
 def _setup_of(folder: Path, setup: Setup) -> Setup:

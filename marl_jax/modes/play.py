@@ -27,8 +27,8 @@ from marl_jax.errors import RunError
 from marl_jax.modes import evaluate
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
+from marl_jax.rollouts.games import look
 from marl_jax.rollouts.matches import SeatedTeam
-from marl_jax.samples import row_length
 
 HELP = """\
 A move      the name of a legal action
@@ -48,28 +48,46 @@ class Person:
     name: str = "you"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class PolicySeat:
-    """A team with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
+    """A team with its weights, to be asked like a bot; its conversations go on as they do in training.
 
-    game: Game
-    seated: SeatedTeam
-    ready: dict
-    temperature: float = 0.0
+    temperature  0 takes the most likely move
+    """
+
+    def __init__(self, game: Game, seated: SeatedTeam, ready: dict, temperature: float = 0.0):
+        self._game, self._seated, self._temperature = game, seated, temperature
+        self._context = seated.context(game)
+        self._ready, self._turn = ready, 0
+        self._talk = self._context.begin(1, recording=False)
+        self._asked, self._told = jax.jit(self._answer), jax.jit(self._observe)
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
         """The policy's action: int32[]."""
-        team, seating = self.seated.team, self.seated.seating
-        seat = self.game.player(state)
-        policy = seating.policy(seat)
-        tokens, length = team.prompts.opening(state, seat, policy)
-        tokens = jnp.pad(tokens, (0, row_length(tokens.shape[0], team.width) - tokens.shape[0]))
-        rows = jax.tree.map(lambda x: x[None], (tokens, length, self.game.legal(state), key, policy))
-        decision = team.act(self.ready, *rows, temperature=self.temperature)
+        action, self._talk = self._asked(self._ready, self._talk, state, key, self._turn)
+        return action
+
+    def observe(self, before: State, action: int, after: State) -> None:
+        """Hears of a move, its own too."""
+        self._talk = self._told(self._talk, before, jnp.int32(action), after, self._turn)
+        self._turn += 1
+
+    def _answer(self, ready, talk, state, key, turn):
+        team, seating = self._seated.team, self._seated.seating
+        state, key = jax.tree.map(lambda x: x[None], (state, key))
+        seat = jax.vmap(self._game.player)(state)
+        seen = look(self._game, team, state, seat, self._seated.policy(seat, turn))
+        asked = self._context.read(talk, seen)
+        decision, talk = self._context.act(
+            ready, talk, asked, key, legal=seen.legal, policy=seen.policy, temperature=self._temperature
+        )
         # As in a match: a free answer that names no legal action is one drawn from them.
-        action = team.playable(decision.action, rows[2], rows[3])
-        one = jax.tree.map(lambda x: x[None], (state, seat, key))
-        return seating.bot_actions(*one, action)[0]
+        action = team.playable(decision.action, seen.legal, key)
+        talk, _ = self._context.say(talk, asked, decision, seen.policy)
+        return seating.bot_actions(state, seat, key, action)[0], talk
+
+    def _observe(self, talk, before, action, after, turn):
+        before, action, after = jax.tree.map(lambda x: x[None], (before, action, after))
+        return self._context.observe(talk, before, action, after, jnp.full((1,), turn))
 
 
 Seat = Person | Bot
@@ -91,7 +109,12 @@ def play(
     names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
     table = _Terminal(game, prompt, list(names), source or sys.stdin, output or sys.stdout)
     persons = [i for i, seat in enumerate(seats) if isinstance(seat, Person)]
-    acts = {i: jax.jit(seat.act) for i, seat in enumerate(seats) if i not in persons}
+    policies = {id(seat): seat for seat in seats if isinstance(seat, PolicySeat)}.values()
+    acts = {
+        i: seat.act if isinstance(seat, PolicySeat) else jax.jit(seat.act)
+        for i, seat in enumerate(seats)
+        if i not in persons
+    }
     step, look = jax.jit(game.step), jax.jit(lambda s: (game.player(s), game.done(s), game.legal(s)))
 
     key = jax.random.key(seed)
@@ -113,6 +136,8 @@ def play(
             action = int(acts[mover](state, jax.random.fold_in(key, turn)))
         following, reward = step(state, jnp.int32(action))
         table.tell_move(state, mover, action, following)
+        for seat in policies:
+            seat.observe(state, action, following)
         state = following
         paid += jax.device_get(reward.team + reward.agent + reward.process)
     table.show_board(state, None)

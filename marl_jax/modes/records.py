@@ -36,18 +36,26 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
     shown = lambda state: dict(board=view.board(game, state), svg=view.svg(game, state))  # noqa: E731
     state = match.reset(key, row)
     start, moves = shown(state), []
+    pending = [""] * game.n_players  # what each seat has heard since its last turn, where conversations go on
     for turn in range(int(played.length[row])):
         seat = int(player_of(state))
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
         prompt, answer, error = "", game.action_names[action], ""
         if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
-            prompt = who.prompt_text(state, seat, turn)
+            texts = who.prompt(seat, turn)
+            prompt = texts.first_text(state, seat)
+            if not played.fresh[turn, row]:
+                prompt = texts.close_text + pending[seat] + texts.ask_text(seat)
             answer = who.tokenizer(seat, turn).decode(
                 played.answer[turn, row, : played.answer_length[turn, row]].tolist()
             )
             error = PARSE_FAILURE if played.failed[turn, row] else ""
+        before, pending[seat] = state, ""
         state, reward = step(state, action)
+        for other, c in enumerate(seats):
+            if isinstance(match.contestants[c], SeatedTeam) and match.contestants[c].history_turns:
+                pending[other] += match.contestants[c].prompt(other, turn).event_text(before, action, state, other)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
         moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), error=error))
     scores = played.total.team[row] + played.total.agent[row]

@@ -98,7 +98,7 @@ class Setup:
             reward_weights=(c.reward.team, c.reward.agent, c.reward.process),
             dense=c.reward.dense,
             parse_failure_reward=c.rollout.parse_failure_reward,
-            history_turns=c.env.history_turns if c.env.context == "history" else 0,
+            history_turns=self.history_turns,
             history_tokens=c.env.history_tokens,
         )
 
@@ -118,7 +118,12 @@ class Setup:
 
     def seated(self, swapped: bool = False) -> SeatedTeam:
         """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
-        return SeatedTeam(self.team, self.seating.swapped() if swapped else self.seating)
+        return SeatedTeam(self.team, self.seating.swapped() if swapped else self.seating, self.history_turns)
+
+    @property
+    def history_turns(self) -> int:
+        """Answers after which a seat's conversation begins again; 0 where every prompt stands alone."""
+        return self.config.env.history_turns if self.config.env.context == "history" else 0
 
     def max_active_rows(self, backbone: Backbone, n: int) -> int:
         """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""

@@ -18,6 +18,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.team import Team
@@ -36,7 +37,7 @@ class TurnContext:
 
     records_prompts = True
 
-    def begin(self, games: int, opposite: int = 0, sampling: bool = True) -> tuple:
+    def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> tuple:
         """Nothing."""
         return ()
 
@@ -44,20 +45,24 @@ class TurnContext:
         """The prompts of what is seen."""
         return seen
 
+    def fresh(self, asked: Any) -> jax.Array:
+        """bool [B]: whether prompts begin a conversation, as all do here."""
+        return jnp.ones(asked.seat.shape, bool)
+
     def act(self, ready: dict, carry: tuple, asked: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, tuple]:
         """`Team.act`."""
-        decision = self.team.act(ready, asked.prompts, asked.lengths, asked.legal, keys, asked.policy, **settings)
+        decision = self.team.act(ready, asked.prompts, asked.lengths, keys=keys, ids=settings.pop("policy"), **settings)
         return decision, carry
 
     def act_opposite(self, ready: dict, carry: tuple, asked: Any, seen: Any, start: int, keys: jax.Array):
         """`Team.act` with other weights, for some rows."""
-        return self.act(ready, carry, asked, keys)
+        return self.act(ready, carry, asked, keys, legal=seen.legal, policy=seen.policy)
 
     def say(self, carry: tuple, asked: Any, decision: Decision, policy: jax.Array) -> tuple[tuple, None]:
         """Nothing is remembered."""
         return carry, None
 
-    def observe(self, carry: tuple, before: Any, action: jax.Array, after: Any) -> tuple:
+    def observe(self, carry: tuple, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> tuple:
         """Nothing is remembered."""
         return carry
 
@@ -77,7 +82,7 @@ class Carry:
 
     threads: Threads
     opposite: dict
-    script: Transcript
+    script: Transcript | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,17 +99,28 @@ class HistoryContext:
 
     records_prompts = False
 
-    def begin(self, games: int, opposite: int = 0, sampling: bool = True) -> Carry:
-        """Conversations that have yet to begin; `opposite` games have a historical opponent."""
+    def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> Carry:
+        """Conversations that have yet to begin.
+
+        opposite   games with a historical opponent
+        sampling   whether policies are asked, which needs caches
+        recording  whether samples are wanted, which need rows to write into
+        """
         h = self.history
-        room = transcripts.room(h, self.turns, self.tokens)
+        script = None
+        if recording:
+            room = transcripts.room(h, self.turns, self.tokens)
+            script = transcripts.new_transcript(games * h.game.n_players, room)
         others = h.begin(opposite).caches if opposite else {}
-        script = transcripts.new_transcript(games * h.game.n_players, room)
         return Carry(h.begin(games, sampling), others, script)
 
     def read(self, carry: Carry, seen: Any) -> Read:
         """The opening, or what is new."""
         return self.history.read(carry.threads, seen.seat, seen.policy, seen.prompts, seen.lengths)
+
+    def fresh(self, asked: Read) -> jax.Array:
+        """bool [B]: whether conversations begin with this turn."""
+        return asked.fresh
 
     def act(self, ready: dict, carry: Carry, asked: Read, keys: jax.Array, **settings: Any) -> tuple[Decision, Carry]:
         """What is new is read and answered."""
@@ -120,20 +136,19 @@ class HistoryContext:
         decision, threads = self.history.act(ready, threads, theirs, keys=keys, legal=seen.legal, policy=seen.policy)
         return decision, dataclasses.replace(carry, opposite=threads.caches)
 
-    def say(self, carry: Carry, asked: Read, decision: Decision, policy: jax.Array) -> tuple[Carry, Place]:
+    def say(self, carry: Carry, asked: Read, decision: Decision, policy: jax.Array) -> tuple[Carry, Place | None]:
         """The conversations with these answers."""
         kept = self.history.kept(decision, policy)
-        script, _ = transcripts.write_read(carry.script, asked)
-        script, places = transcripts.write_answer(script, asked, decision.answers, kept)
+        script, places = carry.script, None
+        if script is not None:
+            script = transcripts.write_read(script, asked)
+            script, places = transcripts.write_answer(script, asked, decision.answers, kept)
         threads = self.history.say(carry.threads, asked, decision.answers, kept)
         return dataclasses.replace(carry, threads=threads, script=script), places
 
-    def observe(self, carry: Carry, before: Any, action: jax.Array, after: Any) -> Carry:
-        """Every seat with the event of a move.
-
-        before, after  `Games` around it
-        """
-        threads = self.history.observe(carry.threads, before.state, action, after.state, before.turn, before.symmetry)
+    def observe(self, carry: Carry, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> Carry:
+        """Every seat with the event of a move; see `History.observe`."""
+        threads = self.history.observe(carry.threads, before, action, after, turn, through)
         return dataclasses.replace(carry, threads=threads)
 
     def restart(self, carry: Carry, ended: jax.Array) -> Carry:

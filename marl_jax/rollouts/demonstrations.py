@@ -101,7 +101,9 @@ class Demonstrations(GameRollout):
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        talk = self.context.restart(self.context.observe(talk, games, move, after), ended)
+        talk = self.context.restart(
+            self.context.observe(talk, games.state, move, after.state, games.turn, games.symmetry), ended
+        )
         return self._restart(after, ended, reset_keys), talk, (record, places), finished
 
     def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:

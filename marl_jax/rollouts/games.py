@@ -224,7 +224,12 @@ class GameRollout:
         record = self._record(games, seen, decision, policy, paid, ended, central)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        return after, context.observe(talk, games, move, after), (record, places), finished
+        return (
+            after,
+            context.observe(talk, games.state, move, after.state, games.turn, games.symmetry),
+            (record, places),
+            finished,
+        )
 
     @jax.named_scope("prompt")
     def _look(self, games: Games) -> Seen:
@@ -233,11 +238,7 @@ class GameRollout:
         through = jnp.take_along_axis(games.symmetry, seat[:, None], axis=1)[:, 0]
         policy = self.seating.policy(seat, games.turn // self.game.n_players)
         view = games.state if self.symmetry is None else jax.vmap(self.symmetry.apply)(games.state, through)
-        prompts, lengths = jax.vmap(self.team.prompts.opening)(view, seat, policy)
-        room = row_length(prompts.shape[1], self.team.width) - prompts.shape[1]
-        prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
-        legal = jax.vmap(self.game.legal)(view)
-        return Seen(seat, through, policy, view, prompts, lengths, self.team.prompts.skip(policy), legal)
+        return look(self.game, self.team, view, seat, policy, through)
 
     @jax.named_scope("rules")
     def _step(self, state, action, failed, seen: Seen):
@@ -325,13 +326,24 @@ class Seen:
     """
 
     seat: jax.Array
-    through: jax.Array
+    through: jax.Array | None
     policy: jax.Array
     view: Any
     prompts: jax.Array
     lengths: jax.Array
     skip: jax.Array
     legal: jax.Array
+
+
+def look(
+    game: Game, team: Team, view: Any, seat: jax.Array, policy: jax.Array, through: jax.Array | None = None
+) -> Seen:
+    """What the movers of B games see, with prompts that stand alone in rows with room for an answer."""
+    prompts, lengths = jax.vmap(team.prompts.opening)(view, seat, policy)
+    room = row_length(prompts.shape[1], team.width) - prompts.shape[1]
+    prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
+    legal = jax.vmap(game.legal)(view)
+    return Seen(seat, through, policy, view, prompts, lengths, team.prompts.skip(policy), legal)
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,33 @@ import numpy as np
 
 from envs.games.bots import Bot
 from envs.games.game import Game, Reward
+from envs.games.text import Prompt
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
-from marl_jax.rollouts.games import like, row_keys
-from marl_jax.samples import row_length
+from marl_jax.rollouts.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.games import like, look, row_keys
+from marl_jax.rollouts.threads import History
 from models.sharding import whole
 from models.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeatedTeam:
-    """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots."""
+    """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots.
+
+    history_turns  answers after which a seat's conversation begins again; 0: every prompt stands alone
+    """
 
     team: Team
     seating: Seating
+    history_turns: int = 0
+
+    def context(self, game: Game) -> TurnContext | HistoryContext:
+        """What a turn's prompt is."""
+        if not self.history_turns:
+            return TurnContext(self.team)
+        history = History(game, self.team, self.seating, self.history_turns, game.max_turns)
+        return HistoryContext(history, game.max_turns)
 
     def tokenizer(self, seat: int, turn: int) -> Tokenizer:
         """That of the model that answers for a seat at the game's turn of this number."""
@@ -40,16 +53,16 @@ class SeatedTeam:
         """The policy that answers for a seat at the game's turn of this number."""
         return self.seating.policy(jnp.asarray(seat), turn // self.seating.n_seats)
 
-    def prompt_text(self, state: Any, seat: int, turn: int) -> str:
-        """The prompt that it reads there."""
-        return self.team.prompts.opening_text(state, seat, int(self.policy(seat, turn)))
+    def prompt(self, seat: int, turn: int) -> Prompt:
+        """The prompts of the model that answers there."""
+        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))].prompt
 
 
 class Played(NamedTuple):
     """B finished games of at most R turns.
 
-    total and length [B, …]; by turn [R, B, …]: action, answer, its length, and whether it failed, naming no legal
-    action, so that a random one was played; of puzzles success [B].
+    total and length [B, …]; by turn [R, B, …]: action, answer, its length, whether it failed (it names no legal action,
+    and a random one was played), and whether the seat's conversation began with it; of puzzles success [B].
     """
 
     total: Reward
@@ -58,6 +71,7 @@ class Played(NamedTuple):
     answer: jax.Array
     answer_length: jax.Array
     failed: jax.Array
+    fresh: jax.Array
     success: jax.Array | None = None
 
 
@@ -114,49 +128,63 @@ class Match:
             jnp.zeros((game.max_turns, rows, width), jnp.int32),
             jnp.zeros((game.max_turns, rows), jnp.int32),
             jnp.zeros((game.max_turns, rows), bool),
+            jnp.zeros((game.max_turns, rows), bool),
         )
+        teams = [c if isinstance(c, SeatedTeam) else None for c in self.contestants]
+        talks = tuple(None if t is None else t.context(game).begin(rows, recording=False) for t in teams)
 
         def going(carry):
             turn, state = carry[:2]
             return (turn < game.max_turns) & ~jnp.all(jax.vmap(game.done)(state))
 
         def step(carry):
-            turn, state, total, length, record = carry
+            turn, state, total, length, talks, record = carry
             done = jax.vmap(game.done)(state)
             player = jax.vmap(game.player)(state)
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
             keys = row_keys(jax.random.fold_in(key, turn), rows)
-            answers = [self._act(*pair, state, player, turn, keys, temperature, width) for pair in pairs]
+            answers, spoken = [], []
+            for pair, talk in zip(pairs, talks, strict=True):
+                answer, talk = self._act(*pair, talk, state, player, turn, keys, temperature, width)
+                answers.append(answer)
+                spoken.append(talk)
             of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs, xs[0])  # noqa: E731
             new = jax.tree.map(of_mover, *answers)
-            state, reward = jax.vmap(game.step)(state, new[0])
+            after, reward = jax.vmap(game.step)(state, new[0])
+            moves = jnp.full((rows,), turn)
+            talks = tuple(
+                None if t is None else t.context(game).observe(talk, state, new[0], after, moves)
+                for t, talk in zip(teams, spoken, strict=True)
+            )
             total = jax.tree.map(jnp.add, total, reward)
             record = tuple(lines.at[turn].set(line) for lines, line in zip(record, new, strict=True))
-            return turn + 1, state, total, length + ~done, record
+            return turn + 1, after, total, length + ~done, talks, record
 
-        carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), record)
-        _, state, total, length, record = jax.lax.while_loop(going, step, carry)
+        carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), talks, record)
+        _, state, total, length, _, record = jax.lax.while_loop(going, step, carry)
         success = jax.vmap(game.success)(state) if game.solvable else None
         return whole(Played(total, length, *record, success))
 
-    def _act(self, contestant, ready, state, seat, turn, keys, temperature, width):
-        """(action [B], answer [B, W], its length [B], whether it failed [B]) of one contestant in all rows."""
+    def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width):
+        """What one contestant answers in all rows, as in `Played`, and its conversations with that."""
         if not isinstance(contestant, SeatedTeam):
             action = jax.vmap(contestant.act)(state, keys)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
-            return action, *nothing, jnp.zeros(action.shape, bool)
-        team = contestant.team
-        policy = contestant.policy(seat, turn)
-        tokens, lengths = jax.vmap(team.prompts.opening)(state, seat, policy)
-        room = row_length(tokens.shape[1], team.width) - tokens.shape[1]
-        tokens = jnp.pad(tokens, ((0, 0), (0, room)))
-        legal = jax.vmap(self.game.legal)(state)
-        decision = team.act(ready, tokens, lengths, legal, keys, policy, temperature)
+            no = jnp.zeros(action.shape, bool)
+            return (action, *nothing, no, no), talk
+        team, context = contestant.team, contestant.context(self.game)
+        seen = look(self.game, team, state, seat, contestant.policy(seat, turn))
+        asked = context.read(talk, seen)
+        decision, talk = context.act(
+            ready, talk, asked, keys, legal=seen.legal, policy=seen.policy, temperature=temperature
+        )
         # A free answer that names no legal action: a random one is played in its place.
-        action = team.playable(decision.action, legal, keys)
+        action = team.playable(decision.action, seen.legal, keys)
         action = contestant.seating.bot_actions(state, seat, keys, action)
+        talk, _ = context.say(talk, asked, decision, seen.policy)
         answers = jnp.pad(decision.answers, ((0, 0), (0, width - team.width)))
-        return action, answers, decision.lengths, (decision.action < 0) & (policy >= 0)
+        failed = (decision.action < 0) & (seen.policy >= 0)
+        return (action, answers, decision.lengths, failed, context.fresh(asked)), talk
 
 
 def _prepared(contestant: SeatedTeam | Bot, weights: dict | None) -> dict | None:

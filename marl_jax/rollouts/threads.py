@@ -99,11 +99,22 @@ class History:
         ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in self.team.backbones)
         return self.team.width + self.room + ask
 
+    @property
+    def usual_length(self) -> int:
+        """Tokens that a later turn reads and answers where events are neither short nor long."""
+        ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in self.team.backbones)
+        event = max((b.prompt.event_length + b.prompt.history.event.min_length) / 2 for b in self.team.backbones)
+        return ask + round(self.game.n_players * event) + self.team.width
+
+    def own_turns(self, turns: int) -> int:
+        """Turns of one seat among so many of a game, where seats move in order."""
+        return -(-turns // self.game.n_players) + 1
+
     def slots(self, backbone: Backbone) -> int:
-        """Of a cache: an opening and as many later turns as a conversation may have, answers included."""
-        own = -(-self.horizon // self.game.n_players) + 1
-        later = min(self.turns, own) - 1
-        exact = backbone.prompt_length + later * self.more_length + self.team.width
+        """Of a cache: an opening and later turns at their usual length; a conversation that fills it begins again."""
+        later = min(self.turns, self.own_turns(self.horizon)) - 1
+        least = self.more_length + self.team.width if later else self.team.width
+        exact = backbone.prompt_length + max(later * self.usual_length, least)
         return -(-exact // 64) * 64
 
     def begin(self, games: int, sampling: bool = True) -> Threads:

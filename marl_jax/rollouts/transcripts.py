@@ -76,21 +76,15 @@ def room(history: History, turns: int, wanted: int = 0) -> int:
     Events are rarely as long as they can be, and games that end early make more openings; a row that runs out of room
     loses answers, which is reported.
     """
-    players, longest = history.game.n_players, history.game.max_turns
-    own = -(-turns // players) + 1
-    backbones = history.team.backbones
-    opening = max(b.prompt_length for b in backbones)
-    event = max((b.prompt.event_length + b.prompt.history.event.min_length) / 2 for b in backbones)
-    ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in backbones)
-    turn = ask + round(players * event) + history.team.width
-    openings = 1 + -(-turns // longest)
-    exact = wanted or openings * opening + own * turn
+    opening = max(backbone.prompt_length for backbone in history.team.backbones)
+    openings = 1 + -(-turns // history.game.max_turns)
+    exact = wanted or openings * opening + history.own_turns(turns) * history.usual_length
     step = 8 if exact <= 512 else 64
     return -(-exact // step) * step
 
 
-def write_read(script: Transcript, read: Read) -> tuple[Transcript, jax.Array]:
-    """The rows with what the movers read, without their last answers, which are there; and whether it fitted [B]."""
+def write_read(script: Transcript, read: Read) -> Transcript:
+    """The rows with what the movers read, without their last answers, which are there."""
     row = read.row
     new = read.lengths - read.answer
     longest = script.tokens.shape[1]
@@ -105,7 +99,7 @@ def write_read(script: Transcript, read: Read) -> tuple[Transcript, jax.Array]:
         length=script.length.at[row].add(jnp.where(whole, new, 0)),
         begun=script.begun.at[row].add(read.fresh),
         whole=script.whole.at[row].set(whole),
-    ), whole
+    )
 
 
 def write_answer(script: Transcript, read: Read, answers: jax.Array, kept: jax.Array) -> tuple[Transcript, Place]:

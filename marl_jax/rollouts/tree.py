@@ -90,7 +90,9 @@ class TreeRollout(GameRollout):
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         gone_on = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        talk = context.restart(context.observe(talk, games, move, gone_on), ended)
+        talk = context.restart(
+            context.observe(talk, games.state, move, gone_on.state, games.turn, games.symmetry), ended
+        )
         return self._restart(gone_on, ended, reset_keys), talk, (record, places), finished
 
     def choose(self, scores: jax.Array, key: jax.Array) -> jax.Array:
