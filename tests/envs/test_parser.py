@@ -229,6 +229,7 @@ def plain(names, text, legal):
         ("prefixes", "b answer\n: a, b", "b"),
         ("prefixes", "b answer é: a, b", "b"),
         ("prefixes", "b answer: answer:: a, b", "a"),
+        ("prefixes", "answer: a: b", "a"),
         ("prefixes", "b answer" + "." * 21 + "answer: a, b", "a"),
         ("prefixes", "a, b. Answer: none", "b"),
         ("prefixes", "a b c a", "a"),
@@ -254,6 +255,8 @@ def test_the_space_that_sentencepiece_drops_is_no_part_of_a_name():
     assert tokenizer.decode(ids) == "red" and tokenizer.decode(inside) == ": red"
     names = names_of("spaces")
     assert [names[parsed("pieces", "spaces", [row], legal)[0]] for row in (ids, inside)] == ["red", " red"]
+    nowhere = [*inside, -1, 9999]  # ids that no token has
+    assert names[parsed("pieces", "spaces", [nowhere], legal)[0]] == " red"
 
 
 def test_codes_keep_what_can_be_part_of_a_name_or_mark():
