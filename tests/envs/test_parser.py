@@ -230,6 +230,7 @@ def plain(names, text, legal):
         ("prefixes", "b answer é: a, b", "b"),
         ("prefixes", "b answer: answer:: a, b", "a"),
         ("prefixes", "answer: a: b", "a"),
+        ("prefixes", "answer: a. Answer: b, a", "b"),
         ("prefixes", "b answer" + "." * 21 + "answer: a, b", "a"),
         ("prefixes", "a, b. Answer: none", "b"),
         ("prefixes", "a b c a", "a"),
