@@ -5,10 +5,11 @@ copied into a free row; from then on it decodes with whatever else is there. Whe
 of the rows idle, the batch shrinks, so that the last long answers do not drag empty rows along; it grows again when
 more requests wait than rows are free.
 
-What a request gets depends on its prompt, its seed and the weights only. How exactly: the programs differ in the number
-of rows they read and decode, and a matrix product may round differently for another number of rows. So answers are
-equal up to rounding, which can change a sampled token; with `fixed_shapes` they are equal bit for bit, whatever else
-is there and in whichever order it came, on one machine and with the same `rows` and `max_length`.
+What a request gets depends on its prompt, its seed and the weights only. How exactly: a matrix product may round
+differently for another number of rows, and without `fixed_shapes` that number follows the load. Then answers are equal
+up to rounding (1e-6 in the log-probs of a float32 model on the CPU), which in rare cases changes a sampled token. With
+`fixed_shapes` they are equal bit for bit on the CPU, whatever else is there and in whichever order it came, for the
+same `rows`, `max_length` and machine. Updates in flight end this promise: when they happen depends on the time.
 """
 
 from __future__ import annotations

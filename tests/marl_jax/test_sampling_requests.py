@@ -1,4 +1,4 @@
-"""What can happen to a request: several samples, a cancel, a deadline, new weights, other orders, other models."""
+"""What can happen to a request: several samples, cancel, deadline, new weights, any order of arrival, other models."""
 
 import dataclasses
 import time
@@ -124,11 +124,11 @@ def test_cancel_frees_the_rows_and_keeps_what_was_written(plain):
 
 
 def test_cancel_keeps_samples_that_have_finished(plain):
-    greedy = Sampling(max_new_tokens=30, seed=1)
-    ends = [alone(plain, PROMPTS[2], dataclasses.replace(greedy, seed=sample_seed(1, k))).tokens[3] for k in range(2)]
+    sampling = Sampling(max_new_tokens=30, seed=1)
+    ends = [alone(plain, PROMPTS[2], dataclasses.replace(sampling, seed=sample_seed(1, k))).tokens[3] for k in range(2)]
     assert ends[0] != ends[1]
     batcher = make(plain)
-    request = batcher.submit(PROMPTS[2], dataclasses.replace(greedy, stop_ids=(int(ends[0]),)), n=2)
+    request = batcher.submit(PROMPTS[2], dataclasses.replace(sampling, stop_ids=(int(ends[0]),)), n=2)
     batcher.step()
     batcher.cancel(request)
     assert [a.finish for a in batcher.run()[request]] == ["stop", "cancelled"]
