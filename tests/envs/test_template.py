@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from envs.games.template import Fixed, MergeError, Table, Template, token_table
+from envs.games.template import Fixed, MergeError, Table, Template, check_neighbours, token_table
 from tests.conftest import shared_data
 
 
@@ -153,6 +153,35 @@ def test_refuses_a_merge():
     with pytest.raises(MergeError, match=r"'a' followed by 'b'"):
         Template((Table(("x", "a")),)).compile(Words("ab"), followed_by=("b",))
     Template((Table(("x", "a")), Fixed("y"), Table(("c", "b")))).compile(Words("ab"))
+
+
+def test_linked_tables_are_shown_together():
+    """Borders with only a part of them shown do not come up; all others are checked."""
+    def template(linked):
+        return Template((Fixed("a"), Table(("", "b")), Table(("", "c"), linked=linked), Fixed("d")))
+
+    for merge in ("ac", "bd"):
+        template(True).compile(Words(merge))
+        with pytest.raises(MergeError):
+            template(False).compile(Words(merge))
+    for merge in ("ab", "bc", "cd", "ad"):
+        with pytest.raises(MergeError):
+            template(True).compile(Words(merge))
+    with pytest.raises(ValueError, match="table 1 is linked, so its first variant"):
+        Template((Table(("", "b")), Table(("c", "d"), linked=True))).compile(Bytes())
+    with pytest.raises(ValueError, match="table 0 is linked"):
+        Template((Fixed("b"), Table(("", "d"), linked=True))).compile(Bytes())
+
+
+def test_refuses_what_merges_between_templates():
+    """Fixed texts that are rendered apart are not joined first."""
+    a, b = Template((Fixed("a"),)), Template((Fixed("b"), Table(("", "c"))))
+    check_neighbours(Words("ac"), [a, b, a])
+    for merge in ("ab", "ba", "ca"):
+        with pytest.raises(MergeError):
+            check_neighbours(Words(merge), [a, b, a])
+    with pytest.raises(MergeError):
+        check_neighbours(Words("ax"), [b, a], followed_by=("x",))
 
 
 def test_refuses_a_merge_of_three():

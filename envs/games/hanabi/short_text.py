@@ -4,8 +4,8 @@ Compact comes in two notations. With `WORDS` every fact begins with a space and 
 there all byte-pair tokenizers split, and a common word or a digit is one token. `SIGNS` is for bytes. A hand is one
 line of cards and one of what its holder knows; a card there is a colour and a rank:
 
-    any        nothing is known                R    red          r, ry   not red, neither red nor yellow
-    any3, R3   the rank is 3                   R45  4 or 5       R-12    neither 1 nor 2
+    any        nothing is known      R, RG   red, red or green      r, ry   not red, neither red nor yellow
+    any3, R3   the rank is 3         R45     4 or 5                 R-12    neither 1 nor 2
 """
 
 import dataclasses
@@ -125,7 +125,8 @@ def rules(game: Hanabi, notation: Notation) -> str:
         f"{fact(n.turns)} turns left. Discarded ranks stand behind a colour; in a move {fact(n.pile)} counts the "
         f"copies of its card that are discarded now. A hand is its cards behind {fact(n.has)} and, behind "
         f"{fact(n.knows)}, what hints tell its holder: {fact(n.anything)} nothing, {fact(letters[0])} {red}, "
-        f"{fact(letters[0].lower())} not {red}, {first} rank 1, {not_first} not rank 1, {fact(n.nothing)} no card.\n"
+        f"{fact(letters[0].lower())} not {red}, {first} rank 1, {not_first} not rank 1, {fact(n.nothing)} no card; of "
+        "several capital letters or digits it is one, of several small letters none.\n"
         f"Answer with one letter: {answers}."
     )
 
@@ -230,15 +231,15 @@ def _known(game: Hanabi, n: Notation) -> tuple[Table, Table]:
 
     def color(mask: int) -> str:
         held, rest = _split(letters, mask)
-        if len(held) == 1:
-            return held[0]
-        return n.anything if not rest else "".join(rest).lower() if held else n.nothing
+        if not held or (not rest and len(held) > 1):
+            return n.anything if held else n.nothing
+        return "".join(held) if len(held) <= len(rest) or not rest else "".join(rest).lower()
 
     def rank(mask: int) -> str:
         held, rest = _split(ranks, mask)
         if not held or (not rest and len(held) > 1):
             return ""
-        return "".join(held) if len(held) <= len(rest) else "-" + "".join(rest)
+        return "".join(held) if len(held) <= len(rest) or not rest else "-" + "".join(rest)
 
     return (
         Table(tuple(n.gap + color(mask) for mask in range(2**game.colors))),

@@ -1,0 +1,79 @@
+"""Write docs/texts.md: an opening and two events of every game in every style. `python -m scripts.texts_page`"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from envs.games import registry, text
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "texts.md"
+LEVELS = dict(n_train=6, n_test=2)
+FORMS = {
+    "tic_tac_toe": dict(name="tic_tac_toe"),
+    "connect_four": dict(name="connect_four"),
+    "hanabi, two players": dict(name="hanabi"),
+    "plan_path": dict(name="plan_path", size=5, **LEVELS),
+    "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
+    "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", **LEVELS),
+}
+HEAD = """# Texts
+
+What a model reads in each game. This page is written by `python -m scripts.texts_page`, and a test compares them.
+
+- `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: characters
+  without rules, for byte-level models trained from scratch.
+- A prompt is rules, role, position and question. With the context `turn` every decision reads such a prompt. With
+  `history` it opens a conversation, and a later turn reads what happened since: an event for every move, the reader's
+  own included, and a short question. Opening and events together say what the present position would.
+- Compact texts come in notations. One in words is shown here; in it facts begin with a space and a letter, where
+  byte-pair tokenizers split. One in signs is for bytes. Compiling checks every border and takes the notation with the
+  fewest tokens.
+
+Tokens of Hanabi for two players, 12 games of the convention bot, SmolLM2's tokenizer and its chat format:
+
+| | full | compact |
+| --- | --- | --- |
+| rules, read once per update | 469 | 488 |
+| position, mean (longest) | 245 (270) | 92 (112) |
+| event of an own move, mean (longest) | 92 (111) | 24 (30) |
+| event of the partner's move, mean (longest) | 101 (125) | 31 (41) |
+| all that a later turn reads, mean | 209 | 68 |
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(_form(title, dict(params)) for title, params in FORMS.items())
+
+
+def _form(title: str, params: dict) -> str:
+    game = registry.make(params.pop("name"), **params)
+    states, actions = _moves(game)
+    seat = game.n_players - 1
+    parts = [f"\n## {title}\n\nRead by seat {seat} before the move of seat 0, and two events.\n"]
+    for style in text.STYLES:
+        found = text.make(game, style)
+        opening = "\n".join(s for s in (found.rules, found.roles[seat]) if s)
+        opening += ("\n" if opening else "") + found.observe(states[0], seat) + found.questions[seat]
+        events = [
+            found.events.text(jax.device_get(found.event_indices(before, action, after, seat)))
+            for before, action, after in zip(states, actions, states[1:], strict=False)
+        ]
+        lines = [opening, "----", *(event.rstrip("\n") for event in events)]
+        parts.append(f"\n{style}:\n\n```text\n" + "\n".join(lines) + "\n```\n")
+    return "".join(parts)
+
+
+def _moves(game) -> tuple[list, list]:
+    """Two moves from the start of a game, each the middle one of those that are legal."""
+    states, actions = [game.reset(jax.random.key(1))], []
+    for _ in range(2):
+        legal = jnp.flatnonzero(game.legal(states[-1]))
+        actions.append(legal[len(legal) // 2])
+        states.append(game.step(states[-1], actions[-1])[0])
+    return states, actions
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

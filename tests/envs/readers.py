@@ -1,0 +1,303 @@
+"""Readers that know a position only from what a model reads: the opening and then one event after another.
+
+`numbers(template, string)` recovers from a string the variant of every table, as the first that reads the same; so two
+facts that a text does not tell apart are not told apart here either. A `Reader` per game keeps the numbers of the
+observation up to date from those of events, by the rules of the game and nothing else that only the state knows.
+"""
+
+import functools
+import re
+
+import numpy as np
+
+from envs.games.hanabi.rules import Hanabi, copies
+from envs.games.roles import EXECUTOR, TwoRole
+from envs.games.template import Fixed, Template
+
+
+@functools.cache
+def pattern(template: Template) -> re.Pattern:
+    """A regular expression with a group for every table."""
+    parts = []
+    for piece in template.pieces:
+        if isinstance(piece, Fixed):
+            parts.append(re.escape(piece.text))
+        else:
+            options = sorted(set(piece.variants), key=len, reverse=True)
+            parts.append(f"({'|'.join(map(re.escape, options))})")
+    return re.compile("".join(parts))
+
+
+def numbers(template: Template, string: str) -> np.ndarray:
+    """The number of the variant that the string shows in each table, the first of those that read the same."""
+    found = pattern(template).fullmatch(string)
+    assert found is not None, f"{string!r} is not written as the template says"
+    return np.array([t.variants.index(shown) for t, shown in zip(template.tables, found.groups(), strict=True)], int)
+
+
+class Reader:
+    """What a seat knows: the numbers of its observation."""
+
+    def __init__(self, text, seat: int, observation: str):
+        self.text, self.game, self.seat = text, text.game, seat
+        self.known = numbers(text.observation, observation)
+
+    def read(self, event: str) -> None:
+        """Take in one event."""
+        self.update(numbers(self.text.events, event))
+
+    def expect(self, observation: str) -> None:
+        """Fail unless the present observation says what is known."""
+        seen = numbers(self.text.observation, observation)
+        assert seen.tolist() == self.known.tolist(), observation
+
+
+class Board(Reader):
+    """Tic-tac-toe and connect four: who moved, and where a mark is now."""
+
+    def mark(self, other: int) -> int:
+        """How the board shows the mover: by seat in the full style, else 1 for the reader."""
+        return 1 + (other if self.text.style != "full" else (other + self.seat) % 2)
+
+
+class TicTacToe(Board):
+    """A cell is marked."""
+
+    def update(self, event):
+        """Who, cell."""
+        other, cell = event
+        self.known[cell] = self.mark(other)
+
+
+class ConnectFour(Board):
+    """A stone lies in a row and a column."""
+
+    def update(self, event):
+        """Who, column, row."""
+        other, column, row = event
+        self.known[row * 7 + column] = self.mark(other)
+
+
+class Puzzle(Reader):
+    """Moves, proposals, and in a local view what the executor sees."""
+
+    def __init__(self, text, seat, observation):
+        super().__init__(text, seat, observation)
+        self.roles = isinstance(self.game, TwoRole)
+        self.local = self.roles and self.game.view == "local" and seat == EXECUTOR
+        self.puzzle = self.game.game if self.roles else self.game
+        self.cells = self.puzzle.shape[0] * self.puzzle.shape[1]
+        self.left = len(self.known) - 1 - self.roles
+
+    @property
+    def board(self):
+        """The cells, a part of what is known."""
+        return self.known[: self.cells]
+
+    def update(self, event):
+        """Who, what, outcome, moves left, and maybe the board."""
+        who, action, *outcome = event[: 3 + self.outcome]
+        *outcome, left = outcome
+        if left == 0:
+            assert who >= 2, "only a proposal leaves the moves that are left as they are"
+            if self.roles and self.seat == EXECUTOR:
+                self.known[-1] = action + 1
+                if self.local:
+                    self.see(action, event[3 + self.outcome :])
+            return
+        self.known[self.left] = left - 1
+        if self.roles:
+            self.known[-1] = 0
+        self.move(action, outcome)
+
+    def see(self, action, shown):
+        """Everything out of sight is hidden again; the cells in sight are those shown."""
+        hidden = len(self.text.observation.tables[0].variants) - 1
+        labels = [len(table.variants) == 2 for table in self.text.events.tables[3 + self.outcome :]]
+        codes = [code - 1 for code, label in zip(shown, labels, strict=True) if not label]
+        self.board[:] = hidden
+        for cell, code in zip(self.places(action), codes, strict=True):
+            if cell >= 0:
+                self.board[cell] = code
+
+
+class Walk(Puzzle):
+    """Someone walks over the board from `here`."""
+
+    on_goal: dict[int, int]
+    figures: tuple[int, int]
+
+    def __init__(self, text, seat, observation):
+        super().__init__(text, seat, observation)
+        self.here = int(np.flatnonzero(np.isin(self.board, self.figures))[0])
+
+    def places(self, action):
+        """The square that the executor sees."""
+        (height, width), radius = self.puzzle.shape, self.game.radius
+        row, column = divmod(self.here, width)
+        span = range(-radius, radius + 1)
+        inside = lambda r, c: 0 <= r < height and 0 <= c < width  # noqa: E731
+        return [(row + i) * width + column + j if inside(row + i, column + j) else -1 for i in span for j in span]
+
+    def walk(self, there: int) -> None:
+        """The figure leaves one cell and enters another, unless it is out of sight where it goes."""
+        plain, on_goal = self.figures
+        if there != self.here:
+            self.board[self.here] = self.goal if self.board[self.here] == on_goal else self.floor
+            self.board[there] = on_goal if self.board[there] in self.goals else plain
+            self.here = there
+
+
+class PlanPath(Walk):
+    """Facts behind the board where there is room for words: the places of A and of the goal."""
+
+    outcome = 2
+    floor, goal, goals, figures = 0, 2, (2,), (3, 4)
+
+    def __init__(self, text, seat, observation):
+        super().__init__(text, seat, observation)
+        self.facts = len(self.known) > self.cells + 1 + self.roles
+
+    def move(self, action, outcome):
+        """Blocked, place."""
+        blocked, place = outcome
+        assert bool(blocked) == (place - 1 == self.here)
+        self.walk(place - 1)
+        if self.facts:
+            self.known[self.cells] = self.here
+
+    def see(self, action, shown):
+        """The goal's place is known while it is in sight."""
+        super().see(action, shown)
+        if self.facts:
+            goal = np.flatnonzero(np.isin(self.board, (2, 4)))
+            self.known[self.cells + 1] = goal[0] if len(goal) else self.cells
+
+
+class Sokoban(Walk):
+    """Boxes are pushed."""
+
+    outcome = 3
+    floor, goal, goals, figures = 1, 2, (2, 4), (5, 6)
+
+    def move(self, action, outcome):
+        """Blocked, place, box."""
+        blocked, place, box = outcome
+        assert bool(blocked) == (place - 1 == self.here)
+        if box:
+            self.board[box - 1] = 4 if self.board[box - 1] == self.goal else 3
+        self.walk(place - 1)
+
+
+class Sudoku(Puzzle):
+    """Entries, and own ones that are erased."""
+
+    outcome = 4
+
+    def move(self, action, outcome):
+        """Refused, up to three erased cells."""
+        refused, *erased = outcome
+        n = self.puzzle.size
+        if not refused:
+            self.board[action // n] = n + action % n + 1
+        for cell in erased:
+            if cell:
+                self.board[cell - 1] = 0
+
+    def places(self, action):
+        """Row, column and box of the cell."""
+        n = self.puzzle.size
+        side, (row, column) = int(n**0.5), divmod(action // n, n)
+        box = [(row // side * side + i) * n + column // side * side + j for i in range(side) for j in range(side)]
+        return [row * n + i for i in range(n)] + [i * n + column for i in range(n)] + box
+
+
+class HanabiReader(Reader):
+    """Hands as [place][card, colours, ranks], by player from the reader on; the rest in the observation's order."""
+
+    def __init__(self, text, seat, observation):
+        super().__init__(text, seat, observation)
+        g: Hanabi = self.game
+        take = iter(self.known.tolist())
+        many = lambda n: [next(take) for _ in range(n)]  # noqa: E731
+        self.fireworks, self.counts = many(g.colors), many(4)
+        self.piles = [self.unpack(number) for number in many(g.colors)]
+        self.moves = [many(2) for _ in range(g.players)]
+        self.hands = {}
+        for player in range(1, g.players):
+            self.hands[player] = self.hand(many(3 * g.hand_size), text.style != "compact")
+        self.hands[0] = [[None, *many(2)] for _ in range(g.hand_size)]
+
+    def hand(self, values, by_card):
+        """Three numbers of every place."""
+        size = self.game.hand_size
+        if by_card:
+            return [values[3 * h : 3 * h + 3] for h in range(size)]
+        return [[values[h], *values[size + 2 * h : size + 2 * h + 2]] for h in range(size)]
+
+    def unpack(self, number):
+        """How often each rank lies in a pile."""
+        counts = []
+        for most in copies(self.game.ranks):
+            number, count = divmod(number, most + 1)
+            counts.append(count)
+        return counts
+
+    def pack(self, pile):
+        """The opposite."""
+        number = 0
+        for most, count in reversed(list(zip(copies(self.game.ranks), pile, strict=True))):
+            number = number * (most + 1) + count
+        return number
+
+    def update(self, event):
+        """Move, outcome, copies discarded, four counts, whether cards are shown, the hand."""
+        g: Hanabi = self.game
+        move, outcome, copies_now, *counts = event[:7]
+        shown, hand = event[7], self.hand(list(event[8:]), self.text.style == "full")
+        mover, action = divmod(int(move), g.n_actions)
+        self.moves[mover] = [action + 1, int(outcome)]
+        for i, count in enumerate(counts[:3]):
+            if count:
+                self.counts[i] = count - 1
+        self.counts[3] = counts[3]
+        if action < 2 * g.hand_size:
+            card = (outcome - 1) % g.max_score
+            color, rank = divmod(card, g.ranks)
+            if outcome > g.max_score and outcome <= 2 * g.max_score:
+                self.fireworks[color] = rank + 1
+            else:
+                self.piles[color][rank] = copies_now
+            held = mover
+        else:
+            told = (action - 2 * g.hand_size) % ((g.players - 1) * g.colors)
+            told = told // g.colors
+            if action >= 2 * g.hand_size + (g.players - 1) * g.colors:
+                told = (action - 2 * g.hand_size - (g.players - 1) * g.colors) // g.ranks
+            held = (mover + 1 + told) % g.players
+        assert bool(shown) == (action < 2 * g.hand_size and mover != 0), "cards are shown where a partner's changed"
+        for place, (card, *known) in zip(self.hands[held], hand, strict=True):
+            place[1:] = known
+            if shown:
+                place[0] = card - 1
+
+    def expect(self, observation):
+        """Put together what is known in the order of the observation."""
+        by_card = self.text.style != "compact"
+        known = [*self.fireworks, *self.counts, *map(self.pack, self.piles), *(x for m in self.moves for x in m)]
+        for player in range(1, self.game.players):
+            cards, rest = [[p[0]] for p in self.hands[player]], [p[1:] for p in self.hands[player]]
+            lists = [c + r for c, r in zip(cards, rest, strict=True)] if by_card else cards + rest
+            known += [x for values in lists for x in values]
+        self.known = np.array([*known, *(x for p in self.hands[0] for x in p[1:])], int)
+        super().expect(observation)
+
+
+READERS = {
+    "tic_tac_toe": TicTacToe,
+    "connect_four": ConnectFour,
+    "plan_path": PlanPath,
+    "sokoban": Sokoban,
+    "sudoku": Sudoku,
+    "hanabi": HanabiReader,
+}
