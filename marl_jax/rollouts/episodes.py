@@ -23,6 +23,7 @@ from marl_jax.rollouts.watchdog import Blocked, Watchdog
 
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
+GRACE = 1.0  # seconds that episodes which ran into their limit have to end, when the runner is closed
 _END = "end"  # the journal's name for how an episode ended
 
 
@@ -182,16 +183,24 @@ class EpisodeRunner:
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
         self.block_limit, self.workers = block_limit, Workers(workers)
-        self._loop = asyncio.Runner()
+        self._loop = asyncio.new_event_loop()
 
     def play(self, jobs: Sequence[Job], journal: Journal | None = None) -> list[Episode]:
         """Every job's episode, in their order; those that failed say so. Waits for the last one."""
-        return self._loop.run(self._play(jobs, journal or Journal(None)))
+        return self._loop.run_until_complete(self._play(jobs, journal or Journal(None)))
 
     def close(self) -> None:
         """Ends the verifiers' processes and the event loop."""
-        self._loop.run(self.workers.close())
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self):
+        await self.workers.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=GRACE)
 
     async def _play(self, jobs, journal):
         places = asyncio.Semaphore(self.concurrency)
