@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.sampling import decode
-from marl_jax.sampling.batcher import Batcher, Usage
+from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling, settings_for
 from models import cache as kv
@@ -123,10 +123,8 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(32, 513, requests) // scale, rng.integers(16, 513, requests) // scale
 
-    batcher = Batcher(engine, rows=rows, slots=1024 // scale, chunk=16)
-
     def serve():
-        batcher.usage = Usage()
+        batcher = Batcher(engine, rows=rows, max_length=1024 // scale, chunk=16)
         for i, (prompt, new) in enumerate(zip(*lengths, strict=True)):
             batcher.submit(rng.integers(0, model.cfg.vocab_size, prompt), Sampling(max_new_tokens=int(new), seed=i))
         batcher.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from marl_jax.sampling.conversation import Conversation
@@ -79,3 +80,24 @@ def check_adapters(ids: Sequence[int], n: int) -> None:
     for i in ids:
         if not 0 <= i < max(n, 1):
             raise ValueError(f"adapter {i} was asked for; the engine has {n}, counted from 0")
+
+
+def check_policy(policy: int, n: int) -> None:
+    """Refuses the number of a policy that is not there."""
+    if not 0 <= policy < n:
+        raise ValueError(f"policy is {policy}; accepted: 0 to {n - 1}")
+
+
+def check_weights(policy: int, found, expected) -> None:
+    """Refuses weights whose names or shapes are not those of `expected`."""
+    found, expected = ({jax.tree_util.keystr(k): np.shape(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)}
+                       for tree in (found, expected))
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"weights of policy {policy}: {name} is {_shape(found, name)}; expected: {_shape(expected, name)}"
+            )
+
+
+def _shape(shapes: dict, name: str) -> str:
+    return f"of shape {shapes[name]}" if name in shapes else "absent"

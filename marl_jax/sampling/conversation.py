@@ -47,11 +47,19 @@ class Conversation:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one row wrote: token ids, the log-probability of each when it was drawn, and why it ended."""
+    """What one row wrote.
+
+    tokens    int32 [n]
+    logps     float32 [n], the log-probability of each token when it was drawn
+    finish    why it ended: "stop" or "length"; from a `Batcher` also "cancelled", "deadline" or "invalid" (the logits
+              were not finite), with the tokens written until then
+    versions  int32 [n], the version of the weights that wrote each token
+    """
 
     tokens: np.ndarray
     logps: np.ndarray
     finish: str
+    versions: np.ndarray
 
 
 def round_up(n: int, multiple: int) -> int:

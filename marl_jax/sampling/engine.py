@@ -53,8 +53,13 @@ class Engine(Programs):
         self._lay_out_adapters = self.jit(functools.partial(lora.unstack, n_layers=model.cfg.n_layers, dtype=dtype))
         self.update(params, adapters, lora_scale)
 
-    def update(self, params: dict, adapters: dict | None = None, lora_scale: jax.Array | None = None) -> None:
-        """Takes new weights, stacked as they are trained, and lays them out for decoding (unless they are already)."""
+    def update(
+        self, params: dict, adapters: dict | None = None, lora_scale: jax.Array | None = None, version: int = 0
+    ) -> None:
+        """Takes new weights, stacked as they are trained, and lays them out for decoding.
+
+        Stacked weights are copied: the caller may donate them afterwards. Those laid out already are used as they are.
+        """
         ready = isinstance(params["layers"], tuple)
         if self.mesh is not None and not ready:
             params = jax.device_put(params, param_shardings(self.mesh, self.model.axes(), params))
@@ -62,10 +67,41 @@ class Engine(Programs):
             raise ValueError("adapters and lora_scale belong together; accepted: both or none")
         layers = None if adapters is None else self._lay_out_adapters(adapters)
         self.weights = Weights(params if ready else self._lay_out(params), layers, lora_scale)
+        self.versions = [version] * self.n_policies
+
+    def set_weights(self, policy: int, weights: dict, version: int) -> None:
+        """Takes new weights of one policy; what they look like is said at `check_weights`."""
+        self.check_weights(policy, weights)
+        if self.n_adapters:
+            layers = self._put_adapter(self.weights.adapters, weights, policy)
+            self.weights = dataclasses.replace(self.weights, adapters=layers)
+            self.versions[policy] = version
+        else:
+            self.update(weights, version=version)
+
+    def check_weights(self, policy: int, weights: dict) -> None:
+        """Refuses weights that are not those of a policy.
+
+        Without adapters, policy 0 is the model and its weights are the parameters, stacked or laid out for decoding.
+        With adapters a policy is one of them: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}.
+        """
+        checks.check_policy(policy, self.n_policies)
+        if self.n_adapters:
+            n_layers = self.model.cfg.n_layers
+            one = lambda x: jax.ShapeDtypeStruct((n_layers, *x.shape[1:]), x.dtype)  # noqa: E731
+            checks.check_weights(policy, weights, jax.tree.map(one, self.weights.adapters[0]))
+        elif isinstance(weights.get("layers"), tuple):
+            checks.check_weights(policy, weights, self.weights.params)
+        else:
+            checks.check_weights(policy, weights, self.model.abstract(jnp.float32))
 
     @property
     def n_adapters(self) -> int:
         return 0 if self.weights.scale is None else len(self.weights.scale)
+
+    @property
+    def n_policies(self) -> int:
+        return max(self.n_adapters, 1)
 
     # Reading
 
@@ -160,8 +196,9 @@ class Engine(Programs):
         for i in np.flatnonzero(finish[: conversation.rows] == decode.INVALID):
             raise FloatingPointError(f"the logits of row {i} are not finite after {written[i]} new tokens")
         tokens, logps = (np.concatenate(x, axis=1) for x in zip(*pieces, strict=True))
+        versions = np.asarray(self.versions, np.int32)[np.asarray(conversation.adapter_ids)]
         answers = [
-            Answer(tokens[i, :n], logps[i, :n], decode.FINISH[finish[i]])
+            Answer(tokens[i, :n], logps[i, :n], decode.FINISH[finish[i]], np.full((n,), versions[i], np.int32))
             for i, n in enumerate(written[: conversation.rows])
         ]
         history = [past + a.tokens.tolist() for past, a in zip(conversation.history, answers, strict=True)]

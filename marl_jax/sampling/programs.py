@@ -130,6 +130,14 @@ class Programs:
 
         return self.jit(run, donate_argnums=2)
 
+    @functools.cached_property
+    def _put_adapter(self):
+        def run(adapters, new, which):
+            new = lora.unstack(new, len(adapters), self.dtype)
+            return jax.tree.map(lambda old, one: old.at[which].set(one), adapters, new)
+
+        return self.jit(run)
+
     # Continuous batching
 
     @functools.cached_property
@@ -161,6 +169,16 @@ class Programs:
             return spread(rows), (token[:, None], logp[:, None], begun.written, begun.finish)
 
         return self.jit(run, donate_argnums=1)
+
+    @functools.cached_property
+    def _wipe(self):
+        def run(rows, which):
+            """Zeros in the cache of some rows: what is masked counts with weight 0, and 0 · nan would spread."""
+            clear = lambda x: jnp.where(which[:, None, None, None], 0, x)  # noqa: E731
+            cache = dataclasses.replace(rows.cache, layers=jax.tree.map(clear, rows.cache.layers))
+            return spread(dataclasses.replace(rows, cache=cache))
+
+        return self.jit(run, donate_argnums=0)
 
     @functools.cached_property
     def _move(self):

@@ -40,7 +40,13 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
+        """Whether the distribution is changed by more than the temperature."""
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
+
+
+def sample_seed(seed: int, k: int) -> int:
+    """The seed of sample k of a request: its own for k = 0, unrelated to those of neighbouring seeds for the others."""
+    return seed if k == 0 else int(np.random.SeedSequence([seed, k]).generate_state(1)[0])
 
 
 def with_seeds(sampling: Sampling, rows: int) -> list[Sampling]:
@@ -54,6 +60,11 @@ def row_keys(seeds: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.key)(seeds)
 
 
+def stop_width(sampling: Sampling) -> int:
+    """Columns that its stop ids need in an array: steps of four, so that few programs do for all."""
+    return max(4, -(-len(sampling.stop_ids) // 4) * 4)
+
+
 def settings_for(
     requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]] | None = None, vocab: int = 0
 ) -> decode.Settings:
@@ -61,8 +72,7 @@ def settings_for(
 
     prompts  what each row has read, for the repetition penalty; None where the rows know it themselves
     """
-    stops = max((len(r.stop_ids) for r in requests), default=0)
-    stop_ids = np.full((batch, max(4, -(-stops // 4) * 4)), -1, np.int32)
+    stop_ids = np.full((batch, max((stop_width(r) for r in requests), default=4)), -1, np.int32)
     for row, request in zip(stop_ids, requests, strict=False):
         row[: len(request.stop_ids)] = request.stop_ids
 

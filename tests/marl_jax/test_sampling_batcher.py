@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.sampling import batcher as batching
-from marl_jax.sampling import decode
+from marl_jax.sampling import batch_rows, decode
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax.tiny_engine import CONFIG, greedy_chain, make_engine, model_and_params, random_prompts
@@ -59,31 +58,39 @@ def check_same(answers, expected):
 
 def check_idle(batcher):
     """Only rows that have a request may go on."""
-    going = np.asarray(batcher._rows.finish) == decode.GOING
-    assert [r is not None for r in batcher._active] == going.tolist()
+    going = np.asarray(batcher._rows.state.finish) == decode.GOING
+    assert [s is not None for s in batcher._rows.active] == going.tolist()
 
 
-def merge_metrics(batcher, requests):
+def answer_all(batcher, requests):
     numbers = [batcher.submit(*request) for request in requests]
     answers = batcher.run()
     check_idle(batcher)
-    assert set(answers) == set(numbers)
-    return [answers[n] for n in numbers]
+    assert set(answers) == set(numbers) and not batcher.busy
+    return [only(answers[n]) for n in numbers]
+
+
+def only(answers):
+    """The answer of a request for one."""
+    (answer,) = answers
+    return answer
 
 
 @pytest.mark.parametrize(("rows", "chunk", "order"), [(4, 4, 1), (4, 3, -1), (2, 4, 1)])
 def test_continuous_batching_equals_one_by_one(engine, requests, expected, rows, chunk, order):
     """Nine requests through few rows, in either order: the slots are refilled, the answers stay the same."""
-    batcher = Batcher(engine, rows=rows, slots=SLOTS, chunk=chunk)
-    check_same(merge_metrics(batcher, requests[::order])[::order], expected)
+    batcher = Batcher(engine, rows=rows, max_length=SLOTS, chunk=chunk)
+    check_same(answer_all(batcher, requests[::order])[::order], expected)
     usage = batcher.usage
-    assert usage.tokens == sum(len(a.tokens) - 1 for a in expected), "the first token costs no decoding slot"
-    assert usage.tokens <= usage.slots and 0 < usage.useful <= 1 and usage.seconds > 0
-    check_same(merge_metrics(batcher, requests), expected)  # and again with what is left in the cache
+    assert usage.generated == sum(len(a.tokens) for a in expected) and usage.read == sum(LENGTHS)
+    assert usage.decoded == usage.generated - len(expected), "the first token costs no decoding slot"
+    assert usage.decoded <= usage.slots and 0 < usage.useful <= 1 and usage.seconds > 0
+    assert (usage.waiting, usage.running, usage.versions) == (0, 0, (0, 0, 0))
+    check_same(answer_all(batcher, requests), expected)  # and again with what is left in the cache
 
 
 def test_requests_may_come_while_others_run(engine, requests, expected):
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
     answers, waiting = {}, list(enumerate(requests))
     numbers = {}
     while waiting or len(answers) < len(requests):
@@ -91,8 +98,8 @@ def test_requests_may_come_while_others_run(engine, requests, expected):
             numbers[batcher.submit(*request)] = i
         waiting = waiting[2:]
         batcher.step()
-        answers |= {numbers[n]: answer for n, answer in batcher.results()}
-        assert list(batcher.results()) == [], "an answer is handed out once"
+        answers |= {numbers[n]: only(answer) for n, answer in batcher.results()}
+        assert batcher.results() == [], "an answer is handed out once"
     check_same([answers[i] for i in range(len(requests))], expected)
 
 
@@ -101,27 +108,27 @@ def test_the_batch_shrinks_at_the_end_and_grows_again(engine, requests):
     long = (random_prompts([4], seed=9)[0], Sampling(max_new_tokens=40, seed=1), 1)
     short = [(p, Sampling(max_new_tokens=3, seed=i), 0) for i, p in enumerate(random_prompts([3, 5, 2], seed=8))]
     expected = apart(engine, [long, *short])
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
     numbers = [batcher.submit(*r) for r in (long, *short)]
     sizes = []
     for _ in range(4):
         batcher.step()
-        sizes.append(len(batcher._active))
+        sizes.append(len(batcher._rows.active))
     assert sizes == [4, 1, 1, 1]
-    assert batcher.usage.slots == 4 * 4 + 3 * 4 and batcher.usage.tokens == 3 * 2 + 16
+    assert batcher.usage.slots == 4 * 4 + 3 * 4 and batcher.usage.decoded == 3 * 2 + 16
     numbers += [batcher.submit(*r) for r in (long, short[0])]
     batcher.step()
-    assert len(batcher._active) == 4
+    assert len(batcher._rows.active) == 4
     check_idle(batcher)
     answers = batcher.run()
-    check_same([answers[n] for n in numbers], [*expected, *expected[:2]])
+    check_same([only(answers[n]) for n in numbers], [*expected, *expected[:2]])
 
 
 def test_full_rows_are_all_useful(engine):
     """Four requests of nine tokens: one from reading, eight from two chunks of four, no slot wasted."""
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
-    merge_metrics(batcher, [(p, Sampling(max_new_tokens=9, seed=1), 0) for p in random_prompts([3] * 4)])
-    assert (batcher.usage.tokens, batcher.usage.slots, batcher.usage.useful) == (32, 32, 1.0)
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    answer_all(batcher, [(p, Sampling(max_new_tokens=9, seed=1), 0) for p in random_prompts([3] * 4)])
+    assert (batcher.usage.decoded, batcher.usage.slots, batcher.usage.useful) == (32, 32, 1.0)
 
 
 def test_filters_and_penalties_among_plain_requests(engine):
@@ -137,10 +144,10 @@ def test_filters_and_penalties_among_plain_requests(engine):
     ]
     expected = apart(engine, requests)
     assert len(set(expected[0].tokens.tolist())) == 8, "the penalty was felt"
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
-    check_same(merge_metrics(batcher, requests), expected)
-    merge_metrics(batcher, [(prompts[0], Sampling(max_new_tokens=3), 0)])
-    assert batcher._rows.seen is None, "nobody needs it any more"
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    check_same(answer_all(batcher, requests), expected)
+    answer_all(batcher, [(prompts[0], Sampling(max_new_tokens=3), 0)])
+    assert batcher._rows.state.seen is None, "nobody needs it any more"
 
 
 def test_stop_strings_end_an_answer_where_they_are_complete(engine):
@@ -151,17 +158,17 @@ def test_stop_strings_end_an_answer_where_they_are_complete(engine):
     stops = [text[0][5:8], text[1][3:5], text[2][:1], "not in it"]
     ends = [t.find(s) + len(s) if s in t else 16 for t, s in zip(text, stops, strict=True)]
     assert ends[2] == 1
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4, tokenizer=Letters())
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4, tokenizer=Letters())
     greedy = [Sampling(temperature=0, max_new_tokens=16, stop_strings=("never", s)) for s in stops]
     numbers = [batcher.submit(p, s) for p, s in zip(prompts, greedy, strict=True)]
     batcher.step()
     check_idle(batcher)  # the rows that have stopped know it, though their budget is not used up
     answers = batcher.run()
-    answers = [answers[n] for n in numbers]
+    answers = [only(answers[n]) for n in numbers]
     assert [a.tokens.tolist() for a in answers] == [c[:n] for c, n in zip(chain, ends, strict=True)]
     assert [a.finish for a in answers] == ["stop", "stop", "stop", "length"]
     assert [len(a.logps) for a in answers] == ends
-    assert batcher.usage.tokens == sum(ends) - 4, "what is cut off was no use"
+    assert batcher.usage.decoded == sum(ends) - 4, "what is cut off was no use"
 
 
 def test_a_stop_id_may_complete_a_stop_string(engine):
@@ -169,17 +176,17 @@ def test_a_stop_id_may_complete_a_stop_string(engine):
     chain = greedy_chain(random_prompts([5]), 6)[0]
     words = Letters.decode(chain[:4])
     sampling = Sampling(temperature=0, max_new_tokens=6, stop_ids=(chain[3],), stop_strings=(words,))
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4, tokenizer=Letters())
-    answer = merge_metrics(batcher, [(random_prompts([5])[0], sampling, 0)])[0]
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4, tokenizer=Letters())
+    answer = answer_all(batcher, [(random_prompts([5])[0], sampling, 0)])[0]
     assert answer.tokens.tolist() == chain[: chain.index(chain[3]) + 1] and answer.finish == "stop"
 
 
 def test_settings_are_made_when_a_row_changes_hands_only(engine, monkeypatch):
     """Per chunk, the host looks at the results and nothing else; no program is compiled twice."""
     made, programs = [], []
-    real = batching.settings_for
-    monkeypatch.setattr(batching, "settings_for", lambda *args: made.append(args) or real(*args))
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
+    real = batch_rows.settings_for
+    monkeypatch.setattr(batch_rows, "settings_for", lambda *args: made.append(args) or real(*args))
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
     for seed in range(2):
         for i, prompt in enumerate(random_prompts([3, 9, 16, 2], seed)):
             batcher.submit(prompt, Sampling(max_new_tokens=25, seed=i, temperature=0.5 * i + seed))
@@ -193,49 +200,54 @@ def test_settings_are_made_when_a_row_changes_hands_only(engine, monkeypatch):
 def test_a_mesh_gives_the_same_answers(requests, expected):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     spread = make_engine(with_adapters=True, mesh=mesh)
-    batcher = Batcher(spread, rows=4, slots=SLOTS, chunk=4)
-    check_same(merge_metrics(batcher, requests), expected)
-    assert batcher._rows.cache.layers[0][0].sharding.shard_shape((4, SLOTS, 2, 8)) == (1, SLOTS, 1, 8)
+    batcher = Batcher(spread, rows=4, max_length=SLOTS, chunk=4)
+    check_same(answer_all(batcher, requests), expected)
+    assert batcher._rows.state.cache.layers[0][0].sharding.shard_shape((4, SLOTS, 2, 8)) == (1, SLOTS, 1, 8)
     assert spread._chunk._cache_size() == 1, "rows cannot be halved here: four places"
     with pytest.raises(ValueError, match="rows is 6; accepted: multiples of 4"):
-        Batcher(spread, rows=6, slots=SLOTS)
+        Batcher(spread, rows=6, max_length=SLOTS)
 
 
-def test_a_nan_is_reported_with_its_request_and_the_others_are_answered(engine):
+def test_a_nan_ends_its_request_and_spoils_no_other(engine):
+    """Neither its neighbours nor the request that gets its row next, which masks what is left there."""
     params = model_and_params()[1]
     weights = engine.weights
-    prompts = [[1, 2, 3], [4, 7, 5], [8], [1] * 20]
-    expected = apart(engine, [(p, Sampling(max_new_tokens=9, temperature=0), 0) for p in prompts])
+    prompts = [[1, 2, 3], [*[4] * 30, 7], [8], [1] * 20]
+    samplings = [Sampling(max_new_tokens=9, temperature=0)] * 4
+    expected = apart(engine, [(p, s, 0) for p, s in zip(prompts, samplings, strict=True)])
     assert not any(7 in a.tokens for a in expected)
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
     spoilt = weights.params | {"embed": params["embed"].at[7].set(jnp.nan)}
     engine.weights = type(weights)(spoilt, weights.adapters, weights.scale)
     try:
-        numbers = [batcher.submit(p, Sampling(max_new_tokens=9, temperature=0)) for p in prompts]
-        with pytest.raises(FloatingPointError, match="request 2: the logits are not finite after 0 tokens"):
-            batcher.run()
-        answers = batcher.run()
+        answers = answer_all(batcher, [(p, s, 0) for p, s in zip(prompts, samplings, strict=True)])
+        again = answer_all(batcher, [(prompts[0], samplings[0], 0)] * 4)
     finally:
         engine.weights = weights
-    check_same([answers[n] for n in (numbers[0], *numbers[2:])], [expected[0], *expected[2:]])
+    assert answers[1].finish == "invalid" and len(answers[1].tokens) == 0
+    check_same([answers[0], *answers[2:]], [expected[0], *expected[2:]])
+    check_same(again, [expected[0]] * 4)
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
         (lambda b: b.submit([]), "prompt 0 is empty"),
-        (lambda b: b.submit([1] * 49), "prompt 0 has 49 tokens; the cache was asked for 48 slots"),
-        (lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)), "40 tokens and max_new_tokens 9 do not fit into 48"),
+        (lambda b: b.submit([1] * 49), "prompt 0 has 49 tokens"),
+        (lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)), "40 tokens and max_new_tokens 9 do not fit .* 48"),
         (lambda b: b.submit([CONFIG.vocab_size]), "prompt 0 has token ids from 97 to 97"),
-        (lambda b: b.submit([1], Sampling(max_new_tokens=1), 3), "adapter 3 was asked for; the engine has 3"),
+        (lambda b: b.submit([1], Sampling(max_new_tokens=1), 3), "policy is 3; accepted: 0 to 2"),
         (lambda b: b.submit([1], Sampling(max_new_tokens=1, stop_strings=("a",))), "stop_strings need a tokenizer"),
         (lambda b: b.submit([1], Sampling(stop_strings=("",))), "stop_strings is .* no empty string"),
-        (lambda b: Batcher(b.engine, rows=0, slots=16), "rows is 0"),
-        (lambda b: Batcher(b.engine, rows=4, slots=65), "slots is 65; accepted: 1 to 64"),
+        (lambda b: b.submit([1], Sampling(max_new_tokens=1), n=0), "n is 0; accepted: 1 or more"),
+        (lambda b: b.set_weights(3, {}, 1), "policy is 3; accepted: 0 to 2"),
+        (lambda b: b.set_weights(1, {}, 1), r"weights of policy 1: .*'a'.* is absent; expected: of shape \(2, 48, 4\)"),
+        (lambda b: Batcher(b.engine, rows=0, max_length=16), "rows is 0"),
+        (lambda b: Batcher(b.engine, rows=4, max_length=65), "max_length is 65; accepted: 1 to 64"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(engine, act, message):
-    batcher = Batcher(engine, rows=4, slots=SLOTS, chunk=4)
+    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
     with pytest.raises(ValueError, match=message):
         act(batcher)
     assert batcher.run() == {}

@@ -1,0 +1,255 @@
+"""A thread that owns a `Batcher`, so that any thread or coroutine may ask and a chunk of decoding stalls none of them.
+
+    with BatcherThread(batcher) as sampler:
+        answers = sampler.ask(ids, sampling, n=4).result()         # in a thread
+        answers = await sampler.answer(ids, sampling, n=4)         # in a coroutine; cancelling it frees the rows
+        sampler.set_weights(0, params, version=7)                  # returns when the policy has them
+
+Callers leave commands in a queue; the thread takes them between chunks and sleeps while there is nothing to do. What a
+caller gets does not depend on timing as long as it waits for `set_weights` before it asks (see `Batcher` for how exact
+that is). Callbacks of futures run in the thread: they should be short, and must not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batchers import Batchers
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.settings import Sampling
+
+
+class BatcherClosed(RuntimeError):
+    """The thread was closed before the request was answered."""
+
+
+class BatcherFailed(RuntimeError):
+    """The thread ended with an exception, which is the cause of this one."""
+
+
+class BatcherThread:
+    """Owns a batcher from here on: nobody else may call it."""
+
+    def __init__(self, batcher: Batcher | Batchers, name: str = "batcher"):
+        self._batcher = batcher
+        self._wake = threading.Condition()
+        # Shared, under the lock of `_wake`:
+        self._commands: deque[tuple[Callable[[], None], Future | None]] = deque()
+        self._ended: Callable[[], Exception] | None = None  # makes the exception for calls that come too late
+        # Of the thread alone:
+        self._answers: dict[int, Future] = {}
+        self._swaps: list[tuple[int, Future]] = []
+        self._drains: list[tuple[set[int], Future]] = []
+        self._paused = self._closing = False
+        self._usage = batcher.usage
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a daemon that is computing when the interpreter goes would crash it
+
+    def __enter__(self) -> BatcherThread:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    # For any thread
+
+    def ask(
+        self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
+        deadline: float | None = None,
+    ) -> Future[list[Answer]]:  # fmt: skip
+        """The n answers to a prompt, in a future; a request that can never be answered is refused at once.
+
+        Cancelling the future frees the request's rows. `cancel` does the same and keeps what was written.
+        """
+        ids = [int(i) for i in ids]
+        self._batcher.check_request(ids, sampling, policy, n)
+        future: Future[list[Answer]] = Future()
+
+        def submit():
+            if future.cancelled():
+                return
+            request = self._batcher.submit(ids, sampling, policy, n, deadline)
+            self._answers[request] = future
+            future.add_done_callback(functools.partial(self._forget, request))
+
+        self._call(submit, future)
+        return future
+
+    async def answer(
+        self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
+        deadline: float | None = None,
+    ) -> list[Answer]:  # fmt: skip
+        """As `ask`, for coroutines."""
+        return await asyncio.wrap_future(self.ask(ids, sampling, policy, n, deadline))
+
+    def cancel(self, future: Future[list[Answer]]) -> None:
+        """Ends the request of a future from `ask`: its answers come soon, unfinished ones as "cancelled"."""
+
+        def cancel():
+            for request, own in self._answers.items():
+                if own is future:
+                    self._batcher.cancel(request)
+
+        self._call(cancel)
+
+    def submit_weights(self, policy: int, weights: dict, version: int) -> Future[None]:
+        """As `set_weights`, without waiting: the future is done when the policy has the weights."""
+        self._batcher.check_weights(policy, weights)
+        future: Future[None] = Future()
+
+        def swap():
+            self._batcher.set_weights(policy, weights, version)
+            self._swaps.append((policy, future))
+
+        self._call(swap, future)
+        return future
+
+    def set_weights(self, policy: int, weights: dict, version: int, timeout: float | None = None) -> None:
+        """Gives a policy new weights and returns when they are in place, for all who ask from then on."""
+        self._wait(self.submit_weights(policy, weights, version), timeout)
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Returns when all that was asked before the call has been answered."""
+        future: Future[None] = Future()
+        self._call(lambda: self._drains.append((set(self._answers), future)), future)
+        self._wait(future, timeout)
+
+    def pause(self, timeout: float | None = None) -> None:
+        """Returns when nothing is being decoded; requests are kept, and only end by a deadline or when cancelled."""
+        self._set_paused(True, timeout)
+
+    def resume(self) -> None:
+        """Continues after `pause`."""
+        self._set_paused(False, None)
+
+    def _set_paused(self, paused: bool, timeout: float | None):
+        future: Future[None] = Future()
+
+        def change():
+            self._paused = paused
+            _settle(future, None)
+
+        self._call(change, future)
+        self._wait(future, timeout)
+
+    def close(self) -> None:
+        """Ends the thread after the chunk in progress; open futures get a `BatcherClosed`. May be called again."""
+
+        def stop():
+            self._closing = True
+
+        with contextlib.suppress(BatcherClosed, BatcherFailed):
+            self._call(stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        atexit.unregister(self.close)
+
+    @property
+    def usage(self) -> Usage:
+        """As of the last chunk."""
+        return self._usage
+
+    def _call(self, command: Callable[[], None], future: Future | None = None):
+        """Leaves a command for the thread; `future` fails if the thread ends before it is done."""
+        with self._wake:
+            if self._ended is not None:
+                raise self._ended()
+            self._commands.append((command, future))
+            self._wake.notify()
+
+    def _wait(self, future: Future, timeout: float | None):
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the batcher's thread cannot wait for itself: call this from another thread")
+        future.result(timeout)
+
+    # In the thread
+
+    def _main(self):
+        error = None
+        try:
+            while not self._closing:
+                self._work()
+        except BaseException as e:  # whatever it is, those who wait have to hear of it
+            error = e
+        self._end(error)
+
+    def _work(self):
+        """Waits until there is something to do, and does it: commands first, then one chunk."""
+        with self._wake:
+            while not self._commands and not self._due():
+                self._wake.wait(self._idle_seconds())
+        while self._commands and not self._closing:
+            self._commands[0][0]()
+            self._commands.popleft()  # afterwards: if it raises, its future is found there
+        if self._closing:
+            return
+        if self._paused:
+            self._batcher.expire()
+        self._hand_out()  # what the commands settled does not wait for a chunk
+        if not self._paused and self._batcher.busy:
+            self._batcher.step()
+            self._hand_out()
+
+    def _due(self) -> bool:
+        """Whether there is something to do without a new command."""
+        if not self._paused:
+            return self._batcher.busy
+        return (seconds := self._idle_seconds()) is not None and seconds <= 0
+
+    def _idle_seconds(self) -> float | None:
+        deadline = self._batcher.next_deadline
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _hand_out(self):
+        self._usage = self._batcher.usage
+        for request, answers in self._batcher.results():
+            _settle(self._answers.pop(request), answers)
+        updating = self._batcher.updating
+        for policy, future in self._swaps:
+            if policy not in updating:
+                _settle(future, None)
+        for requests, future in self._drains:
+            if requests.isdisjoint(self._answers):
+                _settle(future, None)
+        self._swaps = [swap for swap in self._swaps if not swap[1].done()]
+        self._drains = [drain for drain in self._drains if not drain[1].done()]
+
+    def _forget(self, request: int, future: Future):
+        """Frees the rows of a request whose future was cancelled."""
+        if future.cancelled():
+            with contextlib.suppress(BatcherClosed, BatcherFailed):
+                self._call(lambda: self._batcher.cancel(request))
+
+    def _end(self, error: BaseException | None):
+        def exception() -> Exception:
+            if error is None:
+                return BatcherClosed("the batcher was closed")
+            failure = BatcherFailed(f"the batcher's thread failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
+
+        with self._wake:
+            self._ended = exception
+            commands, self._commands = self._commands, deque()
+        waiting = [future for _, future in (*commands, *self._swaps, *self._drains) if future is not None]
+        for future in {*self._answers.values(), *waiting}:
+            if not future.done() and future.set_running_or_notify_cancel():
+                future.set_exception(exception())
+        self._answers.clear()
+
+
+def _settle(future: Future, value) -> None:
+    """Gives a future its value, unless it was cancelled."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(value)

@@ -1,0 +1,366 @@
+"""What can happen to a request: several samples, a cancel, a deadline, new weights, other arrival orders, other models."""
+
+import dataclasses
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_jax.sampling import batcher as batcher_module
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batchers import Batchers
+from marl_jax.sampling.settings import Sampling, sample_seed
+from tests.marl_jax.tiny_engine import CONFIG, adapters, make_engine, model_and_params, random_prompts
+
+LENGTH = 48
+PROMPTS = random_prompts([5, 12, 1, 20, 7, 3])
+ENGINE = make_engine(with_adapters=True)  # for tests whose examples cannot have fixtures
+NEW = [model_and_params(seed)[1] for seed in (0, 1, 2)]
+
+
+def one_adapter(policy, factor=1.0):
+    """The weights of one adapter, changed by a factor."""
+    return jax.tree.map(lambda x: factor * x[:, policy], adapters()[0])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def roles():
+    return make_engine(with_adapters=True)
+
+
+@pytest.fixture(autouse=True)
+def old_weights(request):
+    """Every test starts with the weights of version 0."""
+    for name in {"plain", "roles"} & set(request.fixturenames):
+        engine = request.getfixturevalue(name)
+        if any(engine.versions):
+            engine.update(NEW[0], *(adapters() if name == "roles" else ()))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until `now` is set."""
+    clock = types.SimpleNamespace(now=100.0, perf_counter=time.perf_counter)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(batcher_module, "time", clock)
+    return clock
+
+
+def make(engine, **kwargs):
+    return Batcher(engine, **{"rows": 4, "max_length": LENGTH, "chunk": 4, **kwargs})
+
+
+def alone(engine, prompt, sampling, policy=0):
+    """The answer from an engine that has nothing else to do."""
+    answers, _ = engine.generate(engine.prefill([prompt], slots=LENGTH, adapter_ids=[policy]), [sampling])
+    return answers[0]
+
+
+def check_equal(mine, theirs):
+    assert mine.tokens.tolist() == theirs.tokens.tolist() and mine.finish == theirs.finish
+    np.testing.assert_allclose(mine.logps, theirs.logps, atol=1e-5)
+    assert mine.versions.dtype == np.int32 and mine.versions.tolist() == theirs.versions.tolist()
+
+
+def rows_in_use(batcher):
+    return sum(s is not None for s in batcher._rows.active)
+
+
+# Samples
+
+
+def test_samples_of_a_request_equal_single_requests_with_derived_seeds(plain):
+    """More samples than rows; how many there are does not matter to any of them."""
+    sampling = Sampling(max_new_tokens=9, seed=3)
+    batcher = make(plain)
+    many, few = batcher.submit(PROMPTS[0], sampling, n=7), batcher.submit(PROMPTS[0], sampling, n=2)
+    answers = batcher.run()
+    seeds = [sample_seed(3, k) for k in range(7)]
+    for answer, seed in zip(answers[many], seeds, strict=True):
+        check_equal(answer, alone(plain, PROMPTS[0], dataclasses.replace(sampling, seed=seed)))
+    for mine, theirs in zip(answers[few], answers[many], strict=False):
+        check_equal(mine, theirs)
+    assert len(answers[few]) == 2 and len({tuple(a.tokens.tolist()) for a in answers[many]}) == 7
+
+
+def test_seeds_of_samples_do_not_meet():
+    """A request's own seed comes first; samples of neighbouring seeds have nothing in common."""
+    seeds = [sample_seed(seed, k) for seed in (0, 1, 2, 2**32 - 1) for k in range(64)]
+    assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**32 for s in seeds)
+    assert [sample_seed(s, 0) for s in (0, 7)] == [0, 7]
+    assert sample_seed(5, 3) == 727168946, "the same in every run and on every machine"
+
+
+# Cancel and deadline
+
+
+def test_cancel_frees_the_rows_and_keeps_what_was_written(plain):
+    sampling = Sampling(max_new_tokens=30, temperature=0)
+    expected = [alone(plain, p, sampling) for p in PROMPTS[:2]]
+    batcher = make(plain)
+    gone, stays = batcher.submit(PROMPTS[0], sampling, n=6), batcher.submit(PROMPTS[1], sampling)
+    batcher.step()
+    assert rows_in_use(batcher) == 4 and batcher.usage.running == 1 and batcher.usage.waiting == 1
+    assert batcher.cancel(gone) and batcher.results() == []
+    batcher.step()
+    ((number, answers),) = batcher.results()
+    assert number == gone and [a.finish for a in answers] == ["cancelled"] * 6
+    for answer in answers[:4]:
+        assert answer.tokens.tolist() == expected[0].tokens[:5].tolist() and len(answer.logps) == 5
+    assert [len(a.tokens) for a in answers[4:]] == [0, 0], "they never had a row"
+    assert rows_in_use(batcher) == 1
+    check_equal(batcher.run()[stays][0], expected[1])
+    assert not batcher.cancel(gone) and not batcher.cancel(stays) and not batcher.cancel(99)
+
+
+def test_cancel_keeps_samples_that_have_finished(plain):
+    greedy = Sampling(max_new_tokens=30, seed=1)
+    ends = [alone(plain, PROMPTS[2], dataclasses.replace(greedy, seed=sample_seed(1, k))).tokens[3] for k in range(2)]
+    assert ends[0] != ends[1]
+    batcher = make(plain)
+    request = batcher.submit(PROMPTS[2], dataclasses.replace(greedy, stop_ids=(int(ends[0]),)), n=2)
+    batcher.step()
+    batcher.cancel(request)
+    assert [a.finish for a in batcher.run()[request]] == ["stop", "cancelled"]
+
+
+def test_a_deadline_ends_a_request_with_what_it_has(plain, clock):
+    sampling = Sampling(max_new_tokens=30, temperature=0)
+    expected = [alone(plain, p, sampling) for p in PROMPTS[:3]]
+    batcher = make(plain, rows=2)
+    numbers = [batcher.submit(p, sampling, deadline=d) for p, d in zip(PROMPTS, (101.0, None, 101.5), strict=False)]
+    assert batcher.next_deadline == 101.0
+    batcher.step()
+    clock.now = 101.0
+    batcher.step()
+    clock.now = 101.5
+    answers = batcher.run()
+    late, free, later = (answers[n][0] for n in numbers)
+    assert late.finish == later.finish == "deadline"
+    assert late.tokens.tolist() == expected[0].tokens[:5].tolist()
+    assert later.tokens.tolist() == expected[2].tokens[:5].tolist(), "it got the row of the first"
+    check_equal(free, expected[1])
+    number = batcher.submit(PROMPTS[0], sampling, deadline=90.0)
+    assert [(a.finish, len(a.tokens)) for a in batcher.run()[number]] == [("deadline", 0)]
+
+
+# Weights
+
+
+def test_new_weights_wait_for_the_rows_in_flight_and_later_requests_for_them(plain):
+    """A request that has begun keeps its weights, also for samples without a row yet; queued ones get the new."""
+    fresh = make_engine(params=NEW[1])
+    fresh.versions = [7]
+    sampling = Sampling(max_new_tokens=10, seed=5)
+    seeded = [dataclasses.replace(sampling, seed=sample_seed(5, k)) for k in range(6)]
+    old = [alone(plain, PROMPTS[0], s) for s in seeded]
+    batcher = make(plain)
+    begun, queued = batcher.submit(PROMPTS[0], sampling, n=6), batcher.submit(PROMPTS[1], sampling)
+    batcher.step()
+    batcher.set_weights(0, NEW[2], version=6)
+    batcher.set_weights(0, NEW[1], version=7)
+    assert batcher.updating == {0} and batcher.usage.versions == (0,)
+    after = batcher.submit(PROMPTS[2], sampling)
+    answers = batcher.run()
+    assert batcher.updating == set() and batcher.usage.versions == (7,)
+    for mine, theirs in zip(answers[begun], old, strict=True):
+        check_equal(mine, theirs)
+    check_equal(answers[queued][0], alone(fresh, PROMPTS[1], sampling))
+    check_equal(answers[after][0], alone(fresh, PROMPTS[2], sampling))
+    assert answers[after][0].tokens.tolist() != alone(make_engine(), PROMPTS[2], sampling).tokens.tolist()
+
+
+def test_an_idle_policy_has_its_weights_at_once_and_the_caller_may_donate_them(plain):
+    batcher = make(plain)
+    weights = jax.tree.map(jnp.copy, NEW[1])
+    batcher.set_weights(0, weights, version=3)
+    assert batcher.updating == set() and not batcher.busy
+    jax.jit(lambda x: jax.tree.map(jnp.negative, x), donate_argnums=0)(weights)
+    assert all(x.is_deleted() for x in jax.tree.leaves(weights))
+    sampling = Sampling(max_new_tokens=6)
+    number = batcher.submit(PROMPTS[0], sampling)
+    answer = batcher.run()[number][0]
+    assert answer.tokens.tolist() == alone(make_engine(params=NEW[1]), PROMPTS[0], sampling).tokens.tolist()
+    assert answer.versions.tolist() == [3] * 6
+    batcher.set_weights(0, make_engine(params=NEW[2]).weights.params, version=4)  # laid out already
+    number = batcher.submit(PROMPTS[0], sampling)
+    expected = alone(make_engine(params=NEW[2]), PROMPTS[0], sampling)
+    assert batcher.run()[number][0].tokens.tolist() == expected.tokens.tolist()
+
+
+def test_an_adapter_changes_without_disturbing_the_others(roles):
+    """Rows of policy 1 are waited for; those of policy 2 go on and new ones begin."""
+    sampling = Sampling(max_new_tokens=20, seed=2)
+    changed = make_engine(with_adapters=True)
+    changed.set_weights(1, one_adapter(1, -1.5), 4)
+    before = [alone(roles, p, sampling, policy) for p, policy in zip(PROMPTS, (1, 2, 2), strict=False)]
+    batcher = make(roles)
+    first = [batcher.submit(p, sampling, policy) for p, policy in zip(PROMPTS[:2], (1, 2), strict=True)]
+    batcher.step()
+    batcher.set_weights(1, one_adapter(1, -1.5), version=4)
+    waits, other = batcher.submit(PROMPTS[3], sampling, 1), batcher.submit(PROMPTS[2], sampling, 2)
+    batcher.step()
+    assert sorted(s.request.policy for s in batcher._rows.active if s is not None) == [1, 2, 2]
+    answers = batcher.run()
+    for number, theirs in zip((*first, other), before, strict=True):
+        check_equal(answers[number][0], theirs)
+    check_equal(answers[waits][0], alone(changed, PROMPTS[3], sampling, 1))
+    assert answers[waits][0].versions.tolist() == [4] * 20 and batcher.usage.versions == (0, 4, 0)
+
+
+@pytest.mark.parametrize("kind", [{}, {"repetition_penalty": 1.7, "top_k": 20}])
+def test_an_update_in_flight_continues_the_tokens_under_the_new_weights(plain, kind):
+    """Twice in one answer; every token keeps the version that wrote it, and the budget stays what it was."""
+    samplings = [Sampling(max_new_tokens=n, seed=i, **kind) for i, n in enumerate((20, 7, 14))]
+    engines = [make_engine(params=params) for params in NEW]
+    batcher = make(plain, in_flight_updates=True)
+    numbers = [batcher.submit(p, s) for p, s in zip(PROMPTS, samplings, strict=False)]
+    batcher.step()  # one token from reading, four from the chunk
+    batcher.set_weights(0, NEW[1], version=1)  # one more from reading again
+    batcher.step()
+    batcher.set_weights(0, NEW[2], version=2)
+    assert batcher.usage.read == sum(2 * len(p) + 5 for p in PROMPTS[:3]) + sum(len(PROMPTS[i]) + 10 for i in (0, 2))
+    answers = batcher.run()
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS[:3], samplings, strict=True)):
+        answer = answers[numbers[i]][0]
+        written = []
+        for engine, length in zip(engines, (5, 5, 20), strict=True):
+            left = sampling.max_new_tokens - len(written)
+            if left:
+                part = alone(engine, prompt + written, dataclasses.replace(sampling, max_new_tokens=left))
+                written += part.tokens[:length].tolist()
+        assert answer.tokens.tolist() == written and answer.finish == "length"
+        assert answer.versions.tolist() == ([0] * 5 + [1] * 5 + [2] * 20)[: len(written)]
+        assert len(answer.logps) == len(written) == sampling.max_new_tokens
+
+
+def test_an_update_in_flight_reads_the_rows_of_its_policy_only(roles):
+    sampling = Sampling(max_new_tokens=12, seed=4)
+    other = alone(roles, PROMPTS[1], sampling, 2)
+    batcher = make(roles, in_flight_updates=True)
+    numbers = [batcher.submit(PROMPTS[0], sampling, 1), batcher.submit(PROMPTS[1], sampling, 2)]
+    batcher.step()
+    batcher.set_weights(1, one_adapter(1, -1.5), version=9)
+    assert batcher.usage.read == 2 * len(PROMPTS[0]) + 5 + len(PROMPTS[1])
+    answers = batcher.run()
+    assert answers[numbers[0]][0].versions.tolist() == [0] * 5 + [9] * 7
+    check_equal(answers[numbers[1]][0], other)
+
+
+# Orders of arrival
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, len(PROMPTS) - 1),  # prompt
+        st.integers(1, 12),  # budget
+        st.integers(0, 3),  # seed
+        st.sampled_from([0.0, 1.0]),  # temperature
+        st.integers(0, 2),  # policy
+        st.integers(1, 3),  # samples
+        st.booleans(),  # filters
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+def play(batcher, drawn, order, pauses):
+    """Answers per request, submitted in this order with steps in between."""
+    numbers, answers = {}, {}
+    for i, steps in zip(order, pauses, strict=True):
+        prompt, budget, seed, temperature, policy, n, filters = drawn[i]
+        kind = {"top_k": 11} if filters else {}
+        sampling = Sampling(max_new_tokens=budget, seed=seed, temperature=temperature, **kind)
+        numbers[batcher.submit(PROMPTS[prompt], sampling, policy, n)] = i
+        for _ in range(steps):
+            batcher.step()
+            answers |= dict(batcher.results())
+    answers |= batcher.run()
+    assert set(answers) == set(numbers), "every request is answered once"
+    return {numbers[number]: found for number, found in answers.items()}
+
+
+@given(requests, st.data(), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_answers_do_not_depend_on_the_order_of_arrival(drawn, data, fixed):
+    """The same tokens always; with fixed shapes the same bits of every log-prob."""
+    plays = []
+    for _ in range(2):
+        order = data.draw(st.permutations(range(len(drawn))))
+        pauses = data.draw(st.lists(st.integers(0, 2), min_size=len(drawn), max_size=len(drawn)))
+        plays.append(play(make(ENGINE, fixed_shapes=fixed), drawn, order, pauses))
+    for i in range(len(drawn)):
+        for mine, theirs in zip(plays[0][i], plays[1][i], strict=True):
+            check_equal(mine, theirs)
+            assert not fixed or mine.logps.tobytes() == theirs.logps.tobytes()
+
+
+def test_fixed_shapes_use_one_program_whatever_comes():
+    """One size of batch, one number of prompts read at once; plain and filtered requests never side by side."""
+    engine = make_engine()
+    batcher = make(engine, rows=4, fixed_shapes=True)
+    for i, kind in enumerate([{}, {}, {}, {}, {}, {"top_p": 0.5}, {"stop_ids": (1, 2, 3, 4, 5)}, {}]):
+        batcher.submit(PROMPTS[i % 3], Sampling(max_new_tokens=3 + 2 * i, seed=i, **kind))
+    kinds = set()
+    while batcher.busy:
+        batcher.step()
+        kinds.add(frozenset(s.program for s in batcher._rows.active if s is not None))
+    assert {len(kind) for kind in kinds} <= {0, 1} and len(batcher.results()) == 8
+    assert engine._idle._cache_size() == 1 and engine._move._cache_size() == 0
+    assert (engine._chunk._cache_size(), engine._admission._cache_size()) == (3, 3), "one for each kind of settings"
+
+
+# Several models
+
+
+def test_two_models_behind_one_front(roles):
+    """Policies of three adapters and of another model, numbered as the caller likes."""
+    other = make_engine(params=NEW[1])
+    front = Batchers([make(roles), make(other, rows=2)], routes=[(0, 2), (1, 0), (0, 1)])
+    sampling = Sampling(max_new_tokens=11, seed=8)
+    numbers = [front.submit(p, sampling, policy, n=2) for p, policy in zip(PROMPTS, (0, 1, 2, 1), strict=False)]
+    assert len(set(numbers)) == 4 and front.usage.waiting == 4
+    gone = front.submit(PROMPTS[4], sampling, 1, deadline=0.0)
+    assert front.next_deadline == 0.0
+    front.step()
+    front.set_weights(1, NEW[2], version=5)
+    assert front.updating == {1}
+    answers = front.run()
+    assert answers.pop(gone)[0].finish == "deadline"
+    engines = [make_engine(params=params) for params in NEW[1:]]
+    engines[1].versions = [5]
+    routes = [(roles, 2), (engines[0], 0), (roles, 1), (engines[1], 0)]  # the last had no row before the update
+    for number, prompt, (engine, policy) in zip(numbers, PROMPTS, routes, strict=False):
+        for k, answer in enumerate(answers[number]):
+            seeded = dataclasses.replace(sampling, seed=sample_seed(8, k))
+            check_equal(answer, alone(engine, prompt, seeded, policy))
+    usage = front.usage
+    assert usage.generated == 4 * 2 * 11 and usage.read == 2 * sum(map(len, PROMPTS[:4]))
+    assert (usage.waiting, usage.running) == (0, 0) and not front.cancel(numbers[0])
+    assert front.usage.versions == (0, 5, 0)
+    assert Batchers([make(roles), make(other)]).n_policies == 4
+    with pytest.raises(ValueError, match="policy is 3; accepted: 0 to 2"):
+        front.submit(PROMPTS[0], sampling, 3)
+    with pytest.raises(ValueError, match=r"routes\[0\] is \(1, 1\)"):
+        Batchers([make(roles), make(other)], routes=[(1, 1)])
+    with pytest.raises(ValueError, match="every policy of a batcher once"):
+        Batchers([make(roles)], routes=[(0, 1), (0, 1)])
+
+
+def test_a_front_refuses_what_a_model_cannot_answer(roles):
+    front = Batchers([make(roles), make(make_engine(), max_length=16)])
+    front.check_request([1] * 20, Sampling(max_new_tokens=20), policy=0)
+    with pytest.raises(ValueError, match="do not fit into max_length 16"):
+        front.submit([1] * 10, Sampling(max_new_tokens=20), policy=3)
+    with pytest.raises(ValueError, match=r"expected: of shape \(97, 32\)"):
+        front.set_weights(3, NEW[0] | {"embed": jnp.zeros((CONFIG.vocab_size, 1))}, 1)
+    assert not front.busy
