@@ -95,9 +95,8 @@ class Speaker:
             parts.reply_close_and_user + self.tokenizer.strip_special(text) + parts.user_close_and_reply
         )
 
-    def content(self, tokens: Sequence[int]) -> list[int]:
+    def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""
-        ids = [int(t) for t in tokens]
         return ids[:-1] if ids and ids[-1] in self.tokenizer.stop_ids else ids
 
 
@@ -152,10 +151,11 @@ class TokenChat(Chat):
         for answer in answers:
             if answer.finish not in ("stop", "length"):
                 raise AnswerLost(f"the sampler ended an answer of seat {self.seat} with {answer.finish!r}")
-        contents = [speaker.content(answer.tokens) for answer in answers]
+        written = [answer.tokens.tolist() for answer in answers]
+        contents = [speaker.content(tokens) for tokens in written]
         replies = [
-            Reply(speaker.tokenizer.decode(content, skip_special=True), map(int, answer.tokens), answer.finish)
-            for content, answer in zip(contents, answers, strict=True)
+            Reply(speaker.tokenizer.decode(content, skip_special=True), tokens, answer.finish)
+            for content, tokens, answer in zip(contents, written, answers, strict=True)
         ]
         self.tokens, self._tokenizer = ids, speaker.tokenizer
         self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies))

@@ -1,7 +1,11 @@
 """Calls in other processes: limits, failures, and processes that are replaced."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +83,38 @@ def test_the_loop_runs_on_while_a_verifier_computes():
         return ticks
 
     assert with_workers(act) > 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal")
+def test_a_verifier_does_not_outlive_a_run_that_is_killed(tmp_path):
+    script = (
+        "import asyncio, sys\n"
+        "from envs.tasks.workers import Workers\n"
+        "asyncio.run(Workers(1).call('tests.envs.tasks.verifiers:note_and_spin', sys.argv[1], limit=1000))\n"
+    )
+    note = tmp_path / "pid"
+    run = subprocess.Popen([sys.executable, "-c", script, str(note)], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    wait_until(lambda: note.exists() and note.read_text())
+    worker = int(note.read_text())
+    assert alive(worker)
+    run.kill()
+    run.wait()
+    wait_until(lambda: not alive(worker))
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and is waited for by nobody counts as gone."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_functions_that_another_process_cannot_find_are_refused():

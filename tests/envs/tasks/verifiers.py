@@ -41,3 +41,9 @@ def strange():
 
 def process():
     return os.getpid()
+
+
+def note_and_spin(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    spin()
