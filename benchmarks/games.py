@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="bytes", help="name or path of the tokenizer to render with")
     args = parser.parse_args()
     tokenizer = tokenizers.load(args.tokenizer)
-    styles = texts.STYLES if args.tokenizer == "bytes" else ("full",)  # brief texts are written for bytes
+    styles = [s for s in texts.STYLES if s != "brief" or args.tokenizer == "bytes"]  # brief texts are for bytes
     for subject in subjects(args.games, tokenizer, styles):
         print(json.dumps(measure(subject, args.batch, args.turns, args.repeats)), flush=True)
 

@@ -66,7 +66,7 @@ def main():
     share = args.group if args.share is None else args.share
     policy = make_policy(args.model, args.new, dtype, share=share, remat=args.remat)
     algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
-    algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps, share_prefix=share > 1))
+    algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps))
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
     optimiser = make_optimiser(optim, 1, 1)
     cfg, n = policy.model.cfg, args.completions

@@ -118,7 +118,7 @@ class Case:
 
 def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
     """A policy that answers with any text of up to `width` tokens."""
-    free = Free(np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width)
+    free = Free(np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width, parser=None)
     spec = LoraSpec(1, rank, 2.0 * rank, lora.TARGETS) if rank else None
     model = build(registry.get(name).config)
     return Policy(model, make_choices([[0]]), lora=spec, critic="none", dtype=dtype, free=free, **changes)

@@ -7,21 +7,19 @@ and save those at every token (docs/pods.md has the figures).
 
 from ml_collections import ConfigDict
 
-
-def _mesh(data: int, fsdp: int, tensor: int, sampling: str = "same") -> ConfigDict:
-    return ConfigDict(dict(data=data, fsdp=fsdp, tensor=tensor, sampling=sampling))
+from marl_jax.config import schema
 
 
 def automatic() -> ConfigDict:
     """Every device a copy of the model and its own part of the batch; on one device, no split at all."""
-    return _mesh(data=-1, fsdp=1, tensor=1)
+    return schema.group("mesh")
 
 
 def sharded() -> ConfigDict:
     """Parameters and optimiser state in one part per device (FSDP); the batch is split the same way."""
-    return _mesh(data=1, fsdp=-1, tensor=1)
+    return schema.group("mesh", data=1, fsdp=-1)
 
 
 def tensor_parallel(ways: int) -> ConfigDict:
     """Heads and feed-forward over `ways` neighbouring devices, the rest by FSDP."""
-    return _mesh(data=1, fsdp=-1, tensor=ways)
+    return schema.group("mesh", data=1, fsdp=-1, tensor=ways)

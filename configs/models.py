@@ -2,26 +2,13 @@
 
 from ml_collections import ConfigDict
 
-ATTENTION = ("q", "k", "v", "o")
-ALL_LINEAR = ATTENTION + ("gate", "up", "down")
+from marl_jax.config import schema
 
 
-def model(name: str, **changes) -> ConfigDict:
+def model(name: str, lora: dict | None = None, **changes) -> ConfigDict:
     """A model by its name in the registry; its weights are fetched when `weights` is "" and they are not there."""
-    config = ConfigDict(
-        dict(
-            name=name,
-            weights="",  # a Hugging Face folder or a GGUF file; "random" starts from noise
-            init_from="",  # the folder of a run to start from, with @STEP or not: its weights, or its adapters too
-            shape={},  # fields of models.config.ModelConfig to change, for a model that starts from noise
-            dtype="bfloat16",  # of the arithmetic
-            param_dtype="float32",  # of the master weights (under LoRA: of the frozen base)
-            remat="full",  # what is computed again in the backward pass: none, dots or full
-            unroll=0,  # layers to one turn of the learner's loop; 0: all of them on a GPU, one elsewhere
-            lora=dict(rank=0, alpha=32.0, targets=ALL_LINEAR),  # rank 0 trains all weights
-        )
-    )
-    config.update(changes)
+    config = schema.group("model", name=name, **changes)
+    config.lora.update(lora or {})
     return config
 
 
@@ -57,9 +44,9 @@ def qwen3_two_billion() -> ConfigDict:
 
 def qwen3_eight_billion() -> ConfigDict:
     """Qwen3-8B with LoRA on every projection over a bf16 base."""
-    return model("qwen3-8b", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0, targets=ALL_LINEAR))
+    return model("qwen3-8b", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))
 
 
 def qwen2_5_seven_billion() -> ConfigDict:
     """Qwen2.5-7B-Instruct with LoRA on every projection over a bf16 base."""
-    return model("qwen2.5-7b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0, targets=ALL_LINEAR))
+    return model("qwen2.5-7b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))

@@ -1,4 +1,4 @@
-"""The planning puzzles in their forms: one agent or two roles, untrained, GRPO or AT-GRPO.
+"""The planning puzzles in their forms: one agent or two roles, untrained, imitation, GRPO or AT-GRPO.
 
 Every form that learns has room for the same number of answers a step: with two roles a move takes two answers, so half
 as many games are played at once, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer. GRPO
@@ -8,20 +8,23 @@ when games end early, and there are that many times fewer rows.
 
 from ml_collections import ConfigDict
 
-from configs import algorithms, defaults, models, variants
+from configs import algorithms, defaults, variants
 
 GROUP = 4
 ROUNDS = 4
 ADAPTER_LR = 2e-4
 SMALL = "+small"
-ROLES = {"roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart"}
-FORMS = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart")
+ROLES = {"roles", "roles_sft", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart"}
+IMITATE = ("sft", "roles_sft")
+PLAY = ("single", "grpo", "roles", "roles_grpo", "at_grpo", "at_grpo_lora", "at_grpo_apart")
+FORMS = (*PLAY, *IMITATE)
 
 
 def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     """A puzzle of at most `moves` moves in one of its forms, written FORM, MODEL, FORM+MODEL or FORM+MODEL+small.
 
     single, roles             not trained, for `--mode=eval`: one agent, or planner and executor
+    sft, roles_sft            imitation of the solver, a start for the forms below
     grpo, roles_grpo          whole episodes from one start in groups
     at_grpo                   candidates of one prompt in groups; one policy for both roles (the default)
     at_grpo_lora              … an adapter for each role, on one model
@@ -35,9 +38,12 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config = defaults.get_config()
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
-    config.algo = algorithms.at_grpo(GROUP) if form.startswith("at_grpo") else algorithms.grpo(GROUP)
-    # Going on from any candidate rather than the best, a policy also meets the positions its own mistakes lead to.
-    config.algo.update(dict(minibatches=2, clip_high=0.28, continuation="random"))
+    changes = dict(minibatches=2, clip_high=0.28)
+    if form.startswith("at_grpo"):
+        # Continuing from any candidate rather than the best, a policy also meets what its own mistakes lead to.
+        config.algo = algorithms.at_grpo(GROUP, continuation="random", **changes)
+    else:
+        config.algo = algorithms.grpo(GROUP, **changes)
     config.rollout.update(dict(games=512, turns=moves * (2 if roles else 1) * (ROUNDS if _whole_games(form) else 1)))
     config.steps = 200
     config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
@@ -52,7 +58,7 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.rollout.games //= fewer(form)
     if form in ("at_grpo_lora", "at_grpo_apart"):
         per_role(config, adapters=form == "at_grpo_lora")
-    return config
+    return variants.imitate(config, model) if form in IMITATE else config
 
 
 def fewer(form: str) -> int:
@@ -67,7 +73,7 @@ def per_role(config: ConfigDict, adapters: bool) -> None:
     config.policies = ConfigDict(dict(planner=defaults.policy(), executor=defaults.policy()))
     config.eval.swap_roles = True
     if adapters and not config.model.lora.rank:
-        config.model.lora = ConfigDict(dict(rank=16, alpha=32.0, targets=models.ALL_LINEAR))
+        config.model.lora.rank = 16
         config.optim.lr = max(3 * config.optim.lr, ADAPTER_LR)  # adapters learn with larger steps than all weights
     elif not adapters:
         config.model.lora.rank = 0
@@ -88,6 +94,11 @@ def _pretrained(config: ConfigDict) -> None:
         config.algo.minibatches = 4
     lr = min(config.optim.lr, ADAPTER_LR) if config.model.lora.rank else config.optim.lr / 2
     config.optim.update(dict(lr=lr, schedule="linear"))
+
+
+def imitates(form: str | None) -> bool:
+    """Whether a form learns from the solver's moves."""
+    return _parts(form)[0] in IMITATE
 
 
 def is_small(form: str | None) -> bool:

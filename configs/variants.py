@@ -1,11 +1,14 @@
 """The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others change.
 
-A variant takes a pretrained model, so it learns with small steps and stays near where it began.
+A variant takes a pretrained model, so it learns with small steps and stays near where it began. `:sft` and
+`:sft+smollm2` imitate a bot instead of playing, for a run that starts from it (`model.init_from`).
 """
 
 from ml_collections import ConfigDict
 
-from configs import meshes, models
+from configs import algorithms, defaults, meshes, models
+
+SFT = "sft"
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
@@ -27,7 +30,7 @@ def smollm2_lora(config: ConfigDict) -> ConfigDict:
     """SmolLM2-135M on one GPU, LoRA adapters."""
     config = smollm2(config)
     config.model.lora.rank = 32
-    config.optim.lr = config.sft.lr = 3e-4
+    config.optim.lr = 3e-4
     return config
 
 
@@ -77,11 +80,25 @@ VARIANTS = {
 }
 
 
-def choose(config: ConfigDict, variant: str | None) -> ConfigDict:
-    """The config of the named variant; None is the default."""
-    if variant is not None and variant not in VARIANTS:
-        raise ValueError(f"variant {variant!r} is unknown; accepted: {', '.join(VARIANTS)}")
-    return VARIANTS[variant or "tiny"](config)
+def parts(variant: str | None) -> tuple[bool, str | None]:
+    """Whether a variant imitates a bot (`sft`, `sft+MODEL`), and its model; None is the embedded one."""
+    first, _, rest = (variant or "").partition("+")
+    imitates = first == SFT
+    model = rest if imitates else variant
+    return imitates, None if model in (None, "", "tiny") else model
+
+
+def choose(config: ConfigDict, model: str | None) -> ConfigDict:
+    """The config with the named model; None is the embedded one."""
+    if model is not None and model not in VARIANTS:
+        known = f"{', '.join(VARIANTS)}, or {SFT} and {SFT}+MODEL to imitate a bot"
+        raise ValueError(f"variant {model!r} is unknown; accepted: {known}")
+    return VARIANTS[model or "tiny"](config)
+
+
+def imitate(config: ConfigDict, model: str | None) -> ConfigDict:
+    """An experiment's config with the named model, changed to imitate a bot at the model's own learning rate."""
+    return algorithms.imitate(config, lr=choose(defaults.get_config(), model).optim.lr)
 
 
 def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
@@ -100,7 +117,6 @@ def _pretrained(config: ConfigDict, lr: float) -> None:
     Without the entropy term self-play falls into one line of play within twenty updates and stops learning.
     """
     config.optim.lr = lr
-    config.sft.lr = lr  # from demonstrations too
     config.optim.critic_lr = 1e-3
     config.optim.schedule = "constant"
     config.optim.warmup = 5

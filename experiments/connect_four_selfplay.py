@@ -6,14 +6,15 @@ Twenty minutes on two CPU cores. Expect about 90 % wins against random play, whi
 and nothing against the search bot (docs/results.md).
 
 Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the
-others of `configs/variants.py`.
+others of `configs/variants.py`; `:sft` and `:sft+MODEL` imitate the search bot.
 """
 
 from configs import defaults, variants
 
 
 def get_config(variant: str | None = None):
-    """Self-play PPO on connect four with a pool of past selves."""
+    """Self-play PPO on connect four with a pool of historical opponents."""
+    sft, model = variants.parts(variant)
     config = defaults.get_config()
     config.name = "connect_four_selfplay"
     config.steps = 150
@@ -26,4 +27,5 @@ def get_config(variant: str | None = None):
     config.eval.every = 25
     config.eval.opponents = ("random", "search")
     config.checkpoint.best_metric = "random/win_rate"
-    return variants.choose(config, variant)
+    config = variants.choose(config, model)
+    return variants.imitate(config, model) if sft else config

@@ -2,14 +2,15 @@
 
     python launch.py --config=experiments/plan_path.py                      # two roles, one policy, AT-GRPO
     python launch.py --config=experiments/plan_path.py:at_grpo_apart        # a model for each role
-    python launch.py --config=experiments/plan_path.py:roles --mode=eval    # the model as it comes
+    python launch.py --config=experiments/plan_path.py:roles --mode=eval    # the model untuned
+    python launch.py --config=experiments/plan_path.py:roles_sft            # imitates shortest paths
 
 Forms: `single` and `roles` (for `--mode=eval`), `grpo` and `roles_grpo` (whole episodes in groups), and candidates of
 one prompt in groups: `at_grpo` (one policy for both roles), `at_grpo_lora` (an adapter each), `at_grpo_apart` (a model
 each). A model may follow (`smollm2`, `qwen2.5-coder-0.5b`, `qwen3-1.7b`, `qwen3-8b`, …): `:at_grpo+smollm2` plays on
 8x8, `:at_grpo+smollm2+small` on 5x5 as the embedded one.
 
-`--mode=sft` learns from shortest ways first and `--config.model.init_from=FOLDER` goes on from there;
+`sft` and `roles_sft` imitate the solver first, and `--config.model.init_from=FOLDER` continues from there;
 `experiments/tables/planning.py` compares the forms. Expect about 68 % of held-out 5x5 grids after 20 steps of imitation
 and 200 updates of `at_grpo`, a few minutes on one CPU core (random moves: 19 %; docs/results.md).
 """

@@ -2,7 +2,7 @@
 
     python launch.py --config=experiments/sokoban.py                      # two roles, one policy, AT-GRPO
     python launch.py --config=experiments/sokoban.py:at_grpo_apart        # a model for each role
-    python launch.py --config=experiments/sokoban.py:roles --mode=eval    # the model as it comes
+    python launch.py --config=experiments/sokoban.py:roles --mode=eval    # the model untuned
 
 Forms and models are those of `plan_path.py`.
 """
@@ -18,5 +18,6 @@ def get_config(form: str | None = None):
     config = planning.puzzle("sokoban", form, moves=12 if small else 24, shaping_reward=1.0, **pool)
     config.name = "sokoban"
     # A wrong push cannot be undone: with larger steps every form forgets what imitation taught (docs/results.md).
-    config.optim.update(dict(lr=0.3 * config.optim.lr, schedule="linear"))
+    if not planning.imitates(form):
+        config.optim.update(dict(lr=0.3 * config.optim.lr, schedule="linear"))
     return config

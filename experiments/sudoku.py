@@ -2,7 +2,7 @@
 
     python launch.py --config=experiments/sudoku.py                      # two roles, one policy, AT-GRPO
     python launch.py --config=experiments/sudoku.py:at_grpo_apart        # a model for each role
-    python launch.py --config=experiments/sudoku.py:roles --mode=eval    # the model as it comes
+    python launch.py --config=experiments/sudoku.py:roles --mode=eval    # the model untuned
 
 Forms and models are those of `plan_path.py`.
 """

@@ -7,7 +7,7 @@ than nine games of ten. On one H200: with `:smollm2` in seven minutes 93 % wins 
 with adapters (`:smollm2-lora`) in nine minutes 92 % and all games drawn (docs/results.md).
 
 Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-coder-0.5b`,
-`:qwen2.5-7b` and the others of `configs/variants.py`.
+`:qwen2.5-7b` and the others of `configs/variants.py`; `:sft` and `:sft+MODEL` imitate minimax.
 """
 
 from configs import defaults, variants
@@ -15,6 +15,7 @@ from configs import defaults, variants
 
 def get_config(variant: str | None = None):
     """Self-play PPO on tic-tac-toe."""
+    sft, model = variants.parts(variant)
     config = defaults.get_config()
     config.name = "tic_tac_toe_selfplay"
     config.env = defaults.environment("tic_tac_toe")
@@ -30,12 +31,12 @@ def get_config(variant: str | None = None):
     config.checkpoint.every = 20
     config.eval.opponents = ("random", "minimax")
     config.checkpoint.best_metric = "random/win_rate"
-    config = variants.choose(config, variant)
-    if variant not in (None, "tiny"):
+    config = variants.choose(config, model)
+    if model is not None:
         config.steps = 340 if config.model.lora.rank else 250  # adapters need longer to settle
         config.algo.update(dict(entropy_coef=0.1, tis_clip=0.0))  # one-token answers: sampler and learner hardly differ
         config.optim.schedule = "linear"
         config.opponents.update(dict(self_play_frac=0.6, bot_frac=0.4))
         config.eval.every = 25
         config.checkpoint.every = 50
-    return config
+    return variants.imitate(config, model) if sft else config

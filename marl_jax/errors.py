@@ -1,4 +1,7 @@
-"""Errors that a user can mend: shown as one line, without a traceback."""
+"""Errors that a user can fix, shown as one line without a traceback, and the words of their messages."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class RunError(Exception):
@@ -21,7 +24,25 @@ def user_errors() -> tuple[type[Exception], ...]:
     """Every kind of error that a user can mend; imported late, because the models bring JAX along."""
     from envs.games.template import MergeError
     from models.fetch import FetchError
-    from models.hf_config import ConfigError as ModelConfigError
+    from models.hf_config import ModelConfigError
     from models.weights.errors import WeightsError
 
     return RunError, MergeError, FetchError, ModelConfigError, WeightsError
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def nearest(size: int, by: int) -> tuple[int, ...]:
+    """The multiples of `by` around `size`, without 0."""
+    below = size // by * by
+    return tuple(n for n in (below, below + by) if n > 0)
+
+
+def not_divisible(field: str, size: int, by: int, what: str) -> str:
+    """The problem with a field whose value is no multiple of `by`, which is called `what`."""
+    near = " or ".join(str(n) for n in nearest(size, by))
+    return f"config.{field} is {size}, not a multiple of {what if '=' in what else f'{what}, {by}'}; nearest: {near}"

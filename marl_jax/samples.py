@@ -1,69 +1,105 @@
 """Samples: the one thing that passes from rollout to learner.
 
-A row is one answer with the prompt it was given to. Token ids are the truth: they are the ids that were sampled, and
-nothing is tokenised again between sampling and learning.
+A row is one conversation of one policy: what it read and what it answered, token ids as they were sampled. Nothing is
+tokenised again between sampling and learning. A prompt with its answer is a row with one answer; a prompt with K
+candidates is a row with K answers, each of which sees the prompt and itself; a seat's turns in a game, or a chat, are
+a row whose later answers see the earlier ones. Several conversations may share a row (`segment`).
 
-Axis letters beyond those of `models/config.py`: N rows, W tokens of the longest answer. A rollout of R turns of B games
-gives arrays [R, B, …], so that advantages can follow the games through time; `flat` makes them [N, …] for learning.
+Axis letters beyond those of `models/config.py`: N rows, S answers of a row, X answer tokens of a row, P seats, R turns
+of B games. Arrays may be NumPy's (host rollouts) or JAX's.
+
+What sees what, for tokens i and j of a row: both are of one segment, `positions[j] <= positions[i]`, and
+
+    j on the trunk      where i is on the trunk too, or `positions[j]` is less than what the branch of i sees
+    j on a branch       where i is on the same one
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+STATIC = dict(metadata=dict(static=True))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """N answers.
+    """N rows.
 
-    tokens          int32 [N, T]    prompt and answer, right-padded; the answer's last token may be cut: nobody reads it
-    prompt_lengths  int32 [N]
-    answers         int32 [N, W]    the answer alone, 0 behind its end
-    answer_lengths  int32 [N]
-    action          int32 [N]       what the answer names; -1 where a free answer named nothing
-    legal           bool [N, A]     what it was allowed to name
-    logps           float32 [N, W]  log-probabilities under the policy that sampled, 0 behind the end
-    values          float32 [N, W]  the critic before each token of the answer; for GAE over turns only column 0 counts
-    weights         float32 [N]     0 for rows that teach nothing: bots, past selves, frozen policies, open ends
-    agent           int32 [N]       seat
-    policy          int32 [N]       who answered, a number of the policies that learn; -1 is anyone else
-    episode, turn   int32 [N]       which game of its row, and the move in it
-    rewards         float32 [N, P]  what the step paid to every seat, levels weighed and added
-    ends            bool [N]        the game ended with this step
-    group           int32 [N]       the same for rows that began alike; a label for people and tests, since the learner
-                                    finds groups by their places; without groups, the number of the row
-    advantages      float32 [N, W]  zeros until an algorithm fills them in; so are returns
-    returns         float32 [N, W]  what the critic should have said
-    ref_logps       float32 [N, W]  under the reference policy, where the algorithm needs it
-    old_logps       float32 [N, W]  under the learner's weights before the update; None: those that sampled
-    central         (int32 [N, C], int32 [N])  what a central critic reads, and its lengths
+    tokens          int32 [N, T]     what was read and written, without the prefix that all prompts of the policy share
+    positions       int32 [N, T]     place of each token in its conversation, the prefix included
+    lengths         int32 [N]        tokens of the row that are real
+    policy          int32 [N]        who answered, a number of the policies that learn; -1 is anyone else
+
+    of answers [N, S]:
+    answer_lengths  int32            0 where there is none
+    sees            int32            tokens of its conversation that stand before the answer, the prefix included
+    seat            int32            whose turn it was
+    episode, turn   int32            which game of its row or episode of the batch, and the move in it
+    group, member   int32            answers or episodes to be compared, numbered from 0, and the place in the group
+    ends            bool             the episode ended with this answer
+    loss_weights    float32          0 for answers that do not contribute: bots, snapshots, frozen policies, open ends
+    rewards         float32 [N,S,P]  what the step paid to every seat, levels weighed and added
+    version         int32            of the parameters that sampled it; None: the present ones
+    action, legal   int32, bool [N,S,A]  what a constrained answer names and was allowed to name; None for free text.
+                    An action of -1: a free answer that names nothing
+    central         (int32 [N, S, C], int32 [N, S])  what a central critic reads, and its lengths
+
+    of answer tokens [N, X], those of an answer in their order:
+    answer_of       int32            the answer that the token belongs to; -1 where there is none
+    reads           int32            the place in the row whose hidden state predicts the token
+    targets         int32            what was sampled; the row may go on with another token (a template's end of turn)
+    logps           float32          under the parameters that sampled
+    values          float32          of the critic, before the token
+    advantages, returns  float32     zeros until an algorithm fills them in
+    ref_logps       float32          under the reference policy, where the algorithm needs it
+    old_logps       float32          under the parameters before the update; None: those that sampled
+
+    segment, branch int32 [N, T]     which conversation of the row (-1: padding), and which answer's branch (-1: the
+                    trunk). None: one conversation in each row, no branches
+    answer_at       int32 [R, B]     the number (row · S + answer) of every turn of every game, in order of time; the
+                    last `lookahead` turns were played only to look ahead: their values close the streams before them
     """
 
     tokens: jax.Array
-    prompt_lengths: jax.Array
-    answers: jax.Array
-    answer_lengths: jax.Array
-    action: jax.Array
-    legal: jax.Array
-    logps: jax.Array
-    values: jax.Array
-    weights: jax.Array
-    agent: jax.Array
+    positions: jax.Array
+    lengths: jax.Array
     policy: jax.Array
+    answer_lengths: jax.Array
+    sees: jax.Array
+    seat: jax.Array
     episode: jax.Array
     turn: jax.Array
-    rewards: jax.Array
-    ends: jax.Array
     group: jax.Array
+    member: jax.Array
+    ends: jax.Array
+    loss_weights: jax.Array
+    rewards: jax.Array
+    answer_of: jax.Array
+    reads: jax.Array
+    targets: jax.Array
+    logps: jax.Array
+    values: jax.Array
     advantages: jax.Array
     returns: jax.Array
+    action: jax.Array | None = None
+    legal: jax.Array | None = None
+    version: jax.Array | None = None
+    central: tuple[jax.Array, jax.Array] | None = None
     ref_logps: jax.Array | None = None
     old_logps: jax.Array | None = None
-    central: tuple[jax.Array, jax.Array] | None = None
+    segment: jax.Array | None = None
+    branch: jax.Array | None = None
+    answer_at: jax.Array | None = None
+    lookahead: int = dataclasses.field(default=0, **STATIC)
+    n_groups: int = dataclasses.field(default=0, **STATIC)
+    group_size: int = dataclasses.field(default=1, **STATIC)
+    fan: int = dataclasses.field(default=0, **STATIC)
+    """Tokens of each branch, where a row is a prompt with S branches of equal room behind it."""
 
     @property
     def n(self) -> int:
@@ -71,58 +107,97 @@ class Samples:
         return self.tokens.shape[0]
 
     @property
+    def n_answers(self) -> int:
+        """S."""
+        return self.answer_lengths.shape[1]
+
+    @property
     def width(self) -> int:
-        """W."""
-        return self.answers.shape[1]
+        """X."""
+        return self.targets.shape[1]
+
+    @property
+    def n_seats(self) -> int:
+        """P."""
+        return self.rewards.shape[-1]
 
     def mask(self) -> jax.Array:
-        """float32 [N, W]: 1 on tokens of answers, whatever their weight."""
-        return (jnp.arange(self.width) < self.answer_lengths[:, None]).astype(jnp.float32)
+        """float32 [N, X]: 1 on tokens of answers, whatever their weight."""
+        return (self.answer_of >= 0).astype(jnp.float32)
 
-    def before_answer(self) -> jax.Array:
-        """int32 [N, W]: the positions whose hidden states predict the tokens of the answer."""
-        positions = self.prompt_lengths[:, None] - 1 + jnp.arange(self.width)
-        return jnp.clip(positions, 0, self.tokens.shape[1] - 1)
+    def first(self) -> jax.Array:
+        """float32 [N, X]: 1 on the first token of every answer."""
+        before = jnp.pad(self.answer_of[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+        return ((self.answer_of >= 0) & (self.answer_of != before)).astype(jnp.float32)
 
-    def flat(self) -> Samples:
-        """Arrays [R, B, …] as [R·B, …]; turn by turn, so that a batch split over a mesh stays split."""
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self)
+    def to_tokens(self, x: jax.Array) -> jax.Array:
+        """[N, S] -> [N, X]: for each token what its answer has; meaningless where there is none."""
+        return jnp.take_along_axis(x, jnp.maximum(self.answer_of, 0), axis=1)
 
-    def replace(self, **changes) -> Samples:
+    def to_answers(self, x: jax.Array) -> jax.Array:
+        """[N, X] -> [N, S]: the sum over the tokens of each answer."""
+        x = jnp.where(self.answer_of >= 0, x, 0)
+        if self.n_answers == 1:
+            return jnp.sum(x, axis=1, keepdims=True)
+        rows = jnp.arange(self.n)[:, None]
+        return jnp.zeros(self.answer_lengths.shape, x.dtype).at[rows, jnp.maximum(self.answer_of, 0)].add(x)
+
+    def at_first(self, x: jax.Array) -> jax.Array:
+        """[N, X] -> [N, S]: what stands at the first token of each answer."""
+        return self.to_answers(x * self.first())
+
+    def in_time(self, x: jax.Array) -> jax.Array:
+        """[N, S, …] -> [R, B, …] in order of time."""
+        return x.reshape(-1, *x.shape[2:])[self.answer_at]
+
+    def from_time(self, x: jax.Array) -> jax.Array:
+        """[R, B] -> [N, S]; zero for answers at no time."""
+        flat = jnp.zeros((self.n * self.n_answers,), x.dtype)
+        return flat.at[self.answer_at.reshape(-1)].set(x.reshape(-1)).reshape(self.answer_lengths.shape)
+
+    def own_rewards(self) -> jax.Array:
+        """float32 [N, S]: what each answer's own seat was paid for it."""
+        return jnp.take_along_axis(self.rewards, self.seat[..., None], axis=2)[..., 0]
+
+    def active(self) -> jax.Array:
+        """bool [N]: rows with an answer that contributes to the loss."""
+        return jnp.any(self.loss_weights > 0, axis=1)
+
+    def without_lookahead(self) -> Samples:
+        """The rows without those that hold nothing but turns of looking ahead, which come last."""
+        if self.n_answers > 1 or not self.lookahead:
+            return self
+        turns, games = self.answer_at.shape
+        kept = rows(self.replace(answer_at=None), slice((turns - self.lookahead) * games))
+        return kept.replace(answer_at=self.answer_at[: turns - self.lookahead], lookahead=0)
+
+    def replace(self, **changes: Any) -> Samples:
         """The same samples with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
-def take(samples: Samples, rows: jax.Array) -> Samples:
-    """The rows of the given numbers, in that order."""
-    return jax.tree.map(lambda x: x[rows], samples)
+def rows(samples: Samples, picked: Any) -> Samples:
+    """Some rows, by number or slice, in that order; what stands across rows (`answer_at`) is dropped."""
+    return jax.tree.map(lambda x: x[picked], samples.replace(answer_at=None))
 
 
-def split(tree, parts: int, unit: int = 1):
+def split(tree: Any, parts: int) -> Any:
     """Every array [N, …] of a tree as [parts, N/parts, …], to scan over; a part takes every `parts`-th row.
 
-    Strided parts keep a batch that is split over a mesh split: each device gives a share to every part. Runs of `unit`
-    rows stay together.
+    Strided parts keep a batch that is split over a mesh split: each device gives a share to every part.
     """
 
     def one(x):
-        if x.shape[0] % (parts * unit):
-            runs = f" of runs of {unit}" if unit > 1 else ""
-            raise ValueError(f"{x.shape[0]} samples do not split into {parts} equal parts{runs}")
-        runs = jnp.moveaxis(x.reshape(-1, parts, unit, *x.shape[1:]), 1, 0)
-        return runs.reshape(parts, -1, *x.shape[1:])
+        if x.shape[0] % parts:
+            raise ValueError(f"{x.shape[0]} rows do not split into {parts} equal parts")
+        return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
 
     return jax.tree.map(one, tree)
 
 
-def unsplit(tree, unit: int = 1):
+def unsplit(tree: Any) -> Any:
     """Every array [parts, N/parts, …] as [N, …], in the order from before `split`."""
-
-    def one(x):
-        runs = x.reshape(x.shape[0], -1, unit, *x.shape[2:])
-        return jnp.moveaxis(runs, 0, 1).reshape(-1, *x.shape[2:])
-
-    return jax.tree.map(one, tree)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
 def join_answer(prompts: jax.Array, lengths: jax.Array, answers: jax.Array) -> jax.Array:
@@ -142,3 +217,79 @@ def row_length(prompt: int, answer: int) -> int:
     exact = prompt + answer - 1
     step = 2 if exact <= 32 else 8 if exact <= 128 else 32 if exact <= 512 else 128
     return -(-exact // step) * step
+
+
+def from_prompts(
+    prompts: jax.Array,
+    lengths: jax.Array,
+    answers: jax.Array,
+    answer_lengths: jax.Array,
+    logps: jax.Array,
+    skip: jax.Array | int = 0,
+    **more: Any,
+) -> Samples:
+    """Rows of a prompt and its S answers, which see the prompt and themselves.
+
+    prompts         int32 [N, T], of lengths int32 [N], without the common prefix of `skip` (int32 [N]) tokens
+    answers         int32 [N, S, W], of lengths int32 [N, S], log-probabilities float32 [N, S, W]
+    more            the other fields; values [N, S] are those before the answers, and what is left out is zero
+
+    With one answer the row goes on with it, in the room that is left behind the prompt (all but the last token of an
+    answer has to be read). With several they are branches behind the longest prompt; of one-token answers nothing has
+    to be read.
+    """
+    n, s, w = answers.shape
+    skip = jnp.broadcast_to(jnp.asarray(skip, jnp.int32), (n,))[:, None]
+    place = jnp.arange(w)
+    inside = place < answer_lengths[..., None]  # [N, S, W]
+    number = jnp.broadcast_to(jnp.arange(s)[:, None], (n, s, w))
+    answer_of = jnp.where(inside, number, -1).reshape(n, s * w)
+    fan = w - 1 if s > 1 else 0
+    room = prompts.shape[1]
+    if s == 1:
+        tokens = join_answer(prompts, lengths, answers[:, 0])
+        reads = jnp.minimum(lengths[:, None, None] - 1 + place, room - 1)
+        real = jnp.minimum(lengths + answer_lengths[:, 0], room)
+        positions = skip + jnp.arange(room)
+        branch = None
+    else:
+        behind = room + jnp.arange(s)[:, None] * fan + place - 1
+        reads = jnp.where(place == 0, lengths[:, None, None] - 1, behind)
+        tokens = jnp.concatenate([prompts, answers[..., :fan].reshape(n, s * fan)], axis=1)
+        real = jnp.full_like(lengths, tokens.shape[1]) if fan else lengths
+        branched = (lengths[:, None, None] + jnp.broadcast_to(place[:fan], (n, s, fan))).reshape(n, s * fan)
+        positions = skip + jnp.concatenate([jnp.broadcast_to(jnp.arange(room), prompts.shape), branched], axis=1)
+        of_branch = jnp.broadcast_to(jnp.repeat(jnp.arange(s), fan), (n, s * fan))
+        branch = jnp.concatenate([jnp.full(prompts.shape, -1), of_branch], axis=1) if fan else None
+    zeros = jnp.zeros((n, s), jnp.int32)
+    wide = jnp.zeros((n, s * w), jnp.float32)
+    values = more.pop("values", None)
+    if values is not None:
+        values = (jnp.where(place == 0, values[..., None], 0.0) * inside).reshape(n, s * w)
+    fields = dict(
+        tokens=tokens,
+        positions=jnp.broadcast_to(positions, tokens.shape).astype(jnp.int32),
+        lengths=real,
+        answer_lengths=answer_lengths,
+        sees=jnp.broadcast_to(skip + lengths[:, None], (n, s)),
+        answer_of=answer_of.astype(jnp.int32),
+        reads=jnp.broadcast_to(reads, (n, s, w)).reshape(n, s * w).astype(jnp.int32),
+        targets=answers.reshape(n, s * w),
+        logps=logps.reshape(n, s * w),
+        values=wide if values is None else values,
+        advantages=wide,
+        returns=wide,
+        branch=None if branch is None else branch.astype(jnp.int32),
+        fan=fan,
+        policy=zeros[:, 0],
+        seat=zeros,
+        episode=zeros,
+        turn=zeros,
+        group=jnp.broadcast_to(jnp.arange(n)[:, None], (n, s)).astype(jnp.int32),
+        member=jnp.broadcast_to(jnp.arange(s), (n, s)).astype(jnp.int32),
+        ends=jnp.ones((n, s), bool),
+        loss_weights=jnp.ones((n, s), jnp.float32),
+        n_groups=n,
+        group_size=s,
+    )
+    return Samples(**{**fields, **more})

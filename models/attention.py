@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from models import cache as kv
 from models import decode_kernel
-from models.layouts import Branches, Packed
+from models.layouts import Branches, Conversations, Packed, band
+
+HIDDEN = -(2.0**41)  # far below any score, and a number that cuDNN can subtract from itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,9 @@ class Attend:
     keep     return keys and values of fresh tokens, for a new cache
     kernel   "xla", "cudnn", or "pallas": cuDNN for fresh tokens and our own kernel for steps of one token
     layout   how samples lie in the rows of fresh tokens; None: one in each
-    readers  float32 [B, n], one-hot: which row of a prefix each row continues; None: the only one
+    readers  int32 [B], which row of a prefix each row continues; None: the only one
+    rows     int32 [B], which row of the cache each row continues; None: its own
+    mask     who sees whom among fresh tokens, from `conversation_mask`; None: as the layout says
     """
 
     starts: jax.Array | None
@@ -32,16 +36,20 @@ class Attend:
     kernel: str
     layout: Packed | Branches | None = None
     readers: jax.Array | None = None
+    rows: jax.Array | None = None
+    mask: jax.Array | None = None
 
     def __call__(self, q, k, v, layer):
         """q [B, T, N, H], k and v [B, T, K, H] -> ([B, T, N, H], the layer's cache).
 
-        layer  keys and values: the layer's cache, or without one a prefix [n, P, K, H] that all rows continue, or None
+        layer  keys and values: the layer's cache, and behind it those of a prefix [n, P, K, H] that all rows
+               continue, if there is one; without a cache the prefix alone, or None
         """
         if self.starts is None:
             return self._fresh(q, k, v, layer), (k, v) if self.keep else None
-        layer = kv.write(layer, k, v, self.starts, self.lengths)
-        return self._cached(q, *layer), layer
+        cache, prefix = layer[:2], layer[2:]
+        cache = kv.write(cache, k, v, self.starts, self.lengths, self.rows)
+        return self._cached(q, *kv.pick(cache, len(q), self.rows), prefix), cache
 
     def in_one_kernel(self, time: int) -> bool:
         """Whether a step of this many tokens goes through `step`."""
@@ -54,11 +62,15 @@ class Attend:
         half = (q.shape[0], q.shape[-1] // 2)
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
         out, *layer = decode_kernel.decode_attention(
-            qkv, cos, sin, *layer, self.starts, self.lengths, heads=q.shape[2], window=self.window
-        )
+            qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window,
+            rows=self.rows, prefix=layer[2:] or None, readers=self.readers,
+        )  # fmt: skip
         return out[:, None], tuple(layer)
 
     def _fresh(self, q, k, v, prefix):
+        if self.mask is not None:
+            return self._conversations(q, k, v, prefix)
+
         def causal(q, k, v, repeat=1):
             if prefix is None:
                 return self._causal(q, k, v)
@@ -67,17 +79,17 @@ class Attend:
 
         return causal(q, k, v) if self.layout is None else self.layout.attend(q, k, v, causal)
 
-    def _of_rows(self, prefix, rows, repeat):
+    def _of_rows(self, prefix, rows, repeat=1):
         """A prefix [n, P, K, H] for every row."""
         if self.readers is None:
             return jnp.broadcast_to(prefix, (rows, *prefix.shape[1:]))
         # As a product: the gradient of picking rows would be a scatter.
-        own = jnp.einsum("bn,npkh->bpkh", self.readers.astype(prefix.dtype), prefix)
+        own = jnp.einsum("bn,npkh->bpkh", jax.nn.one_hot(self.readers, len(prefix), dtype=prefix.dtype), prefix)
         return own if repeat == 1 else jnp.repeat(own, repeat, axis=0)
 
     def _causal(self, q, k, v):
         window = None if self.window is None or self.window >= q.shape[1] else (self.window - 1, 0)
-        if self.kernel == "xla" or q.dtype == jnp.float32:
+        if not fused(self.kernel, q.dtype):
             return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window, implementation="xla")
         # cuDNN's backward pass wants an even number of tokens; one more at the end is seen by nobody.
         time = q.shape[1]
@@ -89,30 +101,108 @@ class Attend:
         """Causal attention of tokens that stand behind a prefix, [B, P, K, H]."""
         start, time = first_k.shape[1], q.shape[1]
         k, v = jnp.concatenate([first_k, k], axis=1), jnp.concatenate([first_v, v], axis=1)
-        if self.kernel == "xla" or q.dtype == jnp.float32:
-            mask = _band(start + jnp.arange(time)[:, None], jnp.arange(start + time), self.window)
+        if not fused(self.kernel, q.dtype):
+            mask = band(start + jnp.arange(time)[:, None], jnp.arange(start + time), self.window)
             return jax.nn.dot_product_attention(q, k, v, mask=mask[None, None], implementation="xla")
         # cuDNN counts queries from the first key on; a mask would cost more than queries that nobody asks.
         q = jnp.pad(q, ((0, 0), (start, 0), (0, 0), (0, 0)))
         return self._causal(q, k, v)[:, start:]
 
-    def _cached(self, q, k, v):
+    def _conversations(self, q, k, v, prefix):
+        if prefix is not None:
+            k, v = self._joined(k, v, prefix)
+        return masked(q, k, v, self.mask)
+
+    def _joined(self, k, v, prefix):
+        """Keys and values of each row behind those of its prefix."""
+        first = (self._of_rows(x, len(k)).astype(k.dtype) for x in prefix)
+        return (jnp.concatenate(pair, axis=1) for pair in zip(first, (k, v), strict=True))
+
+    def _cached(self, q, k, v, prefix=()):
         time, slots = q.shape[1], k.shape[1]
         k, v = k.astype(q.dtype), v.astype(q.dtype)
-        if time == 1 and self.kernel == "cudnn" and q.dtype != jnp.float32 and self.window is None:
+        if time == 1 and not prefix and self.kernel == "cudnn" and q.dtype != jnp.float32 and self.window is None:
             ones = jnp.ones_like(self.starts)
             seen = jnp.minimum(self.starts + 1, slots)  # an idle row may be full
             return jax.nn.dot_product_attention(
                 q, k, v, query_seq_lengths=ones, key_value_seq_lengths=seen, implementation="cudnn"
             )
         query = self.starts[:, None, None] + jnp.arange(time)[None, :, None]
-        mask = _band(query, jnp.arange(slots)[None, None, :], self.window)
+        mask = band(query, jnp.arange(slots)[None, None, :], self.window)
+        # Appending to conversations: scores in float32 outside of a kernel would be the largest array of the step.
+        in_kernel = time > 1 and fused(self.kernel, q.dtype) and (bool(prefix) or self.rows is not None)
+        if not prefix:
+            return masked(q, k, v, as_bias(mask, q.dtype) if in_kernel else mask)
+        n, start = prefix[0].shape[:2]
+        first = band(start + query, jnp.arange(start)[None, None, :], self.window)
+        if in_kernel:
+            bias = as_bias(jnp.concatenate([first, mask], axis=-1), q.dtype)
+            return masked(q, *self._joined(k, v, prefix), bias)
+        readers = jnp.zeros(len(q), jnp.int32) if self.readers is None else self.readers
+        own = (readers[:, None] == jnp.arange(n))[:, None, :, None]
+        first = (first[:, :, None] & own).reshape(*mask.shape[:2], n * start)
+        return _shared(q, k, v, *prefix, jnp.concatenate([first, mask], axis=-1))
+
+
+def fused(kernel: str, dtype) -> bool:
+    """Whether fresh tokens go through a fused kernel; there is none for float32."""
+    return kernel != "xla" and dtype != jnp.float32
+
+
+def conversation_mask(layout: Conversations, lengths, start: int, window: int | None, kernel: str, dtype):
+    """What `masked` takes, over `start` tokens of a prefix and the row's own; None where causal attention is the same.
+
+    It is made outside of the layers, so that the backward pass keeps one and not one per layer.
+    """
+    if layout.causal:
+        return None
+    first = band(layout.positions[..., None], jnp.arange(start), window)
+    mask = jnp.concatenate([first, layout.mask(lengths, window)], axis=-1)
+    return as_bias(mask, dtype) if fused(kernel, dtype) else mask
+
+
+def as_bias(mask: jax.Array, dtype) -> jax.Array:
+    """A mask bool [B, T, S] as a bias for cuDNN, whose backward pass wants T and S to be even."""
+    bias = jnp.where(mask, 0, HIDDEN).astype(dtype)
+    odd = tuple((0, n % 2) for n in mask.shape[1:])
+    return jnp.pad(bias, ((0, 0), *odd), constant_values=HIDDEN)
+
+
+def masked(q, k, v, mask):
+    """Attention of q [B, T, N, H] to k and v [B, S, K, H] by one mask for all heads.
+
+    mask  bool [B, T, S]: XLA; or a bias from `as_bias`: cuDNN, which holds no scores and reads the bias from memory
+    """
+    if mask.dtype == bool:
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
+    time = q.shape[1]
+    q, k, v = (
+        jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0), (0, 0)))
+        for x, size in zip((q, k, v), (mask.shape[1], mask.shape[2], mask.shape[2]), strict=True)
+    )
+    return jax.nn.dot_product_attention(q, k, v, bias=mask[:, None], implementation="cudnn")[:, :time]
 
 
-def _band(query, key, window):
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+def _shared(q, k, v, first_k, first_v, mask):
+    """Attention to keys that all rows share, [n, P, K, H], and to each row's own, [B, S, K, H].
+
+    The shared ones are read where they lie: every row scores all n of them, and the mask keeps its own.
+    mask  bool [B, T, n·P + S]
+    """
+    batch, time, heads, size = q.shape
+    groups = q.reshape(batch, time, k.shape[2], -1, size)
+    first_k, first_v = (x.reshape(-1, *x.shape[2:]).astype(q.dtype) for x in (first_k, first_v))
+    exact = dict(preferred_element_type=jnp.float32)
+    scores = jnp.concatenate(
+        [jnp.einsum("btkgh,pkh->bkgtp", groups, first_k, **exact), jnp.einsum("btkgh,bskh->bkgts", groups, k, **exact)],
+        axis=-1,
+    )
+    scores = jnp.where(mask[:, None, None], scores * size**-0.5, jnp.finfo(jnp.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    to_first, to_own = jnp.split(shares, [len(first_k)], axis=-1)
+    out = jnp.einsum("bkgtp,pkh->btkgh", to_first, first_v, **exact)
+    out = out + jnp.einsum("bkgts,bskh->btkgh", to_own, v, **exact)
+    return out.reshape(batch, time, heads, size).astype(q.dtype)
 
 
 def default_kernel(size: int, slots: int) -> str:

@@ -10,9 +10,10 @@ Axis letters, here and in every file of the project:
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 
-FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gpt2")
+from models.families import FAMILIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +68,12 @@ class ModelConfig:
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"{name} is {value!r}; accepted: a whole number from 1 up")
         if self.family not in FAMILIES:
-            raise ValueError(f"family is {self.family!r}; accepted: {', '.join(FAMILIES)}")
+            raise ValueError(f"family is {self.family!r}; accepted: {', '.join(FAMILIES.names())}")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads, {self.n_kv_heads}")
 
     @property
     def n_params(self) -> int:
         """The number of parameters, counted from the shapes."""
-        d, f, h = self.d_model, self.d_ff, self.head_dim
-        attention = d * h * (self.n_heads + 2 * self.n_kv_heads) + self.n_heads * h * d
-        embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
-        if self.family == "gpt2":
-            block = attention + 2 * d * f + (3 * d + d) + (f + d) + 4 * d  # projections, their biases, two layer norms
-            return embeddings + self.max_positions * d + self.n_layers * block + 2 * d
-        block = attention + 3 * d * f + 2 * d
-        block += h * (self.n_heads + 2 * self.n_kv_heads) if self.qkv_bias else 0
-        block += 2 * h if self.qk_norm else 0
-        return embeddings + self.n_layers * block + d
+        sizes = {path: math.prod(shape) for path, (shape, _) in FAMILIES.get(self.family).leaves(self).items()}
+        return sum(size * (self.n_layers if path.startswith("layers/") else 1) for path, size in sizes.items())

@@ -4,11 +4,11 @@ Written in Pallas (Triton). A program serves one row and one key/value head, wit
 reads only the slots the row has filled. It takes the output of the fused q/k/v projection as it is: queries and the
 new key are rotated in registers, the new key and value go straight into the softmax and into their slot, so the step
 needs no split, no rotation and no scatter around it. See `docs/performance.md` for what that gives.
+
+Rows may continue any rows of a larger cache, and a prefix that they share: both are read where they lie.
 """
 
 from __future__ import annotations
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +35,25 @@ def _rotated(ref, rows, mask, cos, sin):
 
 
 def _kernel(
-    starts, going, cos_ref, sin_ref, q_ref, k_new_ref, v_new_ref, _k_in, _v_in, out_ref, k_ref, v_ref,
-    *, block: int, tile: int, scale: float, window: int | None,
+    refs: dict, out_ref, k_ref, v_ref, *, block: int, tile: int, scale: float, window: int | None,
 ):
+    """refs: the inputs by name; k_ref and v_ref [R, S, H]: the cache of one key/value head, which is an output too."""
+    q_ref = refs["q"]
     group, size = q_ref.shape
-    slots = k_ref.shape[0]
-    half, start, dtype = size // 2, jnp.minimum(starts[0], slots), out_ref.dtype
-    cos, sin = cos_ref[...][None], sin_ref[...][None]
+    slots = k_ref.shape[1]
+    half, start, dtype = size // 2, jnp.minimum(refs["starts"][0], slots), out_ref.dtype
+    row = refs["rows"][0] if "rows" in refs else jnp.zeros((), jnp.int32)
+    cos, sin = refs["cos"][...][None], refs["sin"][...][None]
     heads = (jnp.arange(tile) < group)[:, None]
     q = _rotated(q_ref, pl.ds(0, tile), heads, cos, sin)
-    k_new = _rotated(k_new_ref, pl.ds(0, 1), None, cos, sin)
-    v_new = v_new_ref[pl.ds(0, 1), :]
+    k_new = _rotated(refs["k_new"], pl.ds(0, 1), None, cos, sin)
+    v_new = refs["v_new"][pl.ds(0, 1), :]
 
-    @pl.when((going[0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
+    @pl.when((refs["going"][0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
     def _():
         for i in range(2):
-            k_ref[pl.ds(start, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
-        v_ref[pl.ds(start, 1), :] = v_new.astype(v_ref.dtype)
+            k_ref[row, pl.ds(start, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
+        v_ref[row, pl.ds(start, 1), :] = v_new.astype(v_ref.dtype)
 
     # The token sees itself first: its score is the running maximum and its weight one.
     top = sum(jnp.sum(q[i] * k_new[i].astype(dtype).astype(jnp.float32), axis=1) for i in range(2)) * scale
@@ -59,40 +61,55 @@ def _kernel(
     mixed = jnp.broadcast_to(v_new.astype(jnp.float32), (tile, size))
     q = [x.astype(dtype) for x in q]
 
-    def body(i, carry):
-        top, total, mixed = carry
-        slot = i * block + jnp.arange(block)
-        seen = slot < start
-        if window is not None:
-            seen &= slot > start - window
-        span, mask = pl.ds(i * block, block), seen[:, None]
-        k = [
-            plgpu.load(k_ref.at[span, pl.ds(j * half, half)], mask=mask, other=0.0).astype(dtype) for j in range(2)
-        ]
-        scores = sum(jnp.dot(q[j], k[j].T, preferred_element_type=jnp.float32) for j in range(2)) * scale
-        scores = jnp.where(seen[None], scores, -jnp.inf)
-        peak = jnp.maximum(top, jnp.max(scores, axis=1))
-        fade = jnp.exp(top - peak)
-        weights = jnp.exp(scores - peak[:, None])
-        v = plgpu.load(v_ref.at[span, :], mask=mask, other=0.0).astype(dtype)
-        total = total * fade + jnp.sum(weights, axis=1)
-        mixed = mixed * fade[:, None] + jnp.dot(weights.astype(dtype), v, preferred_element_type=jnp.float32)
-        return peak, total, mixed
+    def read(carry, k_ref, v_ref, row, filled, position):
+        """Joins the first `filled` slots of a row; the new token stands at `position`, counted from slot 0."""
 
-    first = 0 if window is None else jnp.maximum(start + 1 - window, 0) // block
-    _, total, mixed = jax.lax.fori_loop(first, pl.cdiv(start, block), body, (top, total, mixed))
+        def body(i, carry):
+            top, total, mixed = carry
+            slot = i * block + jnp.arange(block)
+            seen = slot < filled
+            if window is not None:
+                seen &= slot > position - window
+            span, mask = pl.ds(i * block, block), seen[:, None]
+            k = [
+                plgpu.load(k_ref.at[row, span, pl.ds(j * half, half)], mask=mask, other=0.0).astype(dtype)
+                for j in range(2)
+            ]
+            scores = sum(jnp.dot(q[j], k[j].T, preferred_element_type=jnp.float32) for j in range(2)) * scale
+            scores = jnp.where(seen[None], scores, -jnp.inf)
+            peak = jnp.maximum(top, jnp.max(scores, axis=1))
+            fade = jnp.exp(top - peak)
+            weights = jnp.exp(scores - peak[:, None])
+            v = plgpu.load(v_ref.at[row, span, :], mask=mask, other=0.0).astype(dtype)
+            total = total * fade + jnp.sum(weights, axis=1)
+            mixed = mixed * fade[:, None] + jnp.dot(weights.astype(dtype), v, preferred_element_type=jnp.float32)
+            return peak, total, mixed
+
+        first = 0 if window is None else jnp.maximum(position + 1 - window, 0) // block
+        return jax.lax.fori_loop(first, pl.cdiv(filled, block), body, carry)
+
+    carry = top, total, mixed
+    if "prefix_k" in refs:
+        reader = refs["readers"][0] if "readers" in refs else jnp.zeros((), jnp.int32)
+        length = refs["prefix_k"].shape[1]
+        carry = read(carry, refs["prefix_k"], refs["prefix_v"], reader, length, length + start)
+    _, total, mixed = read(carry, k_ref, v_ref, row, start, start)
     plgpu.store(out_ref.at[pl.ds(0, tile), :], (mixed / total[:, None]).astype(dtype), mask=heads)
 
 
 def decode_attention(
-    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, block=BLOCK, warps=4, interpret=False,
-):
-    """qkv [B, N + 2K, H] before rotation, caches [B, S, K, H] -> ([B, N, H], caches with the new token).
+    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, rows=None, prefix=None, readers=None,
+    block=BLOCK, warps=4, interpret=False,
+):  # fmt: skip
+    """qkv [B, N + 2K, H] before rotation, caches [R, S, K, H] -> ([B, N, H], caches with the new token).
 
     cos, sin  float32 [B, H/2] of each row's position
     starts    int32 [B], filled slots of each row
     going     int32 [B], 0 for rows that write nothing (their result is not used)
     heads     N
+    rows      int32 [B], the row of the cache that each row continues, all different where they write; None: R is B
+    prefix    keys and values [n, P, K, H] that stand before what the cache holds
+    readers   int32 [B], which of the n each row continues; None: the first
     """
     batch, _, size = qkv.shape
     slots, kv = k_cache.shape[1:3]
@@ -104,19 +121,36 @@ def decode_attention(
     queries = pl.BlockSpec((None, group, size), lambda b, k: (b, k, 0))
     key = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + k, 0))
     value = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + kv + k, 0))
-    cache = pl.BlockSpec((None, slots, None, size), lambda b, k: (b, 0, k, 0))
+    # Triton has no index maps that depend on data, so with `rows` a program is given all rows and looks its own up.
+    whole = lambda x: pl.BlockSpec((*x.shape[:2], None, size), lambda b, k: (0, 0, k, 0))  # noqa: E731
+    cache = pl.BlockSpec((1, slots, None, size), lambda b, k: (b, 0, k, 0)) if rows is None else whole(k_cache)
+    inputs = {
+        "starts": (starts, row), "going": (going, row), "cos": (cos, angle), "sin": (sin, angle),
+        "q": (qkv, queries), "k_new": (qkv, key), "v_new": (qkv, value),
+        "rows": (rows, row), "readers": (readers, row),
+    }  # fmt: skip
+    if prefix is not None:
+        inputs |= {name: (x, whole(x)) for name, x in zip(("prefix_k", "prefix_v"), prefix, strict=True)}
+    inputs |= {"k": (k_cache, cache), "v": (v_cache, cache)}
+    inputs = {name: pair for name, pair in inputs.items() if pair[0] is not None}
+    arrays, specs = zip(*inputs.values(), strict=True)
     tile = max(TILE, pl.next_power_of_2(group))
+
+    def kernel(*refs):
+        given = dict(zip(inputs, refs, strict=False))
+        _kernel(given, *refs[len(inputs) :], block=block, tile=tile, scale=size**-0.5, window=window)
+
     return pl.pallas_call(
-        functools.partial(_kernel, block=block, tile=tile, scale=size**-0.5, window=window),
+        kernel,
         grid=(batch, kv),
-        in_specs=[row, row, angle, angle, queries, key, value, cache, cache],
+        in_specs=list(specs),
         out_specs=[queries, cache, cache],
         out_shape=[
             jax.ShapeDtypeStruct((batch, heads, size), qkv.dtype),
             *(jax.ShapeDtypeStruct(c.shape, c.dtype) for c in (k_cache, v_cache)),
         ],
-        input_output_aliases={7: 1, 8: 2},
+        input_output_aliases={len(inputs) - 2: 1, len(inputs) - 1: 2},
         compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3 if size <= 64 else 2),
         interpret=interpret,
         name="decode_attention",
-    )(starts, going, cos, sin, qkv, qkv, qkv, k_cache, v_cache)
+    )(*arrays)

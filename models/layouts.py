@@ -1,11 +1,15 @@
-"""Rows in which the learner reads less: several samples packed into one, or several answers behind one prompt.
+"""Rows in which the learner reads less: several samples, several answers behind one prompt, or conversations.
 
-Norms, projections and feed-forward take tokens one by one, so they run over these rows as they lie. Attention is laid
-out sample by sample and is then plain causal attention, for which every platform has a fast kernel; a mask over the
-whole row would hold [B, N, T, T] numbers. Moving costs one gather there and one back, in both directions.
+A layout is what `Model.forward` takes as `layout`. Norms, projections and feed-forward take tokens one by one, so they
+run over these rows as they lie; only attention has to know.
 
-A layout is what `Model.forward` takes as `layout`. `attend(q, k, v, causal)` gives each token what it would see in a
-row of its own, where `causal(q, k, v, repeat)` is attention over rows, `repeat` of them from each row of the batch.
+`Packed` and `Branches` lay attention out sample by sample. It is then plain causal attention, for which every platform
+has a fast kernel, at the price of one gather there and one back, in both directions: `attend(q, k, v, causal)` gives
+each token what it would see in a row of its own, where `causal(q, k, v, repeat)` is attention over rows, `repeat` of
+them from each row of the batch.
+
+`Conversations` are as long as the row and branch anywhere, so laying them out one by one would repeat most of a row
+for every branch. They give a mask instead, one for all heads and layers.
 """
 
 from __future__ import annotations
@@ -115,6 +119,75 @@ class Branches:
         alone = fold(move(q[:, room:], there, back), self.group)
         answers = causal(alone, behind_prompt(k), behind_prompt(v), self.group)
         return jnp.concatenate([prompts, move(unfold(answers, self.group), back, there)], axis=1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Conversations:
+    """Conversations one behind the other in each row, and candidate answers that branch off them.
+
+    positions  int32 [B, T], place of a token in its conversation; what stands in a prefix counts
+    segment    int32 [B, T], which conversation of the row, -1 for padding; None: one in each row
+    branch     int32 [B, T], which candidate a token belongs to, -1 for the trunk; None: no branches
+    sees       int32 [B, T], on a branch: it continues the tokens of the trunk at positions below this; needed with
+               `branch`, without meaning on the trunk
+
+    A conversation of three tokens (positions 0 1 2), a candidate of two that continues the first token only, and a
+    second conversation:
+
+        positions   0  1  2   1  2   0  1
+        segment     0  0  0   0  0   1  1
+        branch     -1 -1 -1   7  7  -1 -1
+        sees        .  .  .   1  1   .  .
+
+        sees:  0    x  .  .   .  .   .  .
+               1    x  x  .   .  .   .  .
+               2    x  x  x   .  .   .  .
+               1    x  .  .   x  .   .  .
+               2    x  .  .   x  x   .  .
+               0    .  .  .   .  .   x  .
+               1    .  .  .   .  .   x  x
+
+    The mask goes by these numbers, not by the order in the row. Where neither segments nor branches are given there
+    is no mask, and tokens must stand in the order of their positions.
+    """
+
+    positions: jax.Array
+    segment: jax.Array | None = None
+    branch: jax.Array | None = None
+    sees: jax.Array | None = None
+
+    def __post_init__(self):
+        if (self.branch is None) != (self.sees is None):
+            raise ValueError("Conversations has branch without sees or sees without branch; accepted: both or neither")
+
+    @property
+    def causal(self) -> bool:
+        """Whether each row is one conversation without branches, which needs no mask."""
+        return self.segment is None and self.branch is None
+
+    def mask(self, lengths: jax.Array, window: int | None = None) -> jax.Array:
+        """bool [B, T, T]: who (second axis) sees whom (third).
+
+        lengths  int32 [B], real tokens of each row; others are seen by nobody else
+        window   a token sees positions down to its own − window + 1
+        """
+        own, other = self.positions[:, :, None], self.positions[:, None]
+        seen = band(own, other, window)
+        if self.segment is not None:
+            seen &= self.segment[:, :, None] == self.segment[:, None]
+        if self.branch is not None:
+            mine, theirs = self.branch[:, :, None], self.branch[:, None]
+            seen &= jnp.where(theirs == -1, (mine == -1) | (other < self.sees[:, :, None]), mine == theirs)
+        place = jnp.arange(self.positions.shape[1])
+        # A token that sees nothing would have no average to take: padding sees itself.
+        return (seen & (place < lengths[:, None])[:, None]) | (place[:, None] == place)
+
+
+def band(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:
+    """Whether a token at position `query` sees one at `key`: no later than itself, and inside the window."""
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
 
 
 def _padded(x, width):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from models.config import ModelConfig
+from models.families import FAMILIES
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -48,7 +49,7 @@ def sizes(cfg: ModelConfig, target: str) -> tuple[int, int]:
         "up": (cfg.d_model, cfg.d_ff),
         "down": (cfg.d_ff, cfg.d_model),
     }
-    accepted = [t for t in TARGETS if not (cfg.family == "gpt2" and t == "gate")]
+    accepted = FAMILIES.get(cfg.family).lora_targets
     if target not in accepted:
         raise ValueError(f"LoRA target {target!r} is not a projection of {cfg.family}; accepted: {', '.join(accepted)}")
     return table[target]

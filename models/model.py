@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import decoder, gpt2, lora
-from models.attention import Attend, default_kernel
+from models import decoder, lora
+from models.attention import Attend, conversation_mask, default_kernel
 from models.cache import Cache
 from models.config import ModelConfig
-from models.layouts import Branches, Packed
+from models.families import FAMILIES
+from models.layouts import Branches, Conversations, Packed
 
 REMAT = ("none", "full", "dots")
 
@@ -27,11 +28,12 @@ class Model:
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
-        self._family = gpt2 if cfg.family == "gpt2" else decoder
+        self._family = FAMILIES.get(cfg.family)
+        self._modules = self._family.modules
         self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
         block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
         self._block_def, self._block = nnx.split(block)
-        fused = nnx.eval_shape(lambda: self._family.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
+        fused = nnx.eval_shape(lambda: self._modules.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
 
     def __hash__(self):
@@ -41,10 +43,10 @@ class Model:
         return isinstance(other, Model) and self.cfg == other.cfg
 
     def _make_ends(self, key, dtype):
-        return self._family.Ends(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._modules.Ends(self.cfg, nnx.Rngs(params=key), dtype)
 
     def _make_block(self, key, dtype):
-        return self._family.Block(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._modules.Block(self.cfg, nnx.Rngs(params=key), dtype)
 
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Random parameters, layers stacked."""
@@ -79,7 +81,7 @@ class Model:
         """
         cast = jax.tree.map(lambda x: x.astype(dtype), params)
         layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]
-        return {**cast, "layers": tuple(self._family.fuse(x, self.cfg) if fuse else x for x in layers)}
+        return {**cast, "layers": tuple(self._modules.fuse(x, self.cfg) if fuse else x for x in layers)}
 
     def forward(
         self,
@@ -88,9 +90,10 @@ class Model:
         *,
         positions: jax.Array | None = None,
         lengths: jax.Array | None = None,
-        layout: Packed | Branches | None = None,
-        prefix: tuple[jax.Array, jax.Array] | None = None,
+        layout: Packed | Branches | Conversations | None = None,
+        prefix: tuple | None = None,
         cache: Cache | None = None,
+        rows: jax.Array | None = None,
         new_cache: int | None = None,
         adapters: lora.Lora | None = None,
         dtype=jnp.bfloat16,
@@ -100,11 +103,14 @@ class Model:
     ) -> tuple[jax.Array, Cache | None]:
         """tokens int32 [B, T], right-padded -> hidden [B, T, D] after the last norm, and the cache.
 
-        positions  int32 [B, T], default: counted on from the cache or prefix
+        positions  int32 [B, T], default: those of the layout if it has them, else counted on from the prefix and cache
         lengths    int32 [B], real tokens per row, default: all T
         layout     several samples in a row, see `models/layouts.py`; without a cache
-        prefix     what all rows continue, from `read_prefix`; without a cache
+        prefix     what all rows continue, from `read_prefix`, or layer by layer from `unstack_prefix`. Caches hold what
+                   comes behind it: their slot 0 is the position after the prefix
         cache      what the rows have read; returned with the new tokens behind it
+        rows       int32 [B], the rows of a larger cache that the tokens continue, all different where lengths > 0; the
+                   other rows stay as they are. On a mesh see `models.cache.pick`
         new_cache  instead of `cache`: start one with this many slots
         adapters   LoRA, laid out as `params["layers"]` is
         remat      "none", "full" (keep only the input of each layer) or "dots" (keep matrix products)
@@ -112,22 +118,25 @@ class Model:
                    them on a GPU, where the copies cost a fifth of the time, one elsewhere
         """
         batch, time = tokens.shape
-        _check(time, layout is not None or prefix is not None, cache, new_cache, remat)
-        skip = 0 if prefix is None else prefix[0].shape[2]
-        if self.cfg.family == "gpt2" and positions is None and skip + time > self.cfg.max_positions:
+        _check(tokens.shape, layout, cache, rows, new_cache, remat)
+        if positions is None and isinstance(layout, Conversations):
+            positions = layout.positions
+        readable, skip = (0, 0) if prefix is None else jax.tree.leaves(prefix)[0].shape[-4:-2]
+        if self._family.learned_positions and positions is None and skip + time > self.cfg.max_positions:
             known = self.cfg.max_positions
             raise ValueError(f"tokens are {skip + time} wide; this model has learned {known} positions")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
-        starts = None if cache is None else cache.lengths
+        starts = None if cache is None else cache.lengths if rows is None else cache.lengths[rows]
         if positions is None:
-            before = jnp.full((batch,), skip, jnp.int32) if starts is None else starts
+            before = jnp.full((batch,), skip, jnp.int32) if starts is None else skip + starts
             positions = before[:, None] + jnp.arange(time)
         window, keep = self.cfg.sliding_window, new_cache is not None
         kernel = kernel or default_kernel(self.cfg.head_dim, 0 if cache is None else cache.slots)
-        readers = None
-        if prefix is not None and prefix[0].shape[1] > 1:
-            readers = jax.nn.one_hot(adapters.ids, prefix[0].shape[1])
-        attend = Attend(starts, lengths, window, keep, kernel, layout, readers)
+        readers = adapters.ids if readable > 1 else None
+        mask = None
+        if isinstance(layout, Conversations):
+            mask, layout = conversation_mask(layout, lengths, skip, window, kernel, dtype), None
+        attend = Attend(starts, lengths, window, keep, kernel, layout, readers, rows, mask)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()
@@ -138,9 +147,11 @@ class Model:
 
         layers, own = params["layers"], None if adapters is None else adapters.adapters
         if isinstance(layers, tuple):
-            x, kvs = self._unrolled(layer, x, layers, cache, own)
+            x, kvs = self._unrolled(layer, x, layers, _kept(cache, prefix, len(layers)), own)
         elif cache is not None:
             raise ValueError("a cache needs unstacked parameters: pass params through Model.unstack first")
+        elif prefix is not None and isinstance(prefix[0], tuple):
+            raise ValueError("stacked parameters need a stacked prefix: pass the one from read_prefix as it is")
         else:
             body = _rematerialised(lambda x, xs: layer(self._block_def, x, *xs), remat)
             x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=self._turn(unroll))
@@ -150,7 +161,7 @@ class Model:
             kvs = tuple((jnp.pad(k, room), jnp.pad(v, room)) for k, v in kvs)
             cache = Cache(kvs, lengths)
         elif cache is not None:
-            cache = Cache(kvs, starts + lengths)
+            cache = Cache(kvs, starts + lengths if rows is None else cache.lengths.at[rows].add(lengths))
         return ends.finish(x), cache
 
     def read_prefix(self, params: dict, tokens: jax.Array, **settings) -> tuple[jax.Array, jax.Array]:
@@ -161,15 +172,19 @@ class Model:
         _, cache = self.forward(params, tokens, new_cache=tokens.shape[1], **settings)
         return tuple(jnp.stack(x) for x in zip(*cache.layers, strict=True))
 
+    def unstack_prefix(self, prefix: tuple[jax.Array, jax.Array]) -> tuple:
+        """One (k, v) [n, P, K, H] per layer: slices taken inside a decode loop would be copied at every step."""
+        return tuple(zip(*(tuple(x) for x in prefix), strict=True))
+
     def _turn(self, unroll: int) -> int:
         return min(unroll or (self.cfg.n_layers if jax.default_backend() == "gpu" else 1), self.cfg.n_layers)
 
-    def _unrolled(self, layer, x, layers, cache, own):
+    def _unrolled(self, layer, x, layers, kept, own):
         block_def = self._fused_def if "qkv" in layers[0]["attn"] else self._block_def
         kvs = []
         for i, block_params in enumerate(layers):
             mine = own[i] if isinstance(own, tuple) else None if own is None else jax.tree.map(lambda a, i=i: a[i], own)
-            x, kv = layer(block_def, x, block_params, None if cache is None else cache.layers[i], mine)
+            x, kv = layer(block_def, x, block_params, kept[i], mine)
             kvs.append(kv)
         return x, tuple(kvs)
 
@@ -181,15 +196,28 @@ class Model:
         return nnx.merge(self._ends_def, {k: v for k, v in params.items() if k != "layers"})
 
 
-def _check(time, arranged, cache, new_cache, remat):
+def _check(shape, layout, cache, rows, new_cache, remat):
     if remat not in REMAT:
         raise ValueError(f"remat is {remat!r}; accepted: {', '.join(REMAT)}")
     if cache is not None and new_cache is not None:
         raise ValueError("cache and new_cache are both given; accepted: one of them")
-    if cache is not None and arranged:
-        raise ValueError("a layout or prefix is given with a cache; accepted: fresh tokens only")
-    if new_cache is not None and new_cache < time:
-        raise ValueError(f"new_cache is {new_cache} slots; expected at least the {time} tokens to be read")
+    if cache is not None and layout is not None:
+        raise ValueError("a layout is given with a cache; accepted: fresh tokens only")
+    if rows is not None and cache is None:
+        raise ValueError("rows are given without a cache; they are rows of one")
+    if rows is not None and rows.shape != shape[:1]:
+        raise ValueError(f"rows have the shape {rows.shape}; expected {shape[:1]}, one for each row of tokens")
+    if new_cache is not None and new_cache < shape[1]:
+        raise ValueError(f"new_cache is {new_cache} slots; expected at least the {shape[1]} tokens to be read")
+
+
+def _kept(cache, prefix, n_layers):
+    """What each layer has of earlier tokens: its cache, and behind it its prefix; None without both."""
+    if prefix is not None and not isinstance(prefix[0], tuple):
+        prefix = tuple((prefix[0][i], prefix[1][i]) for i in range(n_layers))
+    if cache is None or prefix is None:
+        return (cache.layers if cache is not None else prefix) or (None,) * n_layers
+    return tuple((*own, *first) for own, first in zip(cache.layers, prefix, strict=True))
 
 
 def _rematerialised(body, remat: str):

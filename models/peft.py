@@ -21,10 +21,10 @@ import numpy as np
 
 from models import lora
 from models.config import ModelConfig
+from models.families import FAMILIES
 from models.weights import safetensors_folder as st
 from models.weights.atomic import new_folder
 from models.weights.errors import WeightsError
-from models.weights.names import HUGGING_FACE
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -73,13 +73,12 @@ def _set(stack: dict, own: dict, index: int) -> dict:
 
 def modules(cfg: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Hugging Face's module of each projection, {} for the layer, with the LoRA targets it holds in their order."""
-    table = HUGGING_FACE[cfg.family]
+    family = FAMILIES.get(cfg.family)
     found: dict[str, tuple[str, ...]] = {}
-    for target in lora.TARGETS:
+    for target in family.lora_targets:
         path = f"layers/{'attn' if target in ('q', 'k', 'v', 'o') else 'mlp'}/{target}"
-        if path in table:
-            name = table[path].removesuffix(".weight")
-            found[name] = (*found.get(name, ()), target)
+        name = family.hf_names[path].removesuffix(".weight")
+        found[name] = (*found.get(name, ()), target)
     return found
 
 
@@ -119,7 +118,7 @@ def export(
         "alpha_pattern": {module: _number(adapter.scale * r) for module, r in others.items()},
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": cfg.family == "gpt2",
+        "fan_in_fan_out": not FAMILIES.get(cfg.family).hf_out_first,
         "inference_mode": True,
     }
     with new_folder(folder, overwrite) as temporary:

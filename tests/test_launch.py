@@ -10,8 +10,12 @@ import types
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 import launch
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import flags
+from marl_jax.config.validate import fields
 from marl_jax.errors import RunError
 from marl_jax.running.signals import GracefulStop
 
@@ -45,8 +49,8 @@ def refused(capsys, *arguments):
 def test_overrides_land_with_their_types(started):
     changes = ["steps=7", "optim.warmup=0", "optim.lr=1e-5", "log.wandb=false", "eval.opponents=('random',)"]
     changes += ["agents.seat_1=main"]
-    flags = [f"--config.{change}" for change in changes] + ["--noconfig.algo.whiten", "--config.env.symmetry"]
-    assert launch.main(["launch.py", TIC_TAC_TOE, *flags]) == 0
+    overrides = [f"--config.{change}" for change in changes] + ["--noconfig.algo.whiten", "--config.env.symmetry"]
+    assert launch.main(["launch.py", TIC_TAC_TOE, *overrides]) == 0
     (mode, given), config = started[0], started[0][1]["config"]
     assert mode == "train" and given["workdir"] == Path.cwd() / "runs" / "tic_tac_toe_selfplay"
     assert (config.steps, config.optim.lr, config.algo.whiten, config.env.symmetry) == (7, 1e-5, False, True)
@@ -62,8 +66,8 @@ def test_variants_and_the_two_word_form(started):
 
 def test_parameters_of_the_game_may_be_new(started):
     hanabi = f"--config={ROOT}/experiments/hanabi_selfplay.py"
-    flags = ["--config.env.params.players=3", "--config.model.shape.tie_embeddings=false"]
-    assert launch.main(["launch.py", hanabi, *flags]) == 0
+    overrides = ["--config.env.params.players=3", "--config.model.shape.tie_embeddings=false"]
+    assert launch.main(["launch.py", hanabi, *overrides]) == 0
     config = started[0][1]["config"]
     assert config.env.params.players == 3 and config.model.shape.tie_embeddings is False
 
@@ -80,7 +84,7 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0; accepted: a whole"),
         ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo'; accepted: "),
         ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown; accepted: tiny, smollm2"),
-        ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr: no such field; did you mean optim.lr?"),
+        ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr is not a field; did you mean optim.lr?"),
         ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: accepted is a whole number (now "),
         ([TIC_TAC_TOE, "--config.optim.lr=fast"], "--config.optim.lr=fast: accepted is a number (now "),
         ([TIC_TAC_TOE, "--config.log.wandb=maybe"], "--config.log.wandb=maybe: accepted is true or false"),
@@ -91,7 +95,18 @@ def test_parameters_of_the_game_may_be_new(started):
         (["--config.steps=3"], "--config=experiments/NAME.py is needed"),
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; give --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
-        ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.algo.group_size is 1 with algo.name 'grpo'"),
+        ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.opponents has other players than the learner"),
+        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro'; accepted: ppo, grpo, at_grpo, sft; did"),
+        ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is ''; accepted: one of ppo, grpo, at_grpo, sft"),
+        ([TIC_TAC_TOE, "--config.algo.group_size=4"], "--config.algo.group_size is not a field of ppo; its fields: "),
+        ([TIC_TAC_TOE, "--config.algo.name=grpo", "--config.algo.lam=1"], "--config.algo.lam is not a field of grpo"),
+        ([TIC_TAC_TOE, "--config.algo.is_clip=2"], "--config.algo.is_clip is now config.algo.tis_clip"),
+        ([TIC_TAC_TOE, "--config.sft.lr=2"], "config.optim.lr: supervised training is an algorithm, see --config="),
+        ([TIC_TAC_TOE, "--config.algo.share_prefix"], "config.algo.share_prefix is gone: AT-GRPO always shares"),
+        ([TIC_TAC_TOE, "--config.rollout.answer=choice"], "is 'choice', which is now 'constrained'"),
+        ([TIC_TAC_TOE, "--config.eval.step=-2"], "config.eval.step is '-2', which is now 'best'"),
+        ([TIC_TAC_TOE, "--config.plugins=no_such_module"], "config.plugins: plugin 'no_such_module' cannot be"),
+        ([TIC_TAC_TOE, "--mode=sft"], "supervised training is an algorithm: --config=experiments/NAME.py:sft"),
         ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
     ],
 )  # fmt: skip
@@ -100,9 +115,13 @@ def test_refused(capsys, started, arguments, message):
     assert not started
 
 
-def test_help_lists_the_modes(capsys):
+def test_help_lists_the_modes_and_the_fields(capsys):
     assert launch.main(["launch.py", "--help"]) == 0
-    assert f"one of {', '.join(launch.MODES)}" in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert f"one of {', '.join(launch.MODES)}" in " ".join(text.split())
+    assert "\n  optim.lr (0.001): learning rate\n" in text
+    own = text[text.index("Fields of the algorithm sft:") :]
+    assert "algo.noise (0.1): share of moves" in own and "algo.clip_low" not in own
 
 
 def test_an_experiment_with_a_mistake_is_told_with_its_name(capsys, tmp_path):
@@ -115,20 +134,137 @@ def test_an_experiment_with_a_mistake_is_told_with_its_name(capsys, tmp_path):
 
 
 def test_a_run_is_found_by_its_folder(started, tmp_path):
-    config = launch.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None)
+    config = flags.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None)
     config.steps = 77
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    arguments = [f"--workdir={tmp_path}", "--mode=eval", "--config.eval.opponents=('minimax',)",
-                 "--config.checkpoint.best_metric="]  # fmt: skip
+    arguments = [f"--workdir={tmp_path}", "--mode=eval", "--config.eval.opponents=('minimax',)"]
     assert launch.main(["launch.py", *arguments]) == 0
     found = started[0][1]["config"]
     assert found.steps == 77 and found.eval.opponents == ("minimax",) and found.name == "tic_tac_toe_selfplay"
+
+
+@pytest.mark.parametrize("form", ["at_grpo", "grpo", "sft"])
+def test_every_field_can_be_written_on_the_command_line(started, form):
+    """Each with the value it has, so that nothing may change."""
+    path = f"{ROOT}/experiments/plan_path.py"
+    config = flags.load_experiment(path, form)
+    overrides = [f"--config.{name}={value}" for name, value in fields(config) if not isinstance(value, ConfigDict)]
+    assert len(overrides) > 100
+    assert launch.main(["launch.py", f"--config={path}:{form}", *overrides]) == 0
+    assert started[0][1]["config"].to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("experiment", ["tic_tac_toe_selfplay.py", "plan_path.py:at_grpo_lora", "sudoku.py:sft"])
+def test_a_saved_config_is_read_as_it_was(started, tmp_path, experiment):
+    config = flags.load_experiment(f"{ROOT}/experiments/{experiment.partition(':')[0]}", experiment.partition(":")[2])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert launch.main(["launch.py", f"--workdir={tmp_path}"]) == 0
+    assert started[0][1]["config"].to_dict() == config.to_dict()
 
 
 def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):
     for text in ('{"model_type": "llama"}', "[1]"):
         (tmp_path / "config.json").write_text(text)
         assert "config.json is the config of something else" in refused(capsys, f"--workdir={tmp_path}", "--mode=eval")
+
+
+def test_a_folder_from_before_is_refused_with_the_new_names(capsys, started, tmp_path):
+    config = flags.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None).to_dict()
+    config["algo"]["is_clip"] = config["algo"].pop("tis_clip")
+    config["policies"]["main"]["model"] = {"start": "somewhere"}
+    config["eval"]["step"] = -1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for mode in ("train", "eval", "report"):
+        lines = refused(capsys, f"--workdir={tmp_path}", f"--mode={mode}").splitlines()
+        assert "is a run of an earlier version" in lines[0]
+        assert set(lines[1:]) == {
+            "launch.py: config.algo.is_clip is now config.algo.tis_clip",
+            "launch.py: config.policies.main.model.start is now config.policies.main.model.init_from",
+            "launch.py: config.eval.step is -1, which is now 'newest'",
+        }
+    assert not started
+
+
+def test_another_algorithm_brings_its_fields_and_keeps_what_was_changed(started):
+    plan_path = f"--config={ROOT}/experiments/plan_path.py"
+    assert launch.main(["launch.py", f"{plan_path}:grpo", "--config.algo.name=ppo", "--config.algo.lam=0.5"]) == 0
+    algo = started[0][1]["config"].algo
+    assert set(algo) == {"name", *ALGORITHMS.get("ppo").fields}
+    assert (algo.name, algo.lam, algo.critic) == ("ppo", 0.5, "head")
+    assert (algo.clip_high, algo.entropy_coef) == (0.28, 0.05)  # the experiment's
+    assert (algo.loss_agg, algo.epochs) == ("token", 2)  # nobody changed GRPO's, so these are PPO's own
+
+
+def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, monkeypatch):
+    (tmp_path / "my_plugin.py").write_text(
+        "from marl_jax.algorithms import ALGORITHMS, Algorithm\n"
+        "from marl_jax.fields import Field, choice, integer, number\n"
+        "def check(config):\n"
+        "    if config.algo.beta > config.optim.lr:\n"
+        "        yield 'config.algo.beta is above optim.lr'\n"
+        "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts'),\n"
+        "          'entropy_coef': Field('auto', choice('auto', 'off'), 'not a number here')}\n"
+        "ALGORITHMS.add('mine', Algorithm('mine', FIELDS, check=check))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = dict(ALGORITHMS._entries)
+    monkeypatch.setattr(ALGORITHMS, "_entries", entries)
+    chosen = [TIC_TAC_TOE, "--config.plugins=my_plugin", "--config.algo.name=mine"]
+    assert "config.algo.beta is above optim.lr" in refused(capsys, *chosen)
+    assert "--config.algo.gamma is not a field of mine; its fields: beta" in refused(
+        capsys, *chosen, "--config.algo.gamma=1"
+    )
+    assert "config.algo.beta is 2.0; accepted: a number from" in refused(capsys, *chosen, "--config.algo.beta=2")
+    assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
+    config = started[0][1]["config"]
+    # 8 is the experiment's; its entropy_coef is nothing that this algorithm accepts.
+    assert config.algo.to_dict() == {"name": "mine", "beta": 1e-5, "minibatches": 8, "entropy_coef": "auto"}
+    assert config.plugins == ("my_plugin",)
+    monkeypatch.delitem(sys.modules, "my_plugin")
+
+
+@pytest.mark.parametrize("text, found", [("('json','csv')", ("json", "csv")), ("json,csv", ("json", "csv")), ("", ())])
+def test_plugins_are_written_as_names_or_as_a_tuple(started, text, found):
+    assert launch.main(["launch.py", TIC_TAC_TOE, f"--config.plugins={text}"]) == 0
+    assert started[0][1]["config"].plugins == found
+
+
+def test_the_best_metric_follows_the_opponents(started, caplog):
+    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax',)"]) == 0
+    assert started[0][1]["config"].checkpoint.best_metric == "minimax/win_rate"
+    assert "checkpoint.best_metric was 'random/win_rate', and eval.opponents has no 'random' any more" in caplog.text
+    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=()"]) == 0
+    assert started[1][1]["config"].checkpoint.best_metric == ""
+    caplog.clear()
+    assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax','random')"]) == 0
+    assert started[2][1]["config"].checkpoint.best_metric == "random/win_rate" and not caplog.text
+
+
+def test_a_best_metric_that_was_asked_for_is_not_replaced(capsys, started):
+    overrides = ["--config.eval.opponents=('minimax',)", "--config.checkpoint.best_metric=random/win_rate"]
+    assert "'random' is no opponent" in refused(capsys, TIC_TAC_TOE, *overrides)
+    assert "'randm' is no opponent" in refused(capsys, TIC_TAC_TOE, "--config.checkpoint.best_metric=randm/win_rate")
+
+
+@pytest.mark.parametrize(
+    "experiment, lr",
+    [
+        ("tic_tac_toe_selfplay.py:sft", 1e-3),
+        ("connect_four_selfplay.py:sft", 1e-3),
+        ("hanabi_selfplay.py:sft+smollm2", 4e-5),
+        ("plan_path.py:sft", 1e-3),
+        ("plan_path.py:roles_sft+smollm2-lora", 3e-4),
+        ("sokoban.py:sft+smollm2+small", 4e-5),
+    ],
+)
+def test_experiments_imitate_a_bot(started, experiment, lr):
+    assert launch.main(["launch.py", f"--config={ROOT}/experiments/{experiment}"]) == 0
+    config = started[0][1]["config"]
+    assert (config.algo.name, config.algo.noise, config.algo.minibatches, config.algo.bot) == ("sft", 0.1, 4, "")
+    assert (config.steps, config.rollout.games, config.rollout.turns) == (100, 128, 8)
+    assert (config.optim.lr, config.optim.schedule, config.optim.warmup) == (lr, "linear", 5)
+    assert (config.model.lora.rank > 0) == ("lora" in experiment)
+    assert config.algo.grad_accum_steps == (8 if "smollm2" in experiment or "plan" in experiment else 1)
 
 
 def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, capsys, tmp_path):
@@ -192,7 +328,7 @@ def test_the_command_itself_refuses_with_status_2_and_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "launch.py"), TIC_TAC_TOE, "--config.stepps=3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 2
-    assert done.stderr == "launch.py: --config.stepps: no such field; did you mean steps?\n"
+    assert done.stderr == "launch.py: --config.stepps is not a field; did you mean steps?\n"
 
 
 def test_the_first_signal_asks_and_the_second_ends():

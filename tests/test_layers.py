@@ -1,25 +1,39 @@
 """The table of rooms: who may import whom, read from the source of every file."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch")
+ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch", "registries")
 
 MAY_IMPORT = {
-    "launch": {"marl_jax"},
+    "registries": set(),
+    "launch": {"marl_jax", "registries"},
     "experiments": {"configs"},
-    "configs": set(),
-    "models": set(),
-    "envs": set(),
-    "marl_jax": {"models", "envs"},
+    # The fields of a run, with their defaults and rules, are written once, in `marl_jax`. Configs are built from them,
+    # and only from those modules of it that need no JAX (`LIGHT`).
+    "configs": {"marl_jax"},
+    "models": {"registries"},
+    "envs": {"registries"},
+    "marl_jax": {"models", "envs", "registries"},
 }
+
+# Inside marl_jax imports go down only; a layer may import its own files and those of the layers behind it.
+LAYERS = (
+    "modes", "config", "algorithms", "rollouts", "learning", "agents", "sampling", "samples", "devices", "fields",
+    "errors",
+)  # fmt: skip
+ONLY_MODES = "running"  # checkpoints, metrics, logs and processes: used by modes, and below them by nobody
+
+LIGHT = ("marl_jax.fields", "marl_jax.algorithms.fields", "marl_jax.config.schema")
 
 
 def files(room):
-    return [ROOT / "launch.py"] if room == "launch" else sorted((ROOT / room).rglob("*.py"))
+    return [ROOT / f"{room}.py"] if room in ("launch", "registries") else sorted((ROOT / room).rglob("*.py"))
 
 
 def imported_rooms(tree):
@@ -48,6 +62,50 @@ def test_a_room_imports_only_what_the_table_allows(room):
     assert not against, "\n".join(against)
 
 
+def test_configs_import_the_light_modules_only():
+    """`from marl_jax import fields` counts as marl_jax.fields."""
+    for file in files("configs"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("marl_jax"):
+                for alias in node.names:
+                    assert {node.module, f"{node.module}.{alias.name}"} & set(LIGHT), f"{file.name}:{node.lineno}"
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("marl_jax") for alias in node.names), f"{file.name}:{node.lineno}"
+
+
+def test_a_config_is_made_without_jax():
+    code = "import sys\nfrom experiments import plan_path\nplan_path.get_config('sft')\nassert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def layer(module):
+    return (module.split(".") + [""])[1]
+
+
+def marl_jax_imports():
+    """(file, layer, layer that is imported, line) of every import inside marl_jax."""
+    for file in files("marl_jax"):
+        own = layer("marl_jax." + file.relative_to(ROOT / "marl_jax").as_posix().removesuffix(".py").replace("/", "."))
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("marl_jax"):
+                for alias in node.names:
+                    yield file, own, layer(f"{node.module}.{alias.name}"), node.lineno
+
+
+def test_imports_inside_marl_jax_go_down_only():
+    against, seen = [], set()
+    for file, own, other, line in marl_jax_imports():
+        seen |= {own, other}
+        if ONLY_MODES in (own, other):
+            allowed = own == "modes" or (own == other) or (own == ONLY_MODES and other in ("errors", "fields"))
+        else:
+            allowed = LAYERS.index(own) <= LAYERS.index(other)
+        if not allowed:
+            against.append(f"{file.relative_to(ROOT)}:{line}: {own} imports {other}")
+    assert not against, "\n".join(against)
+    assert seen == {*LAYERS, ONLY_MODES}, "a folder without a place in the layers, or a layer without files"
+
+
 def test_the_check_sees_every_kind_of_import():
     source = "import models.lora as x\ndef f():\n    from envs.games import game\nfrom . import own\nimport jax"
     assert list(imported_rooms(ast.parse(source))) == [("models", 1), ("envs", 3)]
@@ -60,7 +118,7 @@ def test_experiments_say_how_they_are_started():
             assert f"python launch.py --config=experiments/{file.name}" in docstring, file.name
 
 
-@pytest.mark.parametrize("room", ["launch", "marl_jax", "models", "envs", "configs", "experiments"])
+@pytest.mark.parametrize("room", ["launch", "registries", "marl_jax", "models", "envs", "configs", "experiments"])
 def test_every_file_and_public_function_has_a_docstring(room):
     missing = []
     for file in files(room):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import launch
 from configs import defaults
+from marl_jax.config import flags, schema
 from marl_jax.config.validate import fields
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,15 +41,15 @@ def test_the_fields_flags_and_experiments_it_names_exist(file):
     text = file.read_text()
     known = dict(fields(defaults.get_config()))
     for field in re.findall(r"--config\.([a-z_.]+)", text):
-        assert field in known or field.startswith(launch.OPEN_GROUPS), f"{file.name} names config.{field}"
+        assert field in known or field.startswith(schema.OPEN_GROUPS), f"{file.name} names config.{field}"
     for group, field in re.findall(r"`(mesh|distributed|log|checkpoint)\.([a-z_]+)`", text):
         assert f"{group}.{field}" in known, f"{file.name} names {group}.{field}"
-    ours = launch.define_flags(defaults.get_config(), ["launch.py"])
+    ours = flags.define(defaults.get_config(), ["launch.py"], ())
     for command in re.findall(r"launch\.py ((?:[^\n]*\\\n)*[^\n]*)", text):
         for flag in re.findall(r"(?<=--)(workdir|mode|profile|topology|compilation_cache|verbose)\b", command):
             assert flag in ours
     for experiment, variant in re.findall(r"(experiments/\w+\.py)(?::([\w.+-]+\w))?", text):
-        launch.load_experiment(str(ROOT / experiment), variant or None)
+        flags.load_experiment(str(ROOT / experiment), variant or None)
     for script in re.findall(r"scripts/[\w.]+\w", text):
         assert (ROOT / script).is_file(), f"{file.name} names {script}"
 

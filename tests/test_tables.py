@@ -13,6 +13,7 @@ import pytest
 
 from experiments.tables import planning, runs
 from marl_jax.config import validate
+from marl_jax.config.flags import parse as parse_flags
 
 MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
 
@@ -59,15 +60,29 @@ def test_rows_are_asked_for_by_name(tmp_path):
 
 def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
     warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=9"), planning.select("plan_path"))
-    assert list(warm) == ["plan_path/sft_single", "plan_path/sft_roles"]
-    command, done = warm["plan_path/sft_roles"]
-    assert not done and "--mode=sft" in command and "--config.sft.steps=9" in command
+    assert list(warm) == ["plan_path/sft", "plan_path/roles_sft"]
+    command, done = warm["plan_path/roles_sft"]
+    assert not done and "--config=experiments/plan_path.py:roles_sft" in command and "--config.steps=9" in command
     assert list(rows) == [f"plan_path/{row}" for row in ("grpo", "roles_grpo", "at_grpo", "per_role")]
-    assert f"--config.model.init_from={tmp_path}/plan_path/sft_single" in rows["plan_path/grpo"][0]
-    assert f"--config.model.init_from={tmp_path}/plan_path/sft_roles" in rows["plan_path/per_role"][0]
+    assert f"--config.model.init_from={tmp_path}/plan_path/sft" in rows["plan_path/grpo"][0]
+    assert f"--config.model.init_from={tmp_path}/plan_path/roles_sft" in rows["plan_path/per_role"][0]
 
     warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=0"), planning.select("sudoku/roles"))
     assert not warm and "--mode=eval" in rows["sudoku/roles"][0]
+
+
+@pytest.mark.parametrize("model", ["", "smollm2"])
+def test_warm_starts_can_run_and_fields_of_learning_do_not_reach_them(tmp_path, model):
+    passed = ["--config.algo.clip_high=0.3", "--config.optim.lr=1e-4", "--config.seed=3"]
+    flags = flags_of(tmp_path, f"--model={model}")
+    warm, rows = planning.plan(flags, planning.select("sokoban"), passed)
+    for command, _ in rows.values():
+        assert set(passed) <= set(command)
+    for command, _ in warm.values():
+        assert set(passed) & set(command) == {"--config.seed=3"}
+        read = parse_flags(["launch.py", *command], ("train",))
+        validate.check(read.config)
+        assert read.config.algo.name == "sft" and read.config.optim.lr == (4e-5 if model else 1e-3)
 
 
 def fake_run(folder, steps, before, after, opponents=("self",), games=16):

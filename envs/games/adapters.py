@@ -91,7 +91,7 @@ class _Table:
 
     def out_of_time(self, state: State, turns: int) -> bool:
         """Whether a puzzle ended because its turns ran out."""
-        return turns >= self.game.max_turns and hasattr(self.game, "success") and not bool(self.game.success(state))
+        return turns >= self.game.max_turns and self.game.solvable and not bool(self.game.success(state))
 
     def spaces(self) -> tuple[Any, Any]:
         """The Gymnasium spaces of observations and actions."""

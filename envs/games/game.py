@@ -23,11 +23,14 @@ What holds for every game, and is tested for all of them in one place:
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from envs.games.bots import Bot
 
 State = Any
 """A pytree of arrays; each game defines its own NamedTuple."""
@@ -46,15 +49,6 @@ class Reward(NamedTuple):
     process: jax.Array
 
 
-def zero_reward(n_players: int) -> Reward:
-    """A reward of nothing at every level."""
-    return Reward(
-        team=jnp.zeros((), jnp.float32),
-        agent=jnp.zeros((n_players,), jnp.float32),
-        process=jnp.zeros((n_players,), jnp.float32),
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Game(abc.ABC):
     """Base of all games; subclasses give five attributes (as class variables or properties) and five functions."""
@@ -63,6 +57,12 @@ class Game(abc.ABC):
     """The name under which `envs.games.registry.make` knows the game."""
     reset_is_free: ClassVar[bool] = False
     """Every episode begins with the same constant state; `reset_done` then just selects."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Sets of parameters by name, for `envs.games.registry.make`."""
+
+    roles: ClassVar[tuple[str, ...]] = ()
+    """What the seats are called, where they have different tasks."""
 
     reward_levels: ClassVar[tuple[str, ...]] = Reward._fields
     """The levels of `Reward` at which the game ever pays anything."""
@@ -74,6 +74,12 @@ class Game(abc.ABC):
 
     competitive: ClassVar[bool] = False
     """Whether seats play against each other, so that games are won and lost; otherwise the team has a score."""
+
+    solvable: ClassVar[bool] = False
+    """Whether episodes end solved or not, as `success` says."""
+
+    has_levels: ClassVar[bool] = False
+    """Whether episodes start from the levels of a pool: there are `n_levels`, `reset_level` and `reset_among`."""
 
     @property
     @abc.abstractmethod
@@ -114,6 +120,46 @@ class Game(abc.ABC):
     @abc.abstractmethod
     def done(self, state: State) -> jax.Array:
         """Whether the episode is over: bool[]."""
+
+    # What follows has an answer that fits most games.
+
+    @property
+    def seat_names(self) -> tuple[str, ...]:
+        """A name for every seat: its role, or seat_0, seat_1, …"""
+        return self.roles or tuple(f"seat_{i}" for i in range(self.n_players))
+
+    @property
+    def action_texts(self) -> tuple[str, ...]:
+        """What every action does, in words, where its name alone does not say."""
+        return self.action_names
+
+    def success(self, state: State) -> jax.Array:
+        """Whether the episode was solved, in a game that is `solvable`: bool[]."""
+        return jnp.bool_(False)
+
+    def lost(self, state: State) -> jax.Array:
+        """Whether it is known that the episode can no longer be solved, although it continues: bool[]."""
+        return jnp.bool_(False)
+
+    def score(self, state: State) -> jax.Array | None:
+        """The points that the game itself counts: int32[]; None where it counts none."""
+        return None
+
+    def visible(self, state: State, player: jax.Array | int) -> jax.Array | None:
+        """The cells of the board that a seat may be shown: bool[C]; None: nothing is hidden this way."""
+        return None
+
+    def moves(self, player: jax.Array) -> jax.Array:
+        """Whether the actions of a seat change the position, rather than propose something to another seat: bool[]."""
+        return jnp.bool_(True)
+
+    def held_out(self) -> "Game":
+        """The same game on levels that training never sees; itself where there are no levels."""
+        return self
+
+    def bot_from(self, factory: Callable[["Game"], "Bot"]) -> "Bot":
+        """The bot that `factory(game)` makes, fit for the seats of this game."""
+        return factory(self)
 
 
 def check_range(game: str, field: str, value: Any, low: int, high: int) -> None:

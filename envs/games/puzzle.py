@@ -17,6 +17,9 @@ import numpy as np
 from envs.games.game import Game, State, check_choice, check_range
 from envs.games.pools import PARTS, Levels, Pool
 
+LEVEL_PARAMS = frozenset({"pool", "part", "seed", "n_train", "n_test", "budget", "grades"})
+"""The parameters of every puzzle that choose its levels, or how long one may take."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Puzzle(Game):
@@ -36,6 +39,9 @@ class Puzzle(Game):
     process_rewards: ClassVar[tuple[str, ...]]
     """The parameters that say what is paid at the process level."""
 
+    success_reward: ClassVar[str]
+    """The parameter that says what solving the puzzle pays the team."""
+
     pool: Pool | str | os.PathLike | None = None
     part: str = "train"
     seed: int = 0
@@ -45,6 +51,8 @@ class Puzzle(Game):
     grades: int = 1
 
     n_players: ClassVar[int] = 1
+    solvable: ClassVar[bool] = True
+    has_levels: ClassVar[bool] = True
 
     def __post_init__(self):
         check_choice(self.name, "part", self.part, PARTS)
@@ -135,6 +143,10 @@ class Puzzle(Game):
     def _easiest_first(self) -> np.ndarray:
         """The levels' numbers by difficulty, equal ones in the order of the pool: int32[N]."""
         return np.argsort(self.difficulty(), kind="stable").astype(np.int32)
+
+    def held_out(self) -> "Puzzle":
+        """The game on the test part of its pool."""
+        return dataclasses.replace(self, part="test")
 
     def player(self, state: State) -> jax.Array:
         """Always seat 0: int32[]."""

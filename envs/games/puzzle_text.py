@@ -3,7 +3,8 @@
 Axis letters: C cells of the board, row by row.
 
 With roles both seats read the same kind of board. The executor also reads the proposal, and in the local view "?"
-stands for every cell that it cannot see.
+stands for every cell that it cannot see. What it sees moves on with every proposal, so there the event of a proposal
+shows it again; events of moves say nothing that lies outside of it.
 """
 
 import dataclasses
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 
 from envs.games.game import State
 from envs.games.puzzle import Puzzle
-from envs.games.roles import EXECUTOR, TwoRole, puzzle_state
+from envs.games.puzzle_notation import FULL, Notation
+from envs.games.roles import EXECUTOR, PLANNER, TwoRole, puzzle_state
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text, grid
 
@@ -30,12 +32,22 @@ class Words:
     header, labels: a line above the board, and what stands at the start of each of its rows
     codes(state) -> int[C]; facts: lines between board and question, whose tables `fact_indices(state, seen)` fills,
         `seen` being bool[C], or None where everything is seen
+    outcome: what an event says about a move behind its name; `outcome_indices(before, action, after, seen)` fills its
+        tables, each of which has the empty string in front, for proposals
+    sight: with a local view, the board that an event of a proposal shows: a template of cells and
+        `sight_cells(state, action) -> int[n]`, the cell that each of its tables shows, -1 for one off the board,
+        which shows as `symbols[off_board]`
     """
 
     rules: str
     symbols: tuple[str, ...]
     names: tuple[str, ...]
     codes: Callable[[State], jax.Array]
+    outcome: tuple[Table, ...]
+    outcome_indices: Callable[[State, jax.Array, State, jax.Array | None], jax.Array]
+    sight: Callable[[tuple[str, ...]], tuple[Piece, ...]]
+    sight_cells: Callable[[State, jax.Array], jax.Array]
+    off_board: int = 0
     ask: str = ""
     header: str = ""
     labels: tuple[str, ...] = ()
@@ -43,65 +55,171 @@ class Words:
     fact_indices: Callable[[State, jax.Array | None], jax.Array] = lambda state, seen: jnp.zeros((0,), jnp.int32)
 
 
-def puzzle_text(game: Puzzle | TwoRole, style: str, words: Words) -> Text:
+def puzzle_text(game: Puzzle | TwoRole, style: str, words: Words, notation: Notation) -> Text:
     """The text of the puzzle in one of its forms."""
-    full, roles = style == "full", isinstance(game, TwoRole)
-    puzzle = game.game if roles else game
-    hides = roles and game.view == "local"
+    with_roles = isinstance(game, TwoRole)
+    hides = with_roles and game.view == "local"
     symbols = (*words.symbols, HIDDEN) if hides else words.symbols
-
-    def indices(state: State, player: jax.Array) -> jax.Array:
-        inner = puzzle_state(state)
-        seen = game.visible(state, player) if hides else None
-        codes = words.codes(inner)
-        parts = [codes if seen is None else jnp.where(seen, codes, len(words.symbols)), words.fact_indices(inner, seen)]
-        parts.append((puzzle.max_turns - inner.turn)[None])
-        if roles:
-            parts.append(jnp.where(jnp.asarray(player) == EXECUTOR, state.proposal + 1, 0)[None])
-        return jnp.concatenate([part.astype(jnp.int32) for part in parts])
-
+    brief = style == "brief"
     return Text(
         game=game,
         style=style,
-        rules=words.rules + (_roles_rules(game) if roles else "") if full else "",
-        roles=_roles(hides) if full and roles else ("",) * game.n_players,
+        rules=_rules(game, style, words, notation) if words.rules else "",
+        roles=_roles(hides) if with_roles and not brief else ("",) * game.n_players,
         observation=Template(
-            (*_board(puzzle.shape, symbols, words, full), *words.facts, *_tail(game, puzzle, words, full))
+            (*_board(game.shape, symbols, words, notation), *words.facts, *_tail(game, words, notation))
         ),
-        indices=indices,
-        questions=_questions(words, roles) if full else ("P:", "E:") if roles else (":",),
+        indices=_indices(game, words),
+        questions=_questions(words, with_roles, style, notation),
         names=words.names,
+        events=Template(_event_pieces(game, symbols, words, notation)),
+        event_indices=_event_indices(game, words),
+        asks=_asks(with_roles, style, notation),
     )
 
 
-def _board(shape: tuple[int, int], symbols: tuple[str, ...], words: Words, full: bool) -> tuple[Piece, ...]:
-    if not full:
-        return grid(shape, symbols, spaced=False)
-    cells = grid(shape, symbols, labels=words.labels)
-    return Fixed(f"Board:\n{words.header}"), *cells
+def in_notations(make: Callable[[Notation], Text], notations: tuple[Notation, ...]) -> Text:
+    """A text that comes in several notations."""
+    first, *others = map(make, notations)
+    return dataclasses.replace(first, others=tuple(others))
 
 
-def _tail(game: Puzzle | TwoRole, puzzle: Puzzle, words: Words, full: bool) -> tuple[Piece, ...]:
-    """Moves left, and with roles the proposal: nothing for the planner."""
-    digits = len(str(puzzle.max_turns))
-    counts = range(puzzle.max_turns + 1)
-    if not full:
-        left = (Fixed(" "), Table(tuple(str(n).rjust(digits, "0") for n in counts)))
-        longest = max(map(len, words.names))
-        proposals = Table(("-" * longest, *(name.ljust(longest) for name in words.names)))
-        return (*left, Fixed(" "), proposals) if isinstance(game, TwoRole) else left
-    left = (Fixed("Moves left:"), Table(tuple(f" {n}\n" for n in counts)))
-    proposals = Table(("", *(f"The planner proposes {name}.\n" for name in words.names)))
-    return (*left, proposals) if isinstance(game, TwoRole) else left
+# --- What is seen ---------------------------------------------------------------------------------------------------
 
 
-def _roles_rules(game: TwoRole) -> str:
+def _indices(game: Puzzle | TwoRole, words: Words) -> Callable[[State, jax.Array], jax.Array]:
+    with_roles = isinstance(game, TwoRole)
+    hides = with_roles and game.view == "local"
+    budget = (game.game if with_roles else game).max_turns
+
+    def indices(state: State, seat: jax.Array) -> jax.Array:
+        inner = puzzle_state(state)
+        seen = game.visible(state, seat) if hides else None
+        codes = words.codes(inner)
+        parts = [codes if seen is None else jnp.where(seen, codes, len(words.symbols)), words.fact_indices(inner, seen)]
+        parts.append((budget - inner.turn)[None])
+        if with_roles:
+            parts.append(jnp.where(jnp.asarray(seat) == EXECUTOR, state.proposal + 1, 0)[None])
+        return jnp.concatenate([part.astype(jnp.int32) for part in parts])
+
+    return indices
+
+
+def _board(
+    shape: tuple[int, int], symbols: tuple[str, ...], words: Words, notation: Notation
+) -> tuple[Piece, ...]:
+    cells = grid(shape, symbols, notation.between, labels=words.labels)
+    return Fixed(notation.board + words.header), *cells
+
+
+def _tail(game: Puzzle | TwoRole, words: Words, notation: Notation) -> tuple[Piece, ...]:
+    """Moves left, and with roles the proposal, in place of which the planner reads nothing."""
+    left = (Fixed(notation.left), _left(game, notation, "", notation.left_end))
+    if not isinstance(game, TwoRole):
+        return left
+    longest = max(map(len, words.names)) if notation.padded else 0
+    none = notation.no_proposal + "-" * longest
+    made = (f"{notation.proposal}{name.ljust(longest)}{notation.proposal_end}" for name in words.names)
+    return *left, Table((none, *made))
+
+
+def _left(game: Puzzle | TwoRole, notation: Notation, start: str, end: str) -> Table:
+    """The number of moves left."""
+    budget = (game.game if isinstance(game, TwoRole) else game).max_turns
+    digits = len(str(budget)) if notation.padded else 0
+    space = " " if notation is FULL else ""
+    return Table(tuple(f"{start}{space}{str(n).rjust(digits, '0')}{end}" for n in range(budget + 1)))
+
+
+# --- What happened --------------------------------------------------------------------------------------------------
+
+
+def _event_pieces(
+    game: Puzzle | TwoRole, symbols: tuple[str, ...], words: Words, notation: Notation
+) -> tuple[Piece, ...]:
+    """Who, what, what came of it, moves left; a proposal has the last two empty and may show the board instead."""
+    with_roles = isinstance(game, TwoRole)
+    who = notation.who if with_roles else notation.who[:1]
+    left = _left(game, notation, notation.event_left, notation.event_end).variants
+    pieces = (
+        Table(who),
+        Table(tuple(notation.gap + name for name in words.names)),
+        *words.outcome,
+        Table((notation.end, *left)),
+    )
+    if not with_roles or game.view == "full":
+        return pieces
+    shown = (p.variants if isinstance(p, Table) else (p.text,) for p in (Fixed(notation.sight), *words.sight(symbols)))
+    return *pieces, *(Table(("", *variants), linked=i > 0) for i, variants in enumerate(shown))
+
+
+def _event_indices(game: Puzzle | TwoRole, words: Words) -> Callable[..., jax.Array]:
+    with_roles = isinstance(game, TwoRole)
+    hides = with_roles and game.view == "local"
+    budget = (game.game if with_roles else game).max_turns
+
+    def event_indices(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+        inner = puzzle_state(after)
+        action, seat = jnp.asarray(action, jnp.int32), jnp.asarray(seat, jnp.int32)
+        mover = game.player(before)
+        proposed = jnp.bool_(with_roles) & (mover == PLANNER)
+        seen = game.visible(before, seat) if hides else None
+        outcome = words.outcome_indices(puzzle_state(before), action, inner, seen)
+        parts = [
+            (2 * proposed + (mover != seat))[None],
+            action[None],
+            jnp.where(proposed, 0, outcome),
+            jnp.where(proposed, 0, 1 + budget - inner.turn)[None],
+        ]
+        if hides:
+            parts.append(_sight_indices(game, words, after, action, proposed & (seat == EXECUTOR)))
+        return jnp.concatenate([part.astype(jnp.int32) for part in parts])
+
+    return event_indices
+
+
+def _sight_indices(
+    game: TwoRole, words: Words, state: State, action: jax.Array, shown: jax.Array
+) -> jax.Array:
+    """What the executor sees once it has the proposal; every number is 0 where nothing is shown."""
+    inner = puzzle_state(state)
+    cells = words.sight_cells(inner, action)
+    codes = jnp.where(game.visible(state, EXECUTOR), words.codes(inner), len(words.symbols))
+    codes = jnp.where(cells < 0, words.off_board, codes[cells])
+    kinds = [isinstance(piece, Table) for piece in (Fixed(""), *words.sight(words.symbols))]
+    numbers, cell = [], 0
+    for is_cell in kinds:
+        numbers.append(codes[cell] + 1 if is_cell else jnp.int32(1))
+        cell += is_cell
+    return jnp.where(shown, jnp.stack(numbers), 0)
+
+
+# --- What is said around it -----------------------------------------------------------------------------------------
+
+
+def _rules(game: Puzzle | TwoRole, style: str, words: Words, notation: Notation) -> str:
+    """The puzzle's rules, those of the roles, and signs that no word explains."""
+    with_roles = isinstance(game, TwoRole)
+    rules = words.rules + (_roles_rules(game, style) if with_roles else "")
+    if notation.between is None:
+        actors = ("your move", "the executor's", "your proposal", "the planner's")
+        signs = dict(zip(notation.who[: 4 if with_roles else 1], actors, strict=False))
+        if with_roles and game.view == "local":
+            signs[notation.sight] = "what is seen"
+        signs[notation.left] = "the moves left"
+        rules += f" {', '.join(f'{sign} stands before {what}' for sign, what in signs.items())}."
+    return rules
+
+
+def _roles_rules(game: TwoRole, style: str) -> str:
     rules = (
         " Two of you solve it together. For every move the planner proposes one and the executor, who reads the "
         "proposal, then makes the same move or a better one."
     )
     if game.view == "local":
         rules += " The planner sees the whole board, the executor only a part of it."
+    if style == "compact" and game.view == "local":
+        rules += " Behind a proposal the executor reads what it sees now."
     return rules
 
 
@@ -112,7 +230,23 @@ def _roles(hides: bool) -> tuple[str, str]:
     return "You are the planner.", executor
 
 
-def _questions(words: Words, roles: bool) -> tuple[str, ...]:
-    if not roles:
+def _questions(words: Words, with_roles: bool, style: str, notation: Notation) -> tuple[str, ...]:
+    if style == "brief":
+        return ("P:", "E:") if with_roles else (":",)
+    if style == "compact":
+        return _compact_question(notation, with_roles)
+    if not with_roles:
         return (f"What is your move? {words.ask}",)
     return f"Which move do you propose? {words.ask}", f"Which move do you make? {words.ask}"
+
+
+def _asks(with_roles: bool, style: str, notation: Notation) -> tuple[str, ...]:
+    if style == "brief":
+        return ("P:", "E:") if with_roles else (":",)
+    if style == "compact":
+        return _compact_question(notation, with_roles)
+    return ("Which move do you propose?", "Which move do you make?") if with_roles else ("What is your move?",)
+
+
+def _compact_question(notation: Notation, with_roles: bool) -> tuple[str, ...]:
+    return ("?" if notation.between is None else " Your move?",) * (1 + with_roles)

@@ -1,49 +1,19 @@
-"""Games by name; a game's module is imported when it is first asked for."""
+"""Games built by name; the table of what each of them brings is in `envs.games.entry`."""
 
 import dataclasses
-import importlib
-import importlib.util
-from typing import Any, Protocol
+from typing import Any
 
-import jax
-
-from envs.games.game import Game, State, check_choice
+from envs.games.entry import GAMES, Symmetries
+from envs.games.game import Game, check_choice
 from envs.games.puzzle import Puzzle
 from envs.games.roles import TwoRole
 
-_CLASSES = {
-    "tic_tac_toe": "TicTacToe",
-    "connect_four": "ConnectFour",
-    "hanabi": "Hanabi",
-    "plan_path": "PlanPath",
-    "sokoban": "Sokoban",
-    "sudoku": "Sudoku",
-}
 _ROLES = ("one", "two")
-
-GAMES = tuple(_CLASSES)
-"""Names that `make` accepts."""
-
-
-class Symmetries(Protocol):
-    """The symmetries of a game: 0 changes nothing, and stepping commutes with all of them."""
-
-    n_symmetries: int
-
-    def apply(self, state: State, i: jax.Array) -> State:
-        """The state seen through symmetry `i` (int[])."""
-        ...
-
-    def map_action(self, action: jax.Array, i: jax.Array) -> jax.Array:
-        """The action that does there what `action` does in the original: int32[]."""
-        ...
 
 
 def game_class(name: str) -> type[Game]:
-    """The class `envs.<name>.rules.<Class>` of a game."""
-    if name not in _CLASSES:
-        raise ValueError(f"unknown game {name!r}; known are {', '.join(GAMES)}")
-    return getattr(importlib.import_module(f"envs.games.{name}.rules"), _CLASSES[name])
+    """The class of the game called `name`."""
+    return GAMES.get(name).rules
 
 
 def make(name: str, **params: Any) -> Game:
@@ -56,7 +26,7 @@ def make(name: str, **params: Any) -> Game:
         make("sokoban", roles="two", view="local")
     """
     cls = game_class(name)
-    presets = getattr(cls, "PRESETS", {})
+    presets = cls.PRESETS
     if presets and "preset" in params:
         check_choice(name, "preset", params["preset"], tuple(presets))
         params = {**presets[params["preset"]], **{k: v for k, v in params.items() if k != "preset"}}
@@ -79,19 +49,10 @@ def make(name: str, **params: Any) -> Game:
     return cls(**params)
 
 
-def held_out(game: Game) -> Game:
-    """The same game on levels that training never sees: the test part of a puzzle's pool; other games as they are."""
-    if isinstance(game, TwoRole):
-        return dataclasses.replace(game, game=held_out(game.game))
-    return dataclasses.replace(game, part="test") if isinstance(game, Puzzle) else game
-
-
 def symmetry(game: Game) -> Symmetries | None:
     """The symmetries of a game, for augmenting self-play; None where it declares none."""
-    module = f"envs.games.{game.name}.symmetry"
-    if importlib.util.find_spec(module) is None:
-        return None
-    return importlib.import_module(module).Symmetry(game)
+    make_symmetry = GAMES.get(game.name).symmetry
+    return None if make_symmetry is None else make_symmetry(game)
 
 
 def _fields(cls: type) -> set[str]:

@@ -10,7 +10,7 @@ With view "local" the executor sees only its surroundings (`visible`), so that t
 """
 
 import dataclasses
-import importlib
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,6 +24,8 @@ from envs.games.puzzle import Puzzle
 PLANNER, EXECUTOR = 0, 1
 NO_PROPOSAL = -1
 VIEWS = ("full", "local")
+REWARD_PARAMS = frozenset({"planner_weight"})
+"""The parameters of the two-role form that say what is paid."""
 
 
 class RoleState(NamedTuple):
@@ -54,6 +56,8 @@ class TwoRole(Game):
 
     n_players: ClassVar[int] = 2
     roles: ClassVar[tuple[str, ...]] = ("planner", "executor")
+    solvable: ClassVar[bool] = True
+    has_levels: ClassVar[bool] = True
 
     def __post_init__(self):
         if not isinstance(self.game, Puzzle):
@@ -154,6 +158,22 @@ class TwoRole(Game):
         """Whether the puzzle is solved."""
         return self.game.success(state.inner)
 
+    def lost(self, state: RoleState) -> jax.Array:
+        """Whether the puzzle is."""
+        return self.game.lost(state.inner)
+
+    def moves(self, player: jax.Array) -> jax.Array:
+        """The executor's do; the planner only proposes."""
+        return jnp.asarray(player) == EXECUTOR
+
+    def held_out(self) -> "TwoRole":
+        """Planner and executor on the test part of the puzzle's pool."""
+        return dataclasses.replace(self, game=self.game.held_out())
+
+    def bot_from(self, factory: Callable[[Game], Bot]) -> Bot:
+        """The puzzle's bot in both seats."""
+        return RoleBot(factory(self.game))
+
     def cells(self, state: RoleState) -> jax.Array:
         """The whole board: int32[C]."""
         return self.game.cells(state.inner)
@@ -167,24 +187,13 @@ class TwoRole(Game):
 
 @dataclasses.dataclass(frozen=True)
 class RoleBot:
-    """A puzzle's solver in either seat: as planner it proposes the solver's move, as executor it makes one.
+    """A puzzle's bot in both seats: the planner proposes the bot's move, and the executor does as it is told."""
 
-    follow: the executor does what it was told; otherwise it asks the solver
-    """
-
-    solver: Bot
-    follow: bool = True
+    bot: Bot
 
     def act(self, state: RoleState, key: jax.Array) -> jax.Array:
         """The proposal or the move: int32[]."""
-        best = self.solver.act(state.inner, key)
-        return jnp.where(state.phase == EXECUTOR, state.proposal, best) if self.follow else best
-
-
-def solver(game: Puzzle | TwoRole, follow: bool = True) -> Bot:
-    """The solver of a puzzle, fit for its one seat or for both seats of its two-role form."""
-    bot = importlib.import_module(f"envs.games.{game.name}.bots").SolverBot()
-    return RoleBot(bot, follow) if isinstance(game, TwoRole) else bot
+        return jnp.where(state.phase == EXECUTOR, state.proposal, self.bot.act(state.inner, key))
 
 
 def puzzle_state(state: State) -> State:

@@ -15,7 +15,7 @@ no token crosses a border. Compiling checks that and refuses, naming the two str
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,20 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One of several strings; the empty string is a fine variant."""
+    """One of several strings; the empty string is a fine variant.
+
+    `linked`: the first variant is empty, and is chosen where and only where the table before it shows its own first,
+    empty one. So a part of a text that is shown or not can have many pieces, and borders that cannot come up are fine.
+    """
 
     variants: tuple[str, ...]
+    linked: bool = False
 
 
 Piece = Fixed | Table
+
+Rendered = tuple[jax.Array, jax.Array]
+"""Tokens int32[T], right-padded, and how many of them are real, int32[]."""
 
 CHUNK = 8
 """Gaps compared at once: on a CPU XLA makes vector code of a sum over 8, of one over 60 a loop ten times slower."""
@@ -132,12 +140,12 @@ class Compiled:
             return self.max_length
         return self.max_length - int(np.maximum.reduceat(self.gap_store, self.gap_base).sum())
 
-    def render(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def render(self, indices: jax.Array) -> Rendered:
         """Indices int32[tables] to tokens int32[T], right-padded with `pad_id`, and their length int32[]."""
         tokens, length = self.render_tail(indices)
         return jnp.concatenate([jnp.asarray(self.head, jnp.int32), tokens]), length + len(self.head)
 
-    def render_tail(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def render_tail(self, indices: jax.Array) -> Rendered:
         """Like `render`, without the tokens of `head`: int32[W], int32[]."""
         width = len(self.base)
         if width == 0:
@@ -170,7 +178,7 @@ def token_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of N strings that stand after other text: int32[N, longest] padded with -1, and lengths int32[N]."""
     encode = Encoder.of(tokenizer)
-    _check_borders([(tuple(strings), 0), (tuple(followed_by), 1)], encode, continues=True)
+    _check_borders([_Part(tuple(strings)), _Part(tuple(followed_by))], encode, continues=True)
     rows = [encode(text, continues=True) for text in strings]
     lengths = np.array([len(row) for row in rows], np.int32)
     ids = np.full((len(rows), lengths.max()), -1, np.int32)
@@ -179,26 +187,54 @@ def token_table(
     return ids, lengths
 
 
+def check_neighbours(
+    tokenizer: "Tokenizer | Encoder", templates: Sequence[Template], followed_by: Sequence[str] = ()
+) -> None:
+    """Refuse templates that merge where they stand one behind the other, after other text.
+
+    Each is compiled by itself, so the border between two of them is checked even where both sides are fixed text.
+    """
+    encode = Encoder.of(tokenizer)
+    parts = [part for template in templates for part in _merge_fixed(template)]
+    _check_borders([*parts, _Part(tuple(followed_by))] if followed_by else parts, encode, continues=True)
+    _check_renderings(parts, encode, continues=True)
+
+
+def join(parts: Sequence[Rendered], pad_id: int, width: int | None = None) -> Rendered:
+    """Right-padded rows (int32[W], int32[]) one behind the other in one row, for jit.
+
+    The result holds all of them at their longest unless `width` is given, which then has to be enough.
+    """
+    position = jnp.arange(sum(tokens.shape[0] for tokens, _ in parts) if width is None else width, dtype=jnp.int32)
+    row, end = jnp.full(position.shape, pad_id, jnp.int32), jnp.int32(0)
+    for tokens, length in parts:
+        if tokens.shape[0]:
+            here = position - end
+            read = jnp.asarray(tokens, jnp.int32)[jnp.clip(here, 0, tokens.shape[0] - 1)]
+            row = jnp.where((here >= 0) & (here < length), read, row)
+            end = end + jnp.asarray(length, jnp.int32)
+    return row, end
+
+
 def _compile(
     template: Template, tokenizer: "Tokenizer | Encoder", continues: bool, followed_by: tuple[str, ...]
 ) -> Compiled:
-    pieces = _merge_fixed(template)
+    parts = _merge_fixed(template)
     encode = Encoder.of(tokenizer)
-    _check_first(pieces, encode, continues)
-    _check_borders([*pieces, (followed_by, None)] if followed_by else pieces, encode, continues)
+    _check_first(parts, encode, continues)
+    _check_borders([*parts, _Part(followed_by)] if followed_by else parts, encode, continues)
+    _check_renderings(parts, encode, continues)
 
     tokens = [
-        [encode(text, continues or position > 0) for text in variants] for position, (variants, _) in enumerate(pieces)
+        [encode(text, continues or position > 0) for text in part.variants] for position, part in enumerate(parts)
     ]
-    _check_renderings(template, pieces, tokens, encode, continues)
-
     head = ()
-    if pieces and pieces[0][1] is None:
-        head, pieces, tokens = tuple(tokens[0][0]), pieces[1:], tokens[1:]
+    if parts and parts[0].index is None:
+        head, parts, tokens = tuple(tokens[0][0]), parts[1:], tokens[1:]
     store, starts = _Store(), _Store()
     base, stride, table = [], [], []
     gap_base, gap_table, gap_end = [], [], []
-    for (_, index), variants in zip(pieces, tokens, strict=True):
+    for (_, index, _), variants in zip(parts, tokens, strict=True):
         longest = max(map(len, variants))
         start = store.add(tuple(t for ids in variants for t in (*ids, *([-1] * (longest - len(ids))))))
         base += range(start, start + longest)
@@ -269,36 +305,49 @@ class Encoder:
         return ids[len(self.anchor) :]
 
 
-def _merge_fixed(template: Template) -> list[tuple[tuple[str, ...], int | None]]:
-    """Pieces as (variants, index of the table or None), with neighbouring fixed texts joined and empty ones dropped."""
-    pieces: list[tuple[tuple[str, ...], int | None]] = []
+class _Part(NamedTuple):
+    """A piece: its variants, the number of its table (None: fixed text) and whether that is linked."""
+
+    variants: tuple[str, ...]
+    index: int | None = None
+    linked: bool = False
+
+
+def _merge_fixed(template: Template) -> list[_Part]:
+    """The pieces, with neighbouring fixed texts joined and empty ones dropped."""
+    parts: list[_Part] = []
     tables = 0
     for piece in template.pieces:
         if isinstance(piece, Table):
             if not piece.variants:
                 raise ValueError(f"template: table {tables} has no variants, expected at least one")
-            variants, index = piece.variants, tables
+            part = _Part(piece.variants, tables, piece.linked)
             tables += 1
-            if len(set(variants)) == 1:
-                variants, index = variants[:1], None
+            if part.linked and (part.variants[0] or not parts or parts[-1].variants[0]):
+                raise ValueError(
+                    f"template: table {part.index} is linked, so its first variant and that of the table before it "
+                    f"must be empty; found {_shown(part.variants)}"
+                )
+            if len(set(part.variants)) == 1:
+                part = _Part(part.variants[:1])
         else:
-            variants, index = (piece.text,), None
-        if index is None and pieces and pieces[-1][1] is None:
-            pieces[-1] = ((pieces[-1][0][0] + variants[0],), None)
-        elif any(variants):
-            pieces.append((variants, index))
-    return pieces
+            part = _Part((piece.text,))
+        if part.index is None and parts and parts[-1].index is None:
+            parts[-1] = _Part((parts[-1].variants[0] + part.variants[0],))
+        elif any(part.variants):
+            parts.append(part)
+    return parts
 
 
-def _check_first(pieces: list, encode: Encoder, continues: bool) -> None:
-    if encode.adds_space and not continues and pieces and not all(pieces[0][0]):
+def _check_first(parts: list[_Part], encode: Encoder, continues: bool) -> None:
+    if encode.adds_space and not continues and parts and not all(parts[0].variants):
         raise ValueError(
             "template: this tokenizer puts a space in front of a sequence, so the first piece must never be empty; "
-            f"found the variants {_shown(pieces[0][0])}"
+            f"found the variants {_shown(parts[0].variants)}"
         )
 
 
-def _check_borders(pieces: list, encode: Encoder, continues: bool) -> None:
+def _check_borders(parts: list[_Part], encode: Encoder, continues: bool) -> None:
     """Refuse if any two strings that can stand next to each other tokenise differently together than apart.
 
     Checking pairs is enough for byte-pair merges: look at the first merge that would cross a border of the whole text.
@@ -306,10 +355,13 @@ def _check_borders(pieces: list, encode: Encoder, continues: bool) -> None:
     two neighbours alone. Regular expressions that split the text first look one character past a match, and that
     character lies in the neighbour too. Where a variant is empty the neighbours are the pieces around it.
     """
-    before: dict[tuple[str, bool], None] = {}  # (string, whether it continues other text) that may stand just before
-    for position, (variants, _) in enumerate(pieces):
-        for left, left_continues in before:
-            for right in variants:
+    # (string, whether it continues other text) that may stand just before a part, before the first part of the chain
+    # of linked tables that it belongs to, and in the part before it
+    before, outside, last = ({} for _ in range(3))
+    for position, part in enumerate(parts):
+        outside = outside if part.linked else before
+        for left, left_continues in last if part.linked else before:
+            for right in part.variants:
                 if not right or (left, right, left_continues) in encode.checked:
                     continue
                 apart = encode(left, left_continues) + encode(right, True)
@@ -321,20 +373,21 @@ def _check_borders(pieces: list, encode: Encoder, continues: bool) -> None:
                         "tokenizer splits anyway, e.g. before a space and a word, or around a digit"
                     )
                 encode.checked.add((left, right, left_continues))
-        here = dict.fromkeys((text, continues or position > 0) for text in variants if text)
-        before = here if all(variants) else {**before, **here}
+        last = dict.fromkeys((text, continues or position > 0) for text in part.variants if text)
+        before = last if all(part.variants) else {**outside, **last}
 
 
-def _check_renderings(template: Template, pieces: list, tokens: list, encode: Encoder, continues: bool) -> None:
+def _check_renderings(parts: list[_Part], encode: Encoder, continues: bool) -> None:
     """Compare a few whole texts, drawn at random, with the tokens of their pieces."""
     rng = np.random.default_rng(0)
-    sizes = [len(table.variants) for table in template.tables]
-    for _ in range(RENDERINGS if sizes else 1):
-        indices = [int(rng.integers(size)) for size in sizes]
-        text = template.text(indices)
-        apart = [t for (_, i), ids in zip(pieces, tokens, strict=True) for t in ids[0 if i is None else indices[i]]]
-        if encode.fresh(text, continues) != apart:
-            raise MergeError(f"template: the tokens of the pieces are not those of the whole text {text!r}")
+    for _ in range(RENDERINGS if any(part.index is not None for part in parts) else 1):
+        strings: list[str] = []
+        for part in parts:
+            low, high = (bool(strings[-1]), len(part.variants) if strings[-1] else 1) if part.linked else (0, None)
+            strings.append(part.variants[int(rng.integers(low, high or len(part.variants)))])
+        apart = [t for i, text in enumerate(strings) for t in encode(text, continues or i > 0)]
+        if encode.fresh("".join(strings), continues) != apart:
+            raise MergeError(f"template: the tokens of the pieces are not those of the whole text {''.join(strings)!r}")
 
 
 def _shown(text: str | Iterable[str], end: bool = False) -> str:

@@ -1,38 +1,59 @@
-"""What a model reads and writes in a game: rules, role, observation, question, action names.
+"""What a model reads and writes in a game: rules, role, observation, question, events, action names.
 
-Each game defines its text once, in `envs/games/<game>/text.py`, in two styles: `full`, natural language for models that
-know some, and `brief`, a handful of characters for small byte-level models trained from scratch. Compiled for a
-tokenizer it becomes a `Prompt`, which renders token ids inside jit and the same text as a string on the host:
+Each game defines its text once, in `envs/games/<game>/text.py`, in three styles:
+
+    full     natural language, for models that know some
+    compact  about one token per fact, with short rules that explain the notation, for any tokenizer
+    brief    a handful of characters without rules, for small byte-level models trained from scratch
+
+Compiled for a tokenizer a text becomes a `Prompt` (`envs/games/prompt.py`), which renders token ids inside jit and the
+same text as a string on the host:
 
     text = make(game, style="full")
     prompt = text.compile(tokenizer, chat_parts, context="turn")
-    tokens, length = prompt.first(state, player)       # int32[T], int32[]; inside jit
-    print(prompt.first_text(state, player))            # the string with exactly these tokens
+    tokens, length = prompt.first(state, seat)         # int32[T], int32[]; inside jit
+    print(prompt.first_text(state, seat))              # the string with exactly these tokens
     action = text.parse("I take 5")                    # 4, or None where no name is found
 
 With chat parts, rules and role are the system message, observation and question the user message. Contexts: with `turn`
-every prompt stands alone (`first`); with `history` a seat's later turns append `next` to its conversation, which closes
-the answer before and opens a new user message. Borders between pieces are checked when compiling, those around the
-action names too, so the answer's tokens are `prompt.action_ids` in every state.
+every prompt stands alone; with `history` a seat's later turns append what happened since its last one (`Text.events`).
+docs/texts.md shows every game in every style.
+
+Borders between pieces are checked when compiling, those around answers and events too, so that the answer's tokens are
+`prompt.action_ids` in every state and a conversation's tokens are those of its text. Tokenizers differ in what they
+merge, so a compact text comes in several notations (`Text.others`), of which compiling takes the one with the fewest
+tokens among those whose borders hold.
 """
 
 import dataclasses
 import functools
-import importlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from envs.games import answers
+from envs.games.entry import GAMES
 from envs.games.game import Game, State
-from envs.games.roles import TwoRole
-from envs.games.template import Compiled, Encoder, Fixed, Piece, Table, Template, Tokenizer, token_table
+from envs.games.prompt import History, Prompt
+from envs.games.template import (
+    Compiled,
+    Encoder,
+    Fixed,
+    MergeError,
+    Piece,
+    Table,
+    Template,
+    Tokenizer,
+    check_neighbours,
+    token_table,
+)
 
-STYLES = ("full", "brief")
+STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
+BEFORE_CLOSE = ("a", " the", "7", ".", "?", ")", ":", " ", "\n", "\n\n", "é")
+"""Ends of free answers that stand for all of them when the border with what follows is checked."""
 
 
 class ChatParts(Protocol):
@@ -56,9 +77,14 @@ class Text:
 
     rules:       the same for every seat; may be empty
     roles:       one line for every seat
-    observation: template of what the seat sees; `indices(state, player)` gives its numbers inside jit, int32[tables]
+    observation: template of what the seat sees; `indices(state, seat)` gives its numbers inside jit, int32[tables]
     questions:   one for every seat, what to answer and how
     names:       the A action names as the model writes them
+    events:      template of one move as a seat reads it: who did what, and every fact that changed, restated;
+                 `event_indices(before, action, after, seat)` gives its numbers inside jit, int32[tables]
+                 a game without events has no context `history`
+    asks:        the questions of later turns, one for every seat; left out, `questions`
+    others:      the same text in other notations
     """
 
     game: Game
@@ -69,63 +95,91 @@ class Text:
     indices: Callable[[State, jax.Array], jax.Array]
     questions: tuple[str, ...]
     names: tuple[str, ...]
+    events: Template | None = None
+    event_indices: Callable[[State, jax.Array, State, jax.Array], jax.Array] | None = None
+    asks: tuple[str, ...] = ()
+    others: tuple["Text", ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "asks", self.asks or self.questions)
         for field, expected in (
             ("roles", self.game.n_players),
             ("questions", self.game.n_players),
             ("names", self.game.n_actions),
+            ("asks", self.game.n_players),
         ):
             found = getattr(self, field)
             if len(found) != expected:
                 raise ValueError(f"text of {self.game.name}: {field} has {len(found)} entries, expected {expected}")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError(f"text of {self.game.name}: names must be distinct, found {self.names}")
+        try:
+            answers.check_names(self.names)
+        except ValueError as error:
+            raise ValueError(f"text of {self.game.name}: {error}") from error
 
-    def observe(self, state: State, player: int) -> str:
+    def observe(self, state: State, seat: int) -> str:
         """The observation alone, as a string; host only."""
-        return self.observation.text(jax.device_get(self._jitted(state, jnp.int32(player))))
+        return self.observation.text(jax.device_get(self._jitted(state, jnp.int32(seat))))
 
     @functools.cached_property
     def _jitted(self) -> Callable[[State, jax.Array], jax.Array]:
         return jax.jit(self.indices)
 
-    def parse(self, answer: str, legal: Sequence[bool] | None = None) -> int | None:
+    def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """The action that a free answer names, among the legal ones if these are given; None if it names none.
 
-        That is the first name after the last "answer:", or else the last name in it; a name must stand alone. Capitals
-        are forgiven where no two names differ in them only.
+        `answers.py` says what counts as naming it.
         """
-        allowed = tuple(name for action, name in enumerate(self.names) if legal is None or legal[action])
-        if not allowed:
-            return None
-        fold = len({name.lower() for name in self.names}) == len(self.names)
-        pattern = _name_pattern(allowed, fold)
-        marks = list(_ANSWER.finditer(answer))
-        found = pattern.search(answer, marks[-1].end()) if marks else None
-        name = found[0] if found else next(iter(reversed(pattern.findall(answer))), None)
-        if name is None:
-            return None
-        return next(a for a, own in enumerate(self.names) if own == name or (fold and own.lower() == name.lower()))
+        return answers.parse(self.names, answer, legal)
 
-    def compile(self, tokenizer: Tokenizer, chat: ChatParts | None = None, context: str = "turn") -> "Prompt":
-        """The prompt for a tokenizer; without chat parts the text stands bare, for base models."""
+    def compile(
+        self, tokenizer: Tokenizer, chat: ChatParts | None = None, context: str = "turn", free: bool = False
+    ) -> Prompt:
+        """The prompt for a tokenizer; without chat parts the text stands bare, for base models.
+
+        `free` says that answers are free text, so that in a conversation anything may stand before what follows them.
+        """
         if context not in CONTEXTS:
             raise ValueError(f"context must be one of {', '.join(CONTEXTS)}, found {context!r}")
         encoder = Encoder(tokenizer)
+        prompts, errors = [], []
+        for text in (self, *self.others):
+            try:
+                prompts.append(text._compile(encoder, chat, context, free))
+            except MergeError as error:
+                errors.append(error)
+        if not prompts:
+            raise errors[0]
+        return min(prompts, key=lambda prompt: _tokens(prompt.compiled_first))
+
+    def _compile(self, encoder: Encoder, chat: ChatParts | None, context: str, free: bool) -> Prompt:
         lead, *board = _lead(self.observation)
-        turn = (*board, _joined(_by_player(self.questions), Fixed(self._answer(chat))))
-        first = Template((*self._opening(chat, lead), *turn))
-        following = Template((Fixed((chat.reply_close_and_user if chat else "\n") + lead.text), *turn))
-        history = context == "history"
-        ids, lengths = token_table(encoder, self.names, followed_by=(following.pieces[0].text,) if history else ())
+        question = _joined(_by_seat(self.questions), Fixed(self._answer(chat)))
+        first = Template((*self._opening(chat, lead), *board, question))
+        ids, lengths = token_table(encoder, self.names)
         return Prompt(
             text=self,
             context=context,
             compiled_first=first.compile(encoder, followed_by=self.names),
-            compiled_next=following.compile(encoder, continues=True, followed_by=self.names) if history else None,
             action_ids=ids,
             action_lengths=lengths,
+            history=self._history(encoder, chat, free) if context == "history" else None,
+        )
+
+    def _history(self, encoder: Encoder, chat: ChatParts | None, free: bool) -> History:
+        """What later turns are made of, with every border that a conversation can have checked."""
+        if self.events is None:
+            raise ValueError(f"the text of {self.game.name} has no events; the context must be 'turn'")
+        close = Template((Fixed(chat.reply_close_and_user if chat else "\n"),))
+        ask = Template((_joined(_by_seat(self.asks), Fixed(self._answer(chat))),))
+        answers = Template((Table((*self.names, *(BEFORE_CLOSE if free else ()))),))
+        check_neighbours(encoder, [answers, close, self.events, self.events, ask], followed_by=self.names)
+        check_neighbours(encoder, [close, ask])
+        text = close.text([])
+        return History(
+            close_text=text,
+            close_ids=tuple(encoder(text, continues=True)),
+            event=self.events.compile(encoder, continues=True),
+            ask=ask.compile(encoder, continues=True),
         )
 
     def _opening(self, chat: ChatParts | None, lead: Fixed) -> tuple[Piece, ...]:
@@ -135,112 +189,40 @@ class Text:
             return (Fixed((chat.start if chat else "") + lead.text),)
         between = "\n" if self.rules and any(self.roles) else ""
         start = (chat.system_open if chat else "") + self.rules + between
-        return Fixed(start), _joined(_by_player(self.roles), Fixed(end + lead.text))
+        return Fixed(start), _joined(_by_seat(self.roles), Fixed(end + lead.text))
 
     def _answer(self, chat: ChatParts | None) -> str:
         """What stands between the question and the answer."""
         if chat is None:
-            return "\n" if self.style == "full" else ""
+            return "" if self.style == "brief" else "\n"
         return chat.user_close_and_reply
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prompt:
-    """A game's text compiled for a tokenizer, a chat format and a context.
-
-    action_ids: int32[A, longest], the tokens of each name, padded with -1; action_lengths: int32[A]
-    """
-
-    text: Text
-    context: str
-    compiled_first: Compiled
-    compiled_next: Compiled | None
-    action_ids: np.ndarray
-    action_lengths: np.ndarray
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The tokens with which every `first` begins, whoever moves: their keys and values can be computed once."""
-        return self.compiled_first.head
-
-    @property
-    def first_length(self) -> int:
-        """T of `first`."""
-        return self.compiled_first.max_length
-
-    @property
-    def next_length(self) -> int:
-        """T of `next`."""
-        return self._next.max_length
-
-    def first(self, state: State, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The whole prompt of a turn that stands alone or opens a conversation: int32[T] right-padded, int32[]."""
-        return self.compiled_first.render(self.indices(state, player, opening=True))
-
-    def suffix(self, state: State, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`first` without the tokens of `prefix`: int32[T - len(prefix)], int32[]."""
-        return self.compiled_first.render_tail(self.indices(state, player, opening=True))
-
-    def next(self, state: State, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What a later turn appends after the answer (without its stop token): int32[T] right-padded, int32[]."""
-        return self._next.render(self.indices(state, player, opening=False))
-
-    def first_text(self, state: State, player: int) -> str:
-        """The string of `first`; host only."""
-        return self.compiled_first.template.text(self._on_host(state, player, opening=True))
-
-    def next_text(self, state: State, player: int) -> str:
-        """The string of `next`; host only."""
-        return self._next.template.text(self._on_host(state, player, opening=False))
-
-    @property
-    def _next(self) -> Compiled:
-        if self.compiled_next is None:
-            raise ValueError(f"next is for the context 'history'; this prompt was compiled for {self.context!r}")
-        return self.compiled_next
-
-    @functools.cached_property
-    def _jitted(self) -> Callable[..., jax.Array]:
-        return jax.jit(self.indices, static_argnames="opening")
-
-    def _on_host(self, state: State, player: int, opening: bool) -> np.ndarray:
-        return jax.device_get(self._jitted(state, jnp.int32(player), opening=opening))
-
-    def indices(self, state: State, player: jax.Array, opening: bool) -> jax.Array:
-        """What `first` (opening) or `next` render: the observation's numbers between the seat for role and question."""
-        seat = jnp.asarray(player, jnp.int32)[None]
-        before = opening and isinstance(_by_player(self.text.roles), Table)
-        after = isinstance(_by_player(self.text.questions), Table)
-        observed = jnp.asarray(self.text.indices(state, player), jnp.int32)
-        return jnp.concatenate([*[seat] * before, observed, *[seat] * after])
 
 
 def make(game: Game, style: str = "full") -> Text:
     """The text of a game in a style."""
     if style not in STYLES:
         raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
-    name = game.game.name if isinstance(game, TwoRole) else game.name
-    return importlib.import_module(f"envs.games.{name}.text").text(game, style)
+    return GAMES.get(game.name).text(game, style)
 
 
 # --- Pieces that several games use ----------------------------------------------------------------------------------
 
 
 def grid(
-    shape: tuple[int, int], symbols: Sequence[str], spaced: bool = True, labels: Sequence[str] = ()
+    shape: tuple[int, int], symbols: Sequence[str], between: str | None = " ", labels: Sequence[str] = ()
 ) -> tuple[Piece, ...]:
     """A board, one table per cell, row by row.
 
-    Spaced, cells are split by spaces (a symbol that starts with a plus has that in its place) and rows by newlines; the
+    Cells are split by `between` (a symbol that starts with a plus has that in its place) and rows by newlines; the
     board ends with one, and `labels` stand in front of the rows. A row's last cell carries its newline, because
-    tokenizers merge a newline with the sign before it. Not spaced, there is nothing between cells.
+    tokenizers merge a newline with the sign before it. With `between` None there is nothing between cells and rows.
     """
     height, width = shape
-    if not spaced:
+    if between is None:
         return (Table(tuple(symbols)),) * (height * width)
 
     def cell(column: int) -> Table:
-        start = " " if column or labels else ""
+        start = between if column or labels else ""
         end = "\n" if column == width - 1 else ""
         return Table(
             tuple(("" if symbol[0] == "+" and len(symbol) > 1 else start) + symbol + end for symbol in symbols)
@@ -252,7 +234,12 @@ def grid(
     return tuple(piece for label in labels for piece in (Fixed(label), *row))
 
 
-def _by_player(strings: tuple[str, ...]) -> Piece:
+def _tokens(compiled: Compiled) -> float:
+    """The tokens between the shortest and the longest rendering, without those that all begin with."""
+    return (compiled.min_length + compiled.max_length) / 2 - len(compiled.head)
+
+
+def _by_seat(strings: tuple[str, ...]) -> Piece:
     """A fixed piece if all seats have the same string, else a table indexed by the seat."""
     return Fixed(strings[0]) if len(set(strings)) == 1 else Table(strings)
 
@@ -269,13 +256,3 @@ def _lead(template: Template) -> tuple[Piece, ...]:
     if template.pieces and isinstance(template.pieces[0], Fixed):
         return template.pieces
     return (Fixed(""), *template.pieces)
-
-
-_ANSWER = re.compile(r"answer[^:\n]{0,20}:", re.IGNORECASE)
-
-
-@functools.lru_cache(maxsize=256)
-def _name_pattern(names: tuple[str, ...], fold: bool) -> re.Pattern:
-    """Finds any of the names where no letter or digit touches it, longer names first."""
-    options = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.compile(rf"(?<![A-Za-z0-9])(?:{options})(?![A-Za-z0-9])", re.IGNORECASE if fold else 0)

@@ -6,9 +6,10 @@
 
 A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
 on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns
-then has room for the same number of answers, which is checked. Each run is a `launch.py` of its own with its folder
-under --workdir, so the same command goes on where it was stopped and collects what is finished. `--config.FIELD=VALUE`
-goes to every run. A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+then has the same sample budget, which is checked. Each run is a `launch.py` of its own with its folder under --workdir,
+so the same command continues where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every
+run; fields of learning (LEARNING) go to the rows alone. A SIGTERM or Ctrl-C is passed on: the runs under way save and
+end, and the table has what there is.
 
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
@@ -38,7 +39,7 @@ class Row:
 
     words     what stands in it
     form      the form of the experiment (`configs/planning.py`); PER_ROLE depends on the model
-    learns    whether it is trained; otherwise it is the model as it comes
+    learns    whether it is trained; otherwise it is the model untuned
     opponent  the line of the evaluation that counts
     run       whose folder it has; "" is its own
     twin      the row that learns from the same start, whose evaluation before training says the same
@@ -62,7 +63,9 @@ ROWS = {
     "per_role": Row("planner and executor + AT-GRPO, per role", PER_ROLE),
     "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
 }
-WARM = {"single": "sft_single", "roles": "sft_roles"}
+WARM = {"single": "sft", "roles": "roles_sft"}  # the forms of the warm starts
+LEARNING = ("steps", "algo.", "optim.", "rollout.")
+"""Beginnings of fields that say how a row learns; `--config.…` for them does not go to the warm starts."""
 SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
 """After so many steps of imitation the embedded model solves a tenth to two fifths: enough to go on from, with room."""
 
@@ -89,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = select(flags.only)
     check_budgets(flags, wanted)
     folder = Path(flags.workdir)
-    failed = [] if flags.collect else run_all(plan(flags, wanted), folder, flags.jobs, passed)
+    failed = [] if flags.collect else run_all(plan(flags, wanted, passed), folder, flags.jobs)
     results = collect(flags, wanted)
     if flags.collect and not any(result.before or result.after for result in results):
         raise SystemExit(f"planning.py: {folder} has no runs to collect")
@@ -156,9 +159,8 @@ def select(only: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-def experiment(flags: argparse.Namespace, row: str) -> str:
-    """What stands behind the colon of `--config` for a row."""
-    form = ROWS[row].form
+def experiment(flags: argparse.Namespace, form: str) -> str:
+    """What stands behind the colon of `--config` for a form."""
     if form == PER_ROLE:  # adapters on a random base learn little; copies of a large model are large
         form = "at_grpo_lora" if flags.model else "at_grpo_apart"
     parts = [form, flags.model, "small" if flags.small and flags.model else ""]
@@ -167,7 +169,7 @@ def experiment(flags: argparse.Namespace, row: str) -> str:
 
 def config_of(flags: argparse.Namespace, game: str, row: str):
     """The config of a row as the experiment gives it, with the table's flags."""
-    form = experiment(flags, row)
+    form = experiment(flags, ROWS[row].form)
     config = importlib.import_module(f"experiments.{game}").get_config(form)
     if flags.steps:
         config.steps = flags.steps
@@ -178,7 +180,7 @@ def config_of(flags: argparse.Namespace, game: str, row: str):
 
 def answers(config: Mapping) -> int:
     """For how many answers a run has room in training; GRPO, which plays whole episodes only, leaves some empty."""
-    candidates = config["algo"]["group"] if config["algo"]["name"] == "at_grpo" else 1
+    candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
     return config["steps"] * config["rollout"]["games"] * config["rollout"]["turns"] * candidates
 
 
@@ -190,32 +192,35 @@ def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) 
             raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 32")
 
 
-def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> tuple[Runs, Runs]:
-    """Two rounds of runs: warm starts, and the rows, which begin from them."""
+def plan(
+    flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str] = ()
+) -> tuple[Runs, Runs]:
+    """Two rounds of runs: warm starts, and the rows, which begin from them; `passed` goes to their commands."""
     folder = Path(flags.workdir)
+    for_warm = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
     common = [f"--config.eval.games={flags.eval_games}"]
     warm, rows = {}, {}
     for game, row in wanted:
         about, start, sft_steps = ROWS[row], [], warm_steps(flags, game)
         if sft_steps:
-            form = "single" if about.form in ("single", "grpo") else "roles"
-            name = f"{game}/{WARM[form]}"
-            command = [f"--config=experiments/{game}.py:{experiment(flags, 'grpo' if form == 'single' else 'at_grpo')}"]
-            command += ["--mode=sft", f"--config.sft.steps={sft_steps}", *common]
-            command += [f"--config.sft.warmup={min(5, sft_steps - 1)}"]
+            form = WARM["single" if about.form in ("single", "grpo") else "roles"]
+            name = f"{game}/{form}"
+            command = [f"--config=experiments/{game}.py:{experiment(flags, form)}", *common, *for_warm]
+            command += [f"--config.steps={sft_steps}", f"--config.optim.warmup={min(5, sft_steps - 1)}"]
             warm[name] = (command, is_done(folder / name, sft_steps))
             start = [f"--config.model.init_from={(folder / name).absolute()}"]
         name = f"{game}/{about.run or row}"
         config = config_of(flags, game, row)
-        command = [f"--config=experiments/{game}.py:{experiment(flags, row)}", *common, *start]
+        command = [f"--config=experiments/{game}.py:{experiment(flags, about.form)}", *common, *start]
         if about.learns:
             command += [f"--config.steps={config.steps}", f"--config.rollout.games={config.rollout.games}"]
+            command += passed
             rows[name] = (command, is_done(folder / name, config.steps))
         elif (game, about.twin) not in wanted:  # else it is the twin's evaluation before training
             done = (folder / name / "evaluation.json").exists() or evaluation(
                 folder / game / about.twin, "self", first=True
             )
-            rows[name] = ([*command, "--mode=eval"], bool(done))
+            rows[name] = ([*command, "--mode=eval", *passed], bool(done))
     return warm, rows
 
 

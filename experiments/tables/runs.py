@@ -19,7 +19,7 @@ Runs = dict[str, tuple[list[str], bool]]
 """By name: what follows `launch.py`, and whether it has been done."""
 
 
-def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int, passed: Sequence[str] = ()) -> list[str]:
+def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
     """Runs what is not finished, round after round, `jobs` at a time.
 
     Answers with the names of those that failed; after a failure no further round begins.
@@ -29,7 +29,7 @@ def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int, passed: Sequence[s
             missing = {name: command for name, (command, done) in runs.items() if not done}
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 launched = {
-                    name: pool.submit(launch, workdir / name, name, [*command, *passed], jobs, running)
+                    name: pool.submit(launch, workdir / name, name, command, jobs, running)
                     for name, command in missing.items()
                 }
                 statuses = {name: future.result() for name, future in launched.items()}

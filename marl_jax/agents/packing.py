@@ -1,9 +1,9 @@
-"""Packing: samples of unequal length share the rows that the learner reads.
+"""Packing: conversations of unequal length share the rows that the learner reads.
 
-Rows are as long as `pack` of the longest samples, and a sample goes into the first row that still has room for it, long
-ones first. A row that holds fewer than `pack` samples always has room, so N samples never need more than N / pack rows,
-and with unequal lengths they need fewer. How many is known only at run time: the update works through parts of the
-rows and stops behind the last one that is used. Samples that teach nothing are not packed at all.
+Packed rows are as long as `pack` of the longest samples, and a sample goes into the first that still has room for it,
+long ones first. A row that holds fewer than `pack` samples always has room, so N samples never need more than N / pack
+rows, and with unequal lengths they need fewer. How many is known only at run time: the update works through parts of
+the rows and stops behind the last one that is used. Samples that do not contribute to the loss are not packed at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOTS = 2  # times `pack`: samples of a row at most; attention runs over all slo
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """R rows with S slots each.
 
     table          int32 [R, S], the number of the sample in each slot, -1 for none
@@ -45,32 +45,41 @@ class Rows:
         """int32 []: rows with anything in them; they come first."""
         return jnp.sum(jnp.any(self.filled, axis=1))
 
-    def cut(self, start: jax.Array, n: int) -> Rows:
+    def cut(self, start: jax.Array, n: int) -> PackedRows:
         """The n rows from `start` on."""
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, n), self)
 
 
-def plan(samples: Samples, pack: int, skip: int = 0, multiple: int = 1) -> Rows:
-    """Which sample goes where, first fit by falling length; `skip` tokens in front of each are read elsewhere.
+def sizes(samples: Samples) -> jax.Array:
+    """int32 [N]: the tokens of each row that have to be read, up to the last whose state predicts something."""
+    return jnp.max(jnp.where(samples.answer_of >= 0, samples.reads + 1, 0), axis=1)
+
+
+def answer_sizes(samples: Samples) -> jax.Array:
+    """int32 [N]: the answer tokens of each row, which stand without gaps from the first on."""
+    return jnp.sum(samples.answer_of >= 0, axis=1)
+
+
+def plan(samples: Samples, pack: int, multiple: int = 1) -> PackedRows:
+    """Which sample goes where, first fit by falling length.
 
     multiple  R is one of this
     """
-    time, n = samples.tokens.shape[1] - skip, samples.n
+    time, n = samples.tokens.shape[1], samples.n
     room, answer_room, slots = pack * time, pack * samples.width, SLOTS * pack
     rows = -(-n // (pack * multiple)) * multiple
-    sizes = samples.prompt_lengths - skip + samples.answer_lengths - 1
-    counts = samples.weights > 0
+    tokens, said, active = sizes(samples), answer_sizes(samples), samples.active()
 
     def place(state, i):
         free, answers_free, taken = state
-        fits = (free >= sizes[i]) & (answers_free >= samples.answer_lengths[i]) & (taken < slots)
+        fits = (free >= tokens[i]) & (answers_free >= said[i]) & (taken < slots)
         row = jnp.argmax(fits)
-        spot = (jnp.where(counts[i], row, rows), taken[row], room - free[row], answer_room - answers_free[row])
-        used = jnp.where(counts[i], jnp.array([sizes[i], samples.answer_lengths[i], -1]), 0)
+        spot = (jnp.where(active[i], row, rows), taken[row], room - free[row], answer_room - answers_free[row])
+        used = jnp.where(active[i], jnp.array([tokens[i], said[i], -1]), 0)
         return tuple(x.at[row].add(-u) for x, u in zip(state, used, strict=True)), spot
 
-    order = jnp.argsort(-sizes)
+    order = jnp.argsort(-tokens)
     state = tuple(jnp.full((rows,), x, jnp.int32) for x in (room, answer_room, 0))
     _, (row, slot, starts, answer_starts) = jax.lax.scan(place, state, order)
-    spread = lambda x, empty: jnp.full((rows, slots), empty, jnp.int32).at[row, slot].set(x, mode="drop")  # noqa: E731
-    return Rows(spread(order, -1), spread(starts, 0), spread(answer_starts, 0), room, answer_room)
+    table = lambda x, empty: jnp.full((rows, slots), empty, jnp.int32).at[row, slot].set(x, mode="drop")  # noqa: E731
+    return PackedRows(table(order, -1), table(starts, 0), table(answer_starts, 0), room, answer_room)

@@ -1,8 +1,8 @@
-"""A policy: a model that answers prompts with actions, and says how likely its answers were.
+"""A policy: a model that answers prompts, as the jitted programs of rollout and update close over it.
 
-Weights are one dict, `{"model", "adapters", "critic", "reference"}`, of which a policy has what it needs. `Policy`
-itself holds no weights: it is what the jitted programs of rollout and update close over. Sampling (`act`) and learning
-(`score`) meet here, so that both use the same masked distribution, temperature and positions.
+Weights are one dict, `{"model", "adapters", "critic", "reference"}`, of which a policy has what it needs; `Policy`
+itself holds none. This file says what they are and how they are laid out; `answering.py` samples with them and
+`scoring.py` scores what was sampled, both with the same distribution, temperature and positions.
 
 Several agents share one policy (one set of weights), or have a LoRA adapter each on one base: then a row's `policy`
 number picks its adapter inside the same forward pass.
@@ -12,42 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from marl_jax.agents import critics, packing, reading
-from marl_jax.samples import Samples
-from marl_jax.sampling import decode
-from marl_jax.sampling.choice import Choices, choice_logprobs, choose
-from models import cache as kv
+from marl_jax.agents import critics
+from marl_jax.agents.answers import Answers
 from models import lora, sharding
-from models.layouts import move
-from models.logprobs import token_logprobs
 from models.model import Model
 
-SCAN_UNROLL = 4  # of the loop over layers that reads prompts for answers of one token
 PREFIX_WORTH_KEEPING = 32  # tokens; a shorter common beginning is cheaper to read again than to copy from a cache
-
-
-class Decision(NamedTuple):
-    """Answers of B rows: action [B] (-1: it names none), its tokens [B, W], lengths [B], logps [B, W], values [B]."""
-
-    action: jax.Array
-    answers: jax.Array
-    lengths: jax.Array
-    logps: jax.Array
-    values: jax.Array
-
-
-class Scores(NamedTuple):
-    """What the learner sees, float32 [N, W]: log-probabilities, entropies, and values before each token."""
-
-    logps: jax.Array
-    entropy: jax.Array
-    values: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,69 +36,49 @@ class LoraSpec:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Free:
-    """Free answers: up to `max_new` tokens until one of the stop ids; an answer is an action if it is exactly its name.
-
-    ids      int32 [A, W'], the names, -1 behind their ends
-    lengths  int32 [A]
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    stop_ids: tuple[int, ...]
-    max_new: int
-
-    def parse(self, answers: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
-        """int32 [B]: the legal action that each answer (without its stop) names, or -1."""
-        width = max(answers.shape[1], self.ids.shape[1])
-        pad = lambda x: jnp.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1)  # noqa: E731
-        ids, answers = pad(jnp.asarray(self.ids)), pad(answers)
-        same = (answers[:, None] == ids) | (jnp.arange(width) >= self.lengths[:, None])
-        named = jnp.all(same, axis=-1) & (lengths[:, None] == self.lengths) & legal
-        return jnp.where(jnp.any(named, axis=1), jnp.argmax(named, axis=1), -1).astype(jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
     """How a model is used as a policy.
 
-    choices      the action names as tokens
-    prefix       tokens with which every prompt begins (the rules): read once per rollout
+    answers      constrained choice or free text
+    rules        tokens with which every prompt begins (the rules of a game)
     lora         None trains all weights
-    critic       see `marl_jax/agents/critics.py`
+    critic       see `critics.py`
     dtype        of the arithmetic
-    remat        what the learner computes again in the backward pass; `unroll`: see `Model.forward`
-    free         None: answers are names of legal actions; else answers are any text, see `Free`
+    remat        what the learner rematerialises in the backward pass; `unroll`: see `Model.forward`
     fuse         decode with fused projections; off when heads are split over a mesh
     warm         adapters begin with those of another run, whose policy is then the reference of a KL
-    share        so many samples next to each other answer one prompt, which the learner reads once for all of them
+    keeps_cache  conversations go on from turn to turn, so that sampling always needs a cache
     """
 
     model: Model
-    choices: Choices
-    prefix: tuple[int, ...] = ()
+    answers: Answers
+    rules: tuple[int, ...] = ()
     lora: LoraSpec | None = None
     critic: str = "head"
     dtype: jnp.dtype = jnp.bfloat16
     remat: str = "none"
     unroll: int = 0
     temperature: float = 1.0
-    free: Free | None = None
     fuse: bool = True
     warm: bool = False
-    share: int = 1
+    keeps_cache: bool = False
 
     @property
     def width(self) -> int:
         """W: tokens of the longest answer."""
-        return self.free.max_new if self.free else self.choices.width
+        return self.answers.width
 
     @property
     def decodes(self) -> bool:
-        """Whether an answer is more than one step: only then do weights have to lie as decoding wants them."""
-        return self.width > 1 or self.free is not None
+        """Whether answering needs a cache, and so weights that lie as decoding wants them."""
+        return self.answers.decodes or self.keeps_cache
 
-    # --------------------------------------------------------------------------------------------------- weights
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The common beginning of all prompts as far as it is read once: samples have only what stands behind it."""
+        return self.rules if len(self.rules) >= PREFIX_WORTH_KEEPING else ()
+
+    # ------------------------------------------------------------------------------------------------ what there is
 
     def init(
         self, params: dict, key: jax.Array, reference: bool = False, adapters: dict | None = None
@@ -153,21 +107,30 @@ class Policy:
             return {"adapters": adapters, **critic}, {"model": self.model.axes(), **kept}
         return {"model": self.model.axes(), **critic}, {"reference": self.model.axes()} if reference else {}
 
-    def player(self, trained: dict) -> dict:
-        """The part of the weights that decides how the policy plays: what a past self or an export needs."""
+    def acting_params(self, trained: dict) -> dict:
+        """The part of the weights that decides how the policy acts: what a snapshot or an export needs."""
         return {k: v for k, v in trained.items() if k in ("model", "adapters")}
 
-    def as_player(self, weights: dict, player: dict) -> dict:
-        """Weights with which it plays as `player`, from another time, did; nobody asks what that one hoped for."""
-        return {**{name: w for name, w in weights.items() if name != "critic"}, **player}
+    def with_snapshot(self, weights: dict, snapshot: dict) -> dict:
+        """Weights with which it acts as at the time of the snapshot; there is no critic then."""
+        return {**{name: w for name, w in weights.items() if name != "critic"}, **snapshot}
 
-    def changes(self, changes: dict) -> dict:
-        """The changes of what is trained, without those of adapters that do not learn, whatever the optimiser adds."""
+    def mask_frozen_adapters(self, updates: dict) -> dict:
+        """The updates of what is trained, without those of adapters that do not learn."""
         if self.lora is None or all(self.lora.learns):
-            return changes
+            return updates
         learns = jnp.asarray(self.lora.learns)[:, None, None]  # arrays of adapters are [L, n, …, …]
-        kept = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), changes["adapters"])
-        return {**changes, "adapters": kept}
+        kept = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), updates["adapters"])
+        return {**updates, "adapters": kept}
+
+    def adapters(self, weights: dict, ids: jax.Array) -> lora.Lora | None:
+        """The adapters for rows with these policies, int32 [N]; None without LoRA."""
+        if "adapters" not in weights:
+            return None
+        scale = lora.scales(self.lora.n, self.lora.rank, self.lora.alpha)
+        return lora.Lora(weights["adapters"], scale, jnp.maximum(ids, 0))
+
+    # -------------------------------------------------------------------------------------------------- how it lies
 
     def sampling_layout(self, weights: dict) -> dict:
         """Weights as sampling wants them: cast, for decoding one tree per layer; those that are so already stay.
@@ -176,44 +139,50 @@ class Policy:
         wherever they are used.
         """
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.dtype))
-        fast = {name: cast(weights[name]) for name in ("model", "adapters") if name in weights}
-        if self.decodes and "model" in fast and not isinstance(fast["model"]["layers"], tuple):
-            fast["model"] = self.model.unstack(fast["model"], self.dtype, self.fuse)
-        if self.decodes and "adapters" in fast and not isinstance(fast["adapters"], tuple):
-            fast["adapters"] = lora.unstack(fast["adapters"], self.model.cfg.n_layers, self.dtype)
+        laid_out = {name: cast(weights[name]) for name in ("model", "adapters") if name in weights}
+        if self.decodes and "model" in laid_out and not isinstance(laid_out["model"]["layers"], tuple):
+            laid_out["model"] = self.model.unstack(laid_out["model"], self.dtype, self.fuse)
+        if self.decodes and "adapters" in laid_out and not isinstance(laid_out["adapters"], tuple):
+            laid_out["adapters"] = lora.unstack(laid_out["adapters"], self.model.cfg.n_layers, self.dtype)
         if "critic" in weights:
-            fast["critic"] = self.cast_for_compute({"critic": weights["critic"]})["critic"]
-        return self._gathered(fast)
+            laid_out["critic"] = self.cast_for_compute({"critic": weights["critic"]})["critic"]
+        return self._gathered(laid_out)
 
-    def _gathered(self, fast: dict) -> dict:
+    def _gathered(self, laid_out: dict) -> dict:
         sizes = jax.sharding.get_abstract_mesh().shape
         split = sizes.get("tensor", 1) > 1
         if sizes.get("fsdp", 1) > 1 or (split and self.fuse):
-            return fast
+            return laid_out
         if not split:
-            return sharding.whole(fast)
+            return sharding.whole(laid_out)
         letters = {"model": self.model.axes(), "critic": critics.axes(self.critic, self.model)}
-        placed = {name: sharding.whole(part) for name, part in fast.items() if name == "adapters"}
-        for name in fast.keys() & letters.keys():
-            placed[name] = sharding.constrain_params(_like(letters[name], fast[name]), fast[name])
+        placed = {name: sharding.whole(part) for name, part in laid_out.items() if name == "adapters"}
+        for name in laid_out.keys() & letters.keys():
+            placed[name] = sharding.constrain_params(_like(letters[name], laid_out[name]), laid_out[name])
         return placed
 
-    def ready(self, weights: dict) -> dict:
+    def prepare_for_sampling(self, weights: dict) -> dict:
         """Weights laid out for sampling, once per rollout, and the common prefix read."""
-        fast = self.sampling_layout(weights)
-        if self.keeps_prefix:
-            # With adapters the prefix reads differently for each of them.
-            n = self.lora.n if self.lora else 1
-            tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
-            settings = dict(adapters=self._lora(fast, jnp.arange(n)), dtype=self.dtype)
-            if self.decodes:
-                _, fast["prefix"] = self.model.forward(fast["model"], tokens, new_cache=len(self.prefix), **settings)
-            else:
-                fast["prefix"] = self.model.read_prefix(fast["model"], tokens, **settings)
-        return fast
+        ready = self.sampling_layout(weights)
+        if not self.prefix:
+            return ready
+        # With adapters the prefix reads differently for each of them.
+        n = self.lora.n if self.lora else 1
+        tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
+        settings = dict(adapters=self.adapters(ready, jnp.arange(n)), dtype=self.dtype)
+        if self.keeps_cache:
+            read = self.model.read_prefix(ready["model"], tokens, **settings)
+            ready["prefix"] = self.model.unstack_prefix(read)
+        elif self.decodes:
+            _, ready["prefix"] = self.model.forward(ready["model"], tokens, new_cache=len(self.prefix), **settings)
+        else:
+            ready["prefix"] = self.model.read_prefix(ready["model"], tokens, **settings)
+        if self.critic == "separate" and "critic" in ready:
+            ready["critic_prefix"] = self.model.read_prefix(ready["critic"]["model"], tokens[:1], dtype=self.dtype)
+        return ready
 
     def cast_for_compute(self, trained: dict) -> dict:
-        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one step of the learner.
+        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one optimiser step.
 
         Norms and the critic's head are used in float32. Embedding and head keep their dtype because the gradients of
         many pieces of a batch are added up in it.
@@ -226,174 +195,10 @@ class Policy:
 
         return jax.tree.map_with_path(one, trained)
 
-    @property
-    def keeps_prefix(self) -> bool:
-        """Whether the common beginning of all prompts is read once per rollout."""
-        return len(self.prefix) >= PREFIX_WORTH_KEEPING
 
-    def _lora(self, weights: dict, ids: jax.Array) -> lora.Lora | None:
-        if "adapters" not in weights:
-            return None
-        scale = lora.scales(self.lora.n, self.lora.rank, self.lora.alpha)
-        return lora.Lora(weights["adapters"], scale, jnp.maximum(ids, 0))
-
-    # ---------------------------------------------------------------------------------------------------- sampling
-
-    @jax.named_scope("answer")
-    def act(
-        self,
-        fast: dict,
-        tokens: jax.Array,
-        lengths: jax.Array,
-        legal: jax.Array,
-        keys: jax.Array,
-        ids: jax.Array,
-        temperature: float | None = None,
-        central: tuple[jax.Array, jax.Array] | None = None,
-        candidates: int = 1,
-    ) -> Decision:
-        """An answer for every row, or several.
-
-        fast         from `ready`
-        tokens       int32 [B, T], prompts right-padded, of lengths int32 [B]
-        legal        bool [B, A]
-        keys         PRNG keys [B]
-        ids          int32 [B], which of the policies answers (matters with adapters)
-        temperature  None: that of training; 0: the most likely answer
-        central      what a central critic reads
-        candidates   K answers to each prompt, which is read once: rows b·K … b·K + K − 1 of the decision are row b's,
-                     and so are those of `keys` [B·K]
-        """
-        adapters = self._lora(fast, ids)
-        last, cache = self._read_prompts(fast, tokens, lengths, adapters)
-        values = self._values_at_prompt(fast, last, tokens, lengths, central)
-        if candidates > 1:
-            last, lengths, legal, ids, values, cache = jax.tree.map(
-                lambda x: jnp.repeat(x, candidates, axis=0), (last, lengths, legal, ids, values, cache)
-            )
-            adapters = self._lora(fast, ids)
-        heat = jnp.full(lengths.shape, self.temperature if temperature is None else temperature, jnp.float32)
-        if self.free is not None:
-            return Decision(*self._write(fast, last, legal, heat, keys, cache, adapters), values)
-        choice = choose(
-            self.model, fast["model"], last, lengths, self.choices, legal, heat, keys,
-            cache=cache, adapters=adapters, dtype=self.dtype,
-        )  # fmt: skip
-        return Decision(choice.action, choice.tokens, choice.lengths, choice.logps, values)
-
-    def _read_prompts(self, fast, tokens, lengths, adapters):
-        """The hidden states [B, D] that answers begin from, and the cache that further tokens need, if there are any.
-
-        Without further tokens the weights stay stacked and nothing is kept: that compiles several times faster.
-        """
-        batch, time = tokens.shape
-        read = functools.partial(self.model.forward, fast["model"], adapters=adapters, dtype=self.dtype)
-        skip = len(self.prefix) if "prefix" in fast else 0
-        tokens, lengths = tokens[:, skip:], lengths - skip
-        if not self.decodes:
-            hidden, cache = read(tokens, lengths=lengths, prefix=fast.get("prefix"), unroll=SCAN_UNROLL)
-        elif skip:
-            cache = self._prefix_rows(fast["prefix"], adapters, batch, time + self.width)
-            hidden, cache = read(tokens, lengths=lengths, cache=cache)
-        else:
-            hidden, cache = read(tokens, lengths=lengths, new_cache=time + self.width)
-        return _at(hidden, lengths - 1), cache
-
-    def _write(self, fast, last, legal, heat, keys, cache, adapters):
-        """A free answer: (action, answers, lengths, logps)."""
-        batch, free = last.shape[0], self.free
-        settings = decode.Settings(
-            keys=keys,
-            temperature=heat,
-            stop_ids=jnp.broadcast_to(jnp.asarray(free.stop_ids, jnp.int32), (batch, len(free.stop_ids))),
-            budget=jnp.full((batch,), free.max_new, jnp.int32),
-        )
-        rows, token, logp = decode.begin(self.model, fast["model"], last, cache, settings)
-        # Whole rounds of steps between two looks at who is done; a full row stays as it is in the steps too many.
-        steps = -(-(free.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
-        answers, logps = token[:, None], logp[:, None]
-        if steps:
-            rows, *rest, _ = decode.chunk(self.model, fast["model"], rows, settings, steps, adapters, self.dtype)
-            answers, logps = (jnp.concatenate(x, axis=1) for x in zip((answers, logps), rest, strict=True))
-        answers, logps = answers[:, : free.max_new], logps[:, : free.max_new]
-        said = rows.written - (rows.finish == decode.STOP)
-        return free.parse(answers, said, legal), answers, rows.written, logps
-
-    def _prefix_rows(self, prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots: int) -> kv.Cache:
-        if adapters is None:
-            return kv.broadcast(prefix, batch, slots)
-        room = ((0, 0), (0, slots - prefix.slots), (0, 0), (0, 0))
-        layers = tuple(tuple(jnp.pad(x, room)[adapters.ids] for x in layer) for layer in prefix.layers)
-        return kv.Cache(layers, prefix.lengths[adapters.ids])
-
-    def _values_at_prompt(self, fast, last, tokens, lengths, central):
-        if "critic" not in fast or self.critic == "none":
-            return jnp.zeros(lengths.shape, jnp.float32)
-        if self.critic == "head":
-            return critics.read(fast["critic"], last)
-        tokens, lengths = central if self.critic == "central" else (tokens, lengths)
-        return _at(critics.trunk(self.model, fast["critic"], tokens, lengths, self.dtype), lengths - 1)
-
-    # ---------------------------------------------------------------------------------------------------- learning
-
-    @property
-    def reader(self) -> reading.Reader:
-        """How the learner reads samples with this model."""
-        prefix = self.prefix if self.keeps_prefix else self.prefix[:0]
-        return reading.Reader(self.model, prefix, self.share, self.dtype, self.remat, self.unroll)
-
-    def score(self, weights: dict, samples: Samples) -> Scores:
-        """The samples under these weights; differentiable."""
-        logps, entropy, hidden = self._answers(weights["model"], samples, self._lora(weights, samples.policy))
-        return Scores(logps, entropy, self._values(weights.get("critic", {}), samples, hidden))
-
-    def score_packed(self, weights: dict, samples: Samples, rows: packing.Rows) -> Scores:
-        """The same for samples [R·S, …] in the slots of packed rows, answers of any text; 0 in empty slots."""
-        adapters = self._lora(weights, jnp.zeros((len(rows.table),), jnp.int32))
-        before, targets, (there, back) = reading.packed_answers(self.reader, weights["model"], samples, rows, adapters)
-        found = token_logprobs(self.model, weights["model"], before, targets, self.temperature)
-        values = critics.read(weights["critic"], before) if self.critic == "head" else jnp.zeros(targets.shape)
-        return Scores(*(move(x, there, back).reshape(samples.answers.shape) for x in (*found, values)))
-
-    def reference_logps(self, weights: dict, samples: Samples) -> jax.Array:
-        """float32 [N, W] under the policy at the start: the base without adapters, or the copy that was kept."""
-        if self.lora is None:
-            return self._answers(weights["reference"], samples, None)[0]
-        adapters = self._lora({"adapters": weights["reference"]}, samples.policy) if self.warm else None
-        return self._answers(weights["model"], samples, adapters)[0]
-
-    def _answers(self, params, samples: Samples, adapters):
-        before = reading.before_answers(self.reader, params, samples, adapters)
-        if self.free is None:
-            logps, entropy = choice_logprobs(
-                self.model, params, before, self.choices, samples.legal, samples.action, self.temperature
-            )
-        else:
-            logps, entropy = token_logprobs(self.model, params, before, samples.answers, self.temperature)
-            logps, entropy = logps * samples.mask(), entropy * samples.mask()
-        return logps, entropy, before
-
-    def _values(self, critic: dict, samples: Samples, before: jax.Array) -> jax.Array:
-        if self.critic == "none":
-            return jnp.zeros(samples.answers.shape, jnp.float32)
-        if self.critic == "head":
-            return critics.read(critic, before)
-        if self.critic == "separate":
-            return critics.read(critic, reading.before_answers(self.reader, critic["model"], samples, None))
-        settings = dict(remat=self.remat, unroll=self.unroll)
-        tokens, lengths = samples.central
-        values = _at(critics.trunk(self.model, critic, tokens, lengths, self.dtype, **settings), lengths - 1)
-        return jnp.broadcast_to(values[:, None], samples.answers.shape)
-
-
-def _like(axes: dict, fast: dict) -> dict:
+def _like(axes: dict, laid_out: dict) -> dict:
     """The axis letters of stacked parameters, for the same parameters with one tree per layer."""
-    if not isinstance(fast.get("layers"), tuple):
+    if not isinstance(laid_out.get("layers"), tuple):
         return axes
     one = jax.tree.map(lambda letters: letters[1:], axes["layers"], is_leaf=lambda x: isinstance(x, tuple))
-    return {**axes, "layers": (one,) * len(fast["layers"])}
-
-
-def _at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """x [B, T, …] at one position of each row, [B, …]."""
-    return x[jnp.arange(x.shape[0]), positions]
+    return {**axes, "layers": (one,) * len(laid_out["layers"])}

@@ -1,42 +1,54 @@
 """A team: the models behind the policies, and which of them answers for which seat.
 
-    L1  all seats have one policy                              one mind, one set of weights
-    L2  a policy for each role, LoRA adapters on one base      one mind, a row picks its adapter in the forward pass
-    L3  policies with models of their own, of any shape and    a mind each, with its own tokenizer, prompts, weights,
-        tokenizer, or copies of one model trained apart        optimiser and samples
+    L1  all seats have one policy                              one backbone, one set of weights
+    L2  a policy for each role, LoRA adapters on one base      one backbone, a row picks its adapter in the forward pass
+    L3  policies with models of their own, of any shape and    a backbone each, with its own tokenizer, prompts,
+        tokenizer, or copies of one model trained apart        weights, optimiser and samples
 
-`Team` stands wherever a `Policy` stands in rollouts and matches, and `Prompts` wherever a `Prompt` does; weights are
-then a dict by the names of the minds. With one mind both only pass on what they are asked. With several, each seat
-reads and writes in the tokens of its own model, in rows as long as the longest of them needs; for learning, `own` cuts
-out what belongs to one mind.
+Weights are a dict by the names of the backbones. With one backbone `Team` only passes on what it is asked. With
+several, each seat reads and writes in the tokens of its own model, in rows as long as the longest needs; for learning,
+`own` cuts out what belongs to one of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from envs.games.template import join
 from envs.games.text import Prompt
-from marl_jax.agents.policy import Decision, Policy
+from marl_jax.agents import answering
+from marl_jax.agents.answering import Decision
+from marl_jax.agents.policy import Policy
 from marl_jax.devices import placement
-from marl_jax.modes import init_from as starts
-from marl_jax.modes.init_from import Start
-from marl_jax.samples import Samples, row_length, take
+from marl_jax.samples import Samples, row_length
 from models.model import Model
 from models.sharding import param_shardings
 from models.tokenizers import Tokenizer
 from models.weights.load import load
 
 
+class Source(Protocol):
+    """Where the weights of a backbone come from when a run continues another one's (`modes/init_from.py`)."""
+
+    lora: bool
+
+    def params(self, backbone: Backbone) -> dict:
+        """The model's parameters, in the backbone's dtype and on its mesh."""
+
+    def adapters(self, backbone: Backbone) -> dict | None:
+        """The adapters to begin with; None where that run trained all weights."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backbone:
-    """One model with the policies that live on it; `name` is that of the first.
+    """A base model with the policies that live on it; `name` is that of the first.
 
     policies   their names; more than one where they are LoRA adapters
     learns     for each of them, whether it does
@@ -45,7 +57,7 @@ class Backbone:
     number     its place in the team
     seed       of the run
     reference  whether the update compares with the policy at the start
-    start      the run whose weights it begins with, or None
+    source     the run whose weights it begins with, or None
     """
 
     name: str
@@ -61,17 +73,26 @@ class Backbone:
     number: int = 0
     seed: int = 0
     reference: bool = False
-    start: Start | None = None
+    source: Source | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the longest prompt behind the prefix."""
+        return self.prompt.first_length - len(self.policy.prefix)
 
     @property
     def row(self) -> int:
         """T: the length of a row of its prompts and answers."""
-        return row_length(self.prompt.first_length, self.policy.width)
+        return row_length(self.prompt_length, self.policy.width)
+
+    def opening(self, state: Any, seat: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The prompt of a turn that stands alone, behind the prefix: int32 [T'], and its length."""
+        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.first(state, seat)
 
     def params(self, key: jax.Array) -> dict:
         """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
-        if self.start is not None:
-            return starts.params(self.start, self)
+        if self.source is not None:
+            return self.source.params(self)
         dtype = jnp.dtype(self.config.param_dtype)
         shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
         if self.place is not None:
@@ -87,7 +108,7 @@ class Backbone:
     def weights_at_start(self) -> tuple[dict, dict]:
         """(what is trained, what is only read), from the seed and the model's weights."""
         model_key, adapter_key = self.keys()
-        adapters = None if self.start is None else starts.adapters(self.start, self)
+        adapters = None if self.source is None else self.source.adapters(self)
 
         def make(params, key, adapters):
             return self._sorted(*self.policy.init(params, key, self.reference, adapters))
@@ -99,7 +120,7 @@ class Backbone:
     def abstract(self) -> tuple[dict, dict]:
         """Shapes, dtypes and shardings of `weights_at_start`."""
         dtype = jnp.dtype(self.config.param_dtype)
-        make = lambda p, k: self.policy.init(p, k, self.reference)  # noqa: E731
+        make = functools.partial(self.policy.init, reference=self.reference)
         shapes = self._sorted(*jax.eval_shape(make, self.model.abstract(dtype), jax.random.key(0)))
         placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return tuple(
@@ -109,12 +130,12 @@ class Backbone:
 
     def _sorted(self, trained: dict, frozen: dict) -> tuple[dict, dict]:
         """Where no policy learns, everything is only read: no optimiser, no critic, nothing in checkpoints."""
-        return (trained, frozen) if any(self.learns) else ({}, self.policy.player({**frozen, **trained}))
+        return (trained, frozen) if any(self.learns) else ({}, self.policy.acting_params({**frozen, **trained}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Team:
-    """All minds of a run; `policies` are the names of all policies, whose places are their numbers."""
+    """All backbones of a run; `policies` are the names of all policies, whose places are their numbers."""
 
     backbones: tuple[Backbone, ...]
     policies: tuple[str, ...]
@@ -125,52 +146,43 @@ class Team:
         return max(backbone.policy.width for backbone in self.backbones)
 
     @property
-    def free(self) -> bool:
-        """Whether answers are any text."""
-        return self.backbones[0].policy.free is not None
-
-    @property
     def critic(self) -> str:
         """The kind of critic, the same for all."""
         return self.backbones[0].policy.critic
 
-    def backbone_of(self, policy: int) -> int:
-        """The number of the mind of a policy; -1, a bot, has none and counts as the first's."""
-        name = self.policies[max(policy, 0)]
-        return next(i for i, backbone in enumerate(self.backbones) if name in backbone.policies)
+    @property
+    def prompts(self) -> Prompts:
+        """What the seats read."""
+        return Prompts(self)
 
-    def prompt(self, seat_policy: tuple[int, ...]) -> Prompt | Prompts:
-        """The prompts of seats with these policies, each in the tokens of its model."""
-        if len(self.backbones) == 1:
-            return self.backbones[0].prompt
-        return Prompts(tuple(backbone.prompt for backbone in self.backbones), tuple(map(self.backbone_of, seat_policy)))
+    def playable(self, action: jax.Array, legal: jax.Array, keys: jax.Array) -> jax.Array:
+        """As `Answers.playable`; all policies answer in the same way."""
+        return self.backbones[0].policy.answers.playable(action, legal, keys)
 
-    def player(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.player`, of every mind."""
-        return {backbone.name: backbone.policy.player(weights[backbone.name]) for backbone in self.backbones}
+    def backbone_of(self, policy: jax.Array | int) -> jax.Array:
+        """int32 [...]: the number of the backbone of a policy; -1, a bot, has none and counts as the first's."""
+        found = [next(i for i, b in enumerate(self.backbones) if name in b.policies) for name in self.policies]
+        return jnp.asarray([*found, 0], jnp.int32)[policy]  # -1 is the last entry
 
-    def as_player(self, weights: dict[str, dict], player: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.as_player`, of every mind."""
-        return {
-            backbone.name: backbone.policy.as_player(weights[backbone.name], player[backbone.name])
-            for backbone in self.backbones
-        }
+    def acting_params(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.acting_params`, of every backbone."""
+        return {b.name: b.policy.acting_params(weights[b.name]) for b in self.backbones}
+
+    def with_snapshot(self, weights: dict[str, dict], snapshot: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.with_snapshot`, of every backbone."""
+        return {b.name: b.policy.with_snapshot(weights[b.name], snapshot[b.name]) for b in self.backbones}
 
     def sampling_layout(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.lay_out`, of every mind that is given."""
-        return {
-            backbone.name: backbone.policy.sampling_layout(weights[backbone.name])
-            for backbone in self.backbones
-            if backbone.name in weights
-        }
+        """As `Policy.sampling_layout`, of every backbone that is given."""
+        return {b.name: b.policy.sampling_layout(weights[b.name]) for b in self.backbones if b.name in weights}
 
-    def ready(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.ready`, of every mind."""
-        return {backbone.name: backbone.policy.ready(weights[backbone.name]) for backbone in self.backbones}
+    def prepare_for_sampling(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """As `Policy.prepare_for_sampling`, of every backbone."""
+        return {b.name: b.policy.prepare_for_sampling(weights[b.name]) for b in self.backbones}
 
     def act(
         self,
-        fast: dict[str, dict],
+        ready: dict[str, dict],
         tokens: jax.Array,
         lengths: jax.Array,
         legal: jax.Array,
@@ -180,16 +192,17 @@ class Team:
         central: tuple[jax.Array, jax.Array] | None = None,
         candidates: int = 1,
     ) -> Decision:
-        """As `Policy.act`; `ids` are numbers of policies, and tokens those of their models.
+        """As `answering.act`; `ids` are numbers of policies, and tokens those of their models.
 
-        A mind that no row asks is not run. Where all rows have the same mover at the same time, as with planner and
+        A backbone that no row asks is not run. Where all rows have the same mover at the same time, as with planner and
         executor, a turn therefore costs one forward pass, whatever the number of models; where movers are mixed, every
         model reads every row, its own and (empty) those of the others.
         """
         given = (temperature, central, candidates)
         if len(self.backbones) == 1:
-            backbone = self.backbones[0]
-            return backbone.policy.act(fast[backbone.name], tokens, lengths, legal, keys, self.own_ids(ids, 0), *given)
+            one = self.backbones[0]
+            ids = self.own_ids(ids, 0)
+            return answering.act(one.policy, ready[one.name], tokens, lengths, legal, keys, ids, *given)
         answers = []
         for number, backbone in enumerate(self.backbones):
             own = self.own_ids(ids, number)
@@ -197,8 +210,9 @@ class Team:
 
             def ask(backbone=backbone, own=own, mine=mine):
                 read = jnp.where(mine[:, None], tokens[:, : backbone.row], 0)
-                length = jnp.where(mine, lengths, 1 + len(backbone.prompt.prefix))
-                return self._padded(backbone.policy.act(fast[backbone.name], read, length, legal, keys, own, *given))
+                length = jnp.where(mine, lengths, 1)
+                decision = answering.act(backbone.policy, ready[backbone.name], read, length, legal, keys, own, *given)
+                return self.padded(decision)
 
             empty_decision = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))
             answers.append((jnp.repeat(mine, candidates), jax.lax.cond(jnp.any(mine), ask, lambda s=empty_decision: s)))
@@ -208,83 +222,98 @@ class Team:
             decision = jax.tree.map(pick, other, decision)
         return decision
 
-    def _padded(self, decision: Decision) -> Decision:
+    def padded(self, decision: Decision) -> Decision:
+        """A decision of one backbone with answers as wide as the team's."""
         room = ((0, 0), (0, self.width - decision.answers.shape[1]))
         return decision._replace(answers=jnp.pad(decision.answers, room), logps=jnp.pad(decision.logps, room))
 
     def own_ids(self, ids: jax.Array, number: int) -> jax.Array:
-        """Numbers of policies as the numbers of their adapters on one mind, -1 for everybody else's: int32 [...]."""
+        """Numbers of policies as those of their adapters on one backbone, -1 for everybody else's: int32 [...]."""
         backbone = self.backbones[number]
         place = [backbone.policies.index(name) if name in backbone.policies else -1 for name in self.policies]
         return jnp.asarray([*place, -1], jnp.int32)[ids]  # -1, a bot, is the last entry
 
     def own(self, samples: Samples, number: int) -> Samples:
-        """The samples [...] for one mind to learn from: rows of its length, and weight 0 where another answered."""
+        """The samples for one backbone to learn from: weight 0 where another answered, and no token of theirs."""
         if len(self.backbones) == 1:
             return samples
-        backbone = self.backbones[number]
         own = self.own_ids(samples.policy, number)
-        mine = own >= 0
-        only = lambda x, length: jnp.where(mine[..., None], x[..., :length], 0)  # noqa: E731
-        width = backbone.policy.width
-        short = ("answers", "logps", "values", "advantages", "returns")
-        return samples.replace(
-            tokens=only(samples.tokens, backbone.row),
-            prompt_lengths=jnp.where(mine, samples.prompt_lengths, 1 + len(backbone.prompt.prefix)),
+        mine = (own >= 0)[:, None]
+        backbone = self.backbones[number]
+        skip = len(backbone.policy.prefix)
+        alone = skip + jnp.arange(samples.tokens.shape[1], dtype=jnp.int32)
+        samples = samples.replace(
+            tokens=jnp.where(mine, samples.tokens, 0),
+            positions=jnp.where(mine, samples.positions, alone),
+            lengths=jnp.where(mine[:, 0], samples.lengths, 1),
             answer_lengths=jnp.where(mine, samples.answer_lengths, 0),
-            weights=samples.weights * mine,
+            answer_of=jnp.where(mine, samples.answer_of, -1),
+            reads=jnp.where(mine, samples.reads, 0),
+            targets=jnp.where(mine, samples.targets, 0),
+            sees=jnp.where(mine, samples.sees, skip + 1),
+            loss_weights=samples.loss_weights * mine,
             policy=own,
-            **{name: only(getattr(samples, name), width) for name in short},
         )
+        return self._cropped(samples, backbone)
 
+    def _cropped(self, samples: Samples, backbone: Backbone) -> Samples:
+        """Rows and answers no longer than those of one backbone."""
+        if not samples.fan and samples.segment is None:
+            short = {name: getattr(samples, name)[:, : backbone.row] for name in ("tokens", "positions")}
+            samples = samples.replace(**short)
+        width = backbone.policy.width
 
-def update_active_rows(update, train_state, rows: Samples, key: jax.Array, few: int, share: int) -> tuple:
-    """`update(learner, rows, key)`, on the rows that teach something where `few` of them [N] are enough.
+        def crop(x):
+            return x.reshape(*samples.answer_lengths.shape, -1)[..., :width].reshape(samples.n, -1)
 
-    Rows of other models, bots and frozen policies have weight 0 and would be read for nothing. How many there are is
-    known only when the program runs, so it has both ways in it; runs of `share` rows stay together.
-    """
-    if few >= rows.n:
-        return update(train_state, rows, key)
-    active = jnp.max(rows.weights.reshape(-1, share), axis=1) > 0
-    order = jnp.argsort(~active, stable=True)[: few // share]
-    picked = (order[:, None] * share + jnp.arange(share)).reshape(-1)
-    return jax.lax.cond(
-        jnp.sum(active) * share <= few,
-        lambda: update(train_state, take(rows, picked), key),
-        lambda: update(train_state, rows, key),
-    )
+        names = ("answer_of", "reads", "targets", "logps", "values", "advantages", "returns")
+        return samples.replace(**{name: crop(getattr(samples, name)) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:
-    """The prompts of one game for several models; `seat_mind` says whose each seat reads."""
+    """The prompts of one game, each in the tokens of the model that reads it."""
 
-    prompts: tuple[Prompt, ...]
-    seat_backbone: tuple[int, ...]
-
-    @property
-    def text(self) -> Any:
-        """The game's text, which is the same for all."""
-        return self.prompts[0].text
+    team: Team
 
     @property
-    def context(self) -> str:
-        """The context, which is the same for all."""
-        return self.prompts[0].context
+    def length(self) -> int:
+        """Tokens of the longest prompt of anyone, behind the prefix."""
+        return max(backbone.prompt_length for backbone in self.team.backbones)
 
-    @property
-    def first_length(self) -> int:
-        """T of `first`: the longest of them."""
-        return max(prompt.first_length for prompt in self.prompts)
+    def skip(self, policy: jax.Array) -> jax.Array:
+        """int32 [...]: the tokens of the common prefix that stand before the prompts of these policies."""
+        prefixes = jnp.asarray([len(backbone.policy.prefix) for backbone in self.team.backbones], jnp.int32)
+        return prefixes[self.team.backbone_of(policy)]
 
-    def first(self, state: Any, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Prompt.first`, in the tokens of the model that plays the seat."""
-        rendered = [prompt.first(state, player) for prompt in self.prompts]
-        rows = jnp.stack([jnp.pad(tokens, (0, self.first_length - tokens.shape[0])) for tokens, _ in rendered])
-        backbone = jnp.asarray(np.asarray(self.seat_backbone, np.int32))[player]
-        return rows[backbone], jnp.stack([length for _, length in rendered])[backbone]
+    def opening(self, state: Any, seat: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The prompt of a turn that stands alone, behind the prefix: int32 [T], right-padded, and its length."""
+        return self._picked([backbone.opening(state, seat) for backbone in self.team.backbones], policy)
 
-    def first_text(self, state: Any, player: int) -> str:
-        """As `Prompt.first_text`; chat formats differ between models."""
-        return self.prompts[self.seat_backbone[player]].first_text(state, player)
+    def following(
+        self, said: jax.Array, said_length, pending: jax.Array, pending_length, seat: jax.Array, policy: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """What a later turn of a conversation reads: the last answer, int32 [W], pending events, the question."""
+        rendered = []
+        for backbone in self.team.backbones:
+            more = backbone.prompt.next(pending, pending_length, seat)
+            rendered.append(join([(said, said_length), more], backbone.prompt.pad_id))
+        return self._picked(rendered, policy)
+
+    def event(self, before: Any, action: jax.Array, after: Any, seat: jax.Array, policy: jax.Array):
+        """A move as a seat reads it, int32 [T] right-padded, and its length."""
+        rendered = [backbone.prompt.event(before, action, after, seat) for backbone in self.team.backbones]
+        return self._picked(rendered, policy)
+
+    def _picked(self, rendered: list, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of texts in the tokens of every backbone that of the policy's own."""
+        if len(rendered) == 1:
+            return rendered[0]
+        width = max(tokens.shape[0] for tokens, _ in rendered)
+        rows = jnp.stack([jnp.pad(tokens, (0, width - tokens.shape[0])) for tokens, _ in rendered])
+        number = self.team.backbone_of(policy)
+        return rows[number], jnp.stack([length for _, length in rendered])[number]
+
+    def opening_text(self, state: Any, seat: int, policy: int) -> str:
+        """The whole text of such a prompt; chat formats differ between models."""
+        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.first_text(state, seat)

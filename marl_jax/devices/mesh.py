@@ -1,4 +1,4 @@
-"""The mesh of devices from the config, and whether a batch fits it.
+"""The mesh of devices from the config.
 
 Axes: `data` (copies), `fsdp` (parameters split, batch split the same way), `tensor` (heads and feed-forward split).
 What lies where on a mesh is decided in `models/sharding.py`.
@@ -13,7 +13,6 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 from ml_collections import ConfigDict
 
-from marl_jax.config.validate import nearest, samples
 from marl_jax.errors import ConfigError
 from models.sharding import MESH_AXES
 
@@ -61,38 +60,3 @@ def for_sampling(mesh: Mesh, kind: str) -> Mesh:
 def batch_ways(mesh: Mesh) -> int:
     """In how many parts a batch is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
-
-
-def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:
-    """Refuses batches that the parts do not divide, with the nearest sizes that do.
-
-    ways           parts of a batch that is learnt from
-    sampling_ways  parts of a batch of games, where that is another number; the first divides it
-    """
-    problems = []
-    play_ways = sampling_ways or ways
-    if config.rollout.games % play_ways:
-        near = " or ".join(map(str, nearest(config.rollout.games, play_ways)))
-        axes = "mesh.data x mesh.fsdp" if play_ways == ways else f"mesh.sampling {config.mesh.sampling!r}"
-        problems.append(
-            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_ways} parts of the batch "
-            f"({axes}); nearest: {near}"
-        )
-    if config.eval.games % play_ways:
-        near = " or ".join(map(str, nearest(config.eval.games, play_ways)))
-        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_ways}; nearest: {near}")
-    parts = config.algo.minibatches * config.algo.grad_accum_steps * ways
-    # The learner reads samples that share a prompt as one row, so they lie on one device.
-    together = config.algo.group_size if config.algo.share_prefix else 1
-    total = samples(config) // together
-    if not problems and total % parts:
-        step = math.lcm(play_ways, parts // math.gcd(parts, total // config.rollout.games))
-        near = " or ".join(map(str, nearest(config.rollout.games, step)))
-        what = "samples" if together == 1 else f"groups of {together} samples that share a prompt"
-        problems.append(
-            f"config.rollout.games is {config.rollout.games}: {total} {what} do not split into algo.minibatches "
-            f"{config.algo.minibatches} x algo.grad_accum_steps {config.algo.grad_accum_steps} x {ways} parts of the "
-            f"mesh; nearest: {near}"
-        )
-    if problems:
-        raise ConfigError(problems)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marl_jax.samples import Samples
+
 
 class Credit(NamedTuple):
     """What the scan found, each [R, B]: advantage, return, and whether the outcome of the turn is known (bool)."""
@@ -74,38 +76,39 @@ def gae(
 
 
 def token_gae(
-    advantages: jax.Array, values: jax.Array, mask: jax.Array, turn_values: jax.Array, gamma: float, lam: float
+    samples: Samples, advantages: jax.Array, turn_values: jax.Array, gamma: float, lam: float
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over the tokens inside each turn, for long answers -> advantages and returns [N, W].
+    """GAE over the tokens inside each answer, for long ones -> advantages and returns [N, X].
 
-    The turn's outcome, `advantages + turn_values` [N], is what the last token leads to; from there the scan walks back
-    over the critic's values [N, W] before each token.
+    The answer's outcome, `advantages + turn_values` [N, S], is what its last token leads to; from there the scan walks
+    back over the critic's values [N, X] before each token.
     """
-    outcome = advantages + turn_values
-    is_last = mask - jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
+    mask = samples.mask()
+    outcome = samples.to_tokens(advantages + turn_values)
+    after = jnp.pad(samples.answer_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    is_last = (samples.answer_of >= 0) & (samples.answer_of != after)
 
     def step(carry, token):
         next_value, next_advantage = carry
-        value, last, inside = token
-        target = jnp.where(last > 0, outcome, gamma * next_value)
-        advantage = (target - value + gamma * lam * jnp.where(last > 0, 0.0, next_advantage)) * inside
+        value, last, inside, outcome = token
+        target = jnp.where(last, outcome, gamma * next_value)
+        advantage = (target - value + gamma * lam * jnp.where(last, 0.0, next_advantage)) * inside
         return (value, advantage), advantage
 
-    start = (jnp.zeros_like(outcome), jnp.zeros_like(outcome))
-    _, result = jax.lax.scan(step, start, (values.T, is_last.T, mask.T), reverse=True)
-    return result.T, result.T + values * mask
+    zeros = jnp.zeros((samples.n,))
+    _, result = jax.lax.scan(step, (zeros, zeros), (samples.values.T, is_last.T, mask.T, outcome.T), reverse=True)
+    return result.T, result.T + samples.values * mask
 
 
 def whiten(advantages: jax.Array, agents: jax.Array, weights: jax.Array, n_agents: int, eps: float = 1e-6) -> jax.Array:
-    """Zero mean and unit deviation over the rows of each agent that count; other rows are scaled alike.
+    """Zero mean and unit deviation over the entries of each agent that count; others are scaled alike.
 
-    advantages [N] or [N, W], agents int32 [N], weights as advantages or [N]
+    advantages, agents int32 and weights: of one shape
     """
-    flat = advantages.reshape(advantages.shape[0], -1)
-    weights = jnp.broadcast_to(weights.reshape(weights.shape[0], -1), flat.shape)
-    own = jax.nn.one_hot(agents, n_agents, dtype=jnp.float32)  # [N, P]
-    total = lambda x: jnp.sum(own * jnp.sum(x * weights, axis=1)[:, None], axis=0)  # noqa: E731
-    count = jnp.maximum(total(jnp.ones_like(flat)), 1.0)
-    mean = (total(flat) / count)[agents][:, None]
-    variance = (total(jnp.square(flat - mean)) / count)[agents][:, None]
-    return ((flat - mean) / (jnp.sqrt(variance) + eps)).reshape(advantages.shape)
+    own = jax.nn.one_hot(agents, n_agents, dtype=jnp.float32)  # [..., P]
+    over = tuple(range(advantages.ndim))
+    total = lambda x: jnp.sum(own * (x * weights)[..., None], axis=over)  # noqa: E731
+    count = jnp.maximum(total(jnp.ones_like(advantages)), 1.0)
+    mean = (total(advantages) / count)[agents]
+    variance = (total(jnp.square(advantages - mean)) / count)[agents]
+    return (advantages - mean) / (jnp.sqrt(variance) + eps)

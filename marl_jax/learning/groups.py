@@ -40,8 +40,8 @@ def advantages(
     rewards    float32 [..., K]
     members    bool [..., K]; None: all
     baseline   "mean" of the group, or "leave_one_out": the mean of the others (RLOO)
-    std        divide by the spread; without it, Dr.GRPO
-    normalise  "group": the spread within each group; "agent": one spread for all groups of an agent (Dr. MAS), so
+    std        divide by the standard deviation; without it, Dr.GRPO
+    normalise  "group": that of each group; "agent": one for all groups of an agent (Dr. MAS), so
                that an agent whose rewards are small learns as fast as the others, and a nearly equal group is not
                blown up
     agents     int32 [...], whose group it is; needed for "agent", with their number `n_agents`
@@ -51,7 +51,7 @@ def advantages(
     counted = members & informative[..., None]
     result = jnp.where(counted, centred(rewards, members, baseline), 0.0)
     if std and normalise == "group":
-        result = result / (spread(rewards, members) + EPS)[..., None]
+        result = result / (group_std(rewards, members) + EPS)[..., None]
     elif std:
         result = result / (agent_std(rewards, counted, agents, n_agents)[agents] + EPS)[..., None]
     return Groups(result, informative)
@@ -76,7 +76,7 @@ def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:
     raise ValueError(f"baseline is {baseline!r}; accepted: 'mean', 'leave_one_out'")
 
 
-def spread(rewards: jax.Array, members: jax.Array) -> jax.Array:
+def group_std(rewards: jax.Array, members: jax.Array) -> jax.Array:
     """Standard deviation of each group, [...], of its members as they are (divided by their number)."""
     mean = _mean(rewards, members)[..., None]
     return jnp.sqrt(_mean(jnp.square(rewards - mean), members))

@@ -1,4 +1,4 @@
-"""Losses: pure functions of log-probabilities [N, W] (N answers of at most W tokens).
+"""Losses: pure functions of samples and log-probabilities [N, X] of their answer tokens.
 
 A loss per token is summed with `token_weights`, which hold the mean (over tokens, over sequences, over a constant
 length). They are computed once for a whole minibatch, so that parts of it, accumulated, give the same gradient.
@@ -11,9 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marl_jax.samples import Samples
+
 
 class PolicyLoss(NamedTuple):
-    """Per token [N, W]: the loss, the ratio, and whether it was clipped from below or above (0 or 1)."""
+    """Per token [N, X]: the loss, the ratio, and whether it was clipped from below or above (0 or 1)."""
 
     loss: jax.Array
     ratio: jax.Array
@@ -21,41 +23,42 @@ class PolicyLoss(NamedTuple):
     clip_frac_high: jax.Array
 
 
-def token_weights(mask: jax.Array, weights: jax.Array, kind: str, length: int = 1) -> jax.Array:
-    """[N, W]: how much each token counts in the sum that is the loss.
+def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array | None = None) -> jax.Array:
+    """[N, X]: how much each token counts in the sum that is the loss, by the loss weights of its answer.
 
-    mask     float32 [N, W], 1 on tokens of answers
-    weights  float32 [N], of whole answers; 0 leaves one out
-    kind     "token": the mean over all tokens; "sequence": the mean over answers of their means;
-             "constant": the mean over answers of their sums, divided by `length`
+    kind    "token": the mean over all tokens; "sequence": the mean over answers of their means;
+            "constant": the mean over answers of their sums, divided by `length`
+    mask    float32 [N, X], the tokens that count; None: all of answers
     """
-    weighted = mask * weights[:, None]
+    mask = samples.mask() if mask is None else mask
+    weighted = mask * samples.to_tokens(samples.loss_weights)
     if kind == "token":
         return weighted / jnp.maximum(jnp.sum(weighted), 1e-8)
-    answers = jnp.maximum(jnp.sum(weights * (jnp.sum(mask, axis=1) > 0)), 1e-8)
+    counts = samples.to_answers(mask)
+    answers = jnp.maximum(jnp.sum(samples.loss_weights * (counts > 0)), 1e-8)
     if kind == "sequence":
-        return weighted / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0) / answers
+        return weighted / jnp.maximum(samples.to_tokens(counts), 1.0) / answers
     if kind == "constant":
         return weighted / length / answers
-    raise ValueError(f"aggregation is {kind!r}; accepted: 'token', 'sequence', 'constant'")
+    raise ValueError(f"loss_agg is {kind!r}; accepted: 'token', 'sequence', 'constant'")
 
 
-def log_ratio(logps: jax.Array, old_logps: jax.Array, mask: jax.Array, kind: str) -> jax.Array:
-    """log of new over old probability [N, W]: per token, or (GSPO) each answer's mean on all its tokens."""
+def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: str) -> jax.Array:
+    """log of new over old probability [N, X]: per token, or (GSPO) each answer's mean on all its tokens."""
+    mask = samples.mask()
     difference = (logps - old_logps) * mask
     if kind == "token":
         return difference
     if kind == "sequence":
-        mean = jnp.sum(difference, axis=1, keepdims=True) / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
-        return mean * mask
+        mean = samples.to_answers(difference) / jnp.maximum(samples.answer_lengths, 1.0)
+        return samples.to_tokens(mean) * mask
     raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence'")
 
 
 def policy_loss(
+    samples: Samples,
     logps: jax.Array,
     old_logps: jax.Array,
-    advantages: jax.Array,
-    mask: jax.Array,
     *,
     clip_low: float,
     clip_high: float,
@@ -67,9 +70,10 @@ def policy_loss(
 
     clip_low, clip_high  the ratio may fall to 1 - clip_low and rise to 1 + clip_high
     dual_clip            for negative advantages, the loss is at most dual_clip · |advantage|; 0 is off
-    correction           [N, W], truncated importance weights of stale samples
+    correction           [N, X], truncated importance weights of stale samples
     """
-    r = jnp.exp(log_ratio(logps, old_logps, mask, ratio))
+    advantages = samples.advantages
+    r = jnp.exp(log_ratio(samples, logps, old_logps, ratio))
     clipped = jnp.clip(r, 1.0 - clip_low, 1.0 + clip_high)
     loss = jnp.maximum(-advantages * r, -advantages * clipped)
     if dual_clip:

@@ -17,25 +17,19 @@ from marl_jax.samples import Samples
 
 
 def handle(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
-    """Samples [...] with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
-    if policy.free is None:
-        return samples, {"truncated_answers": jnp.zeros(())}
-    cut = truncated(samples, policy.free.stop_ids)
-    counts = samples.weights > 0
+    """Samples with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
+    cut = policy.answers.truncated(samples)
+    counts = samples.loss_weights > 0
     share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
-    if algo.overlong == "mask":
-        samples = samples.replace(weights=samples.weights * ~cut)
-    elif algo.overlong == "penalty":
-        price = penalty(samples.answer_lengths, policy.free.max_new, algo.overlong_buffer)
-        own = jax.nn.one_hot(samples.agent, samples.rewards.shape[-1])
-        samples = samples.replace(rewards=samples.rewards + (price * (samples.policy >= 0))[..., None] * own)
+    kind = algo.get("overlong", "none")
+    if kind == "mask":
+        samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
+    elif kind == "penalty":
+        price = penalty(samples.answer_lengths, policy.width, algo.overlong_buffer)
+        price = price * (samples.policy >= 0)[:, None]
+        own = jax.nn.one_hot(samples.seat, samples.n_seats)
+        samples = samples.replace(rewards=samples.rewards + price[..., None] * own)
     return samples, {"truncated_answers": share}
-
-
-def truncated(samples: Samples, stop_ids: tuple[int, ...]) -> jax.Array:
-    """bool [...]: answers that used all their tokens and did not end with a stop."""
-    stopped = jnp.isin(samples.answers[..., -1], jnp.asarray(stop_ids, jnp.int32))
-    return (samples.answer_lengths == samples.answers.shape[-1]) & ~stopped
 
 
 def penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:

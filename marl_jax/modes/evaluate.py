@@ -25,21 +25,22 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from envs.games.bots import Bot
+from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
-from envs.games.puzzle import Puzzle
-from envs.games.registry import held_out
-from envs.games.roles import TwoRole
 from marl_jax.agents.team import Backbone
+from marl_jax.algorithms.algorithm import Examined
+from marl_jax.config import saved
 from marl_jax.errors import RunError
+from marl_jax.fields import STEP
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import matches, opponents
-from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.rollouts import matches
+from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import replace_text
+from registries import load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Contestant:
     """Someone who can be evaluated: a name, how it plays, and its weights (None for a bot)."""
 
     name: str
-    plays: Player | Bot
+    plays: SeatedTeam | Bot
     weights: dict | None = None
 
 
@@ -57,19 +58,20 @@ class Evaluation:
     """The matches of a run, compiled at their first use and then kept.
 
     evaluation = Evaluation(setup)
-    rows = evaluation(weights)     # one dict per opponent: figures with `_low` and `_high`
+    rows = evaluation(weights)     # one dict per opponent: metrics with `_low` and `_high`
     """
 
     def __init__(self, setup: Setup):
         config = setup.config.eval
         self._config = config
-        self._player = setup.player()
-        self._game = held_out(setup.game)
+        self._team = setup.seated()
+        self._game = setup.game.held_out()
         self.opponents = contestants(config.opponents, setup)
-        self._matches = [new_match(self._game, (self._player, other.plays)) for other in self.opponents]
-        self._alone = new_match(self._game, (self._player,))
-        self._swapped = new_match(self._game, (setup.player(swapped=True),)) if config.swap_roles else None
+        self._matches = [new_match(self._game, (self._team, other.plays)) for other in self.opponents]
+        self._alone = new_match(self._game, (self._team,))
+        self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
+        self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
         if self._alone.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
 
@@ -81,7 +83,7 @@ class Evaluation:
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
-        game, c = self._game, self._config
+        game = self._game
         rows = []
         if not game.competitive:
             rows.append(self._row("self", self._alone, (weights,), alone=True))
@@ -90,27 +92,34 @@ class Evaluation:
             if baselines:
                 names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
                 for name in names:
-                    match = new_match(game, (opponents.make_bot(game, name),))
+                    match = new_match(game, (make_bot(game, name),))
                     rows.append(self._row(f"{name} alone", match, (None,), alone=True))
         for other, match in zip(self.opponents, self._matches, strict=True):
             if game.n_players > 1:
                 rows.append(self._row(other.name, match, (weights, other.weights)))
+        if self._examine is not None:
+            rows.append(self._examined(self._examine(weights)))
         for row in rows:
-            log.info("evaluation over %d games, %d distinct: %s", c.games, row["distinct"], describe(row))
+            log.info("evaluation over %d games, %d distinct: %s", row["games"], row["distinct"], describe(row))
         return rows
+
+    def _examined(self, found: Examined) -> dict[str, Any]:
+        share = stats.wilson(found.right, found.total, self._config.confidence, found.distinct)
+        row = {found.metric: share.value, f"{found.metric}_low": share.low, f"{found.metric}_high": share.high}
+        return {"opponent": found.name, "games": found.total, "distinct": found.distinct, **row}
 
     def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
         c = self._config
         seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
         played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
         same = repeats(match, played, seating, c.temperature)
-        found = figures(match.game, played, seating, c.confidence, same)
+        found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
 
 
-def new_match(game: Game, contestants: Sequence[Player | Bot]) -> Match:
+def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
     """A match that walks through the levels of a puzzle; other games draw their starts."""
-    return Match(game, contestants, walk=isinstance(game, Puzzle | TwoRole))
+    return Match(game, contestants, walk=game.has_levels)
 
 
 def _in_turns(match: Match, games: int) -> jax.Array:
@@ -140,7 +149,7 @@ def _groups(rows: np.ndarray) -> list[int]:
     return [numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)]
 
 
-def figures(
+def match_metrics(
     game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
 ) -> dict[str, float]:
     """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score.
@@ -175,7 +184,7 @@ def figures(
 
 
 def describe(row: dict[str, Any]) -> str:
-    """One line about a row of figures."""
+    """One line about a row of metrics."""
 
     def interval(name):
         return stats.Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
@@ -251,32 +260,32 @@ def contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
 
 def contestant(name: str, setup: Setup) -> Contestant:
     """A bot by name, or the folder of a run with @STEP behind it or not."""
-    if name in opponents.bot_names(setup.game.name):
-        return Contestant(name, opponents.make_bot(setup.game, name))
+    if name in bot_names(setup.game.name):
+        return Contestant(name, make_bot(setup.game, name))
     folder, _, step = name.partition("@")
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
-        known = ", ".join(opponents.bot_names(setup.game.name))
+        known = ", ".join(bot_names(setup.game.name))
         raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
-    if step and not step.isdecimal():
-        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with a number")
+    if step and not STEP.holds(step):
+        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
     other = _setup_of(path, setup)
     if other.game != setup.game:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
-    weights = restore_weights(other, path, int(step) if step else None)[1]
+    weights = restore_weights(other, path, step or "newest")[1]
     # Runs of one shape share a compiled match; their weights are arguments.
     one = setup if _shape(setup) == _shape(other) else other
-    player = dataclasses.replace(other.player(), policy=one.team, prompt=one.team.prompt(other.seat_policy))
-    return Contestant(f"{path.name}@{step}" if step else path.name, player, weights)
+    return Contestant(f"{path.name}@{step}" if step else path.name, SeatedTeam(one.team, other.seating), weights)
 
 
 def _setup_of(folder: Path, setup: Setup) -> Setup:
     """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
     try:
-        config = ConfigDict(json.loads((folder / "config.json").read_text()))
+        config = saved.read(folder).unlock()
+        load_plugins(config.plugins)
         config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
         config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
-        config.algo.minibatches = config.algo.grad_accum_steps = 1
+        config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
         return setups.make(config)
     except (AttributeError, KeyError, ValueError) as error:
         raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
@@ -287,8 +296,8 @@ def _shape(setup: Setup) -> tuple:
 
     def backbone(m: Backbone) -> tuple:
         policy = m.policy
-        longest = policy.free and policy.free.max_new
-        return m.name, m.policies, m.model, policy.lora, policy.dtype, longest, m.tokenizer.fingerprint
+        answers = type(policy.answers), policy.width
+        return m.name, m.policies, m.model, policy.lora, policy.dtype, answers, m.tokenizer.fingerprint
 
     return tuple(map(backbone, setup.backbones)), setup.config.env.to_dict()
 
@@ -301,22 +310,22 @@ def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
         return {}
 
 
-def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tuple[int, dict[str, dict]]:
-    """(step, weights of every model) from a run's newest checkpoint or that of `step`; step -2 means the best.
+def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[int, dict[str, dict]]:
+    """(step, weights of every model) from a run's checkpoint: "newest", "best" or the number of a step.
 
     The run must be one of the same models that played the same game, see `check_run`.
     """
-    trained = {backbone.name: backbone.policy.player(backbone.abstract()[0]) for backbone in setup.train_states}
+    trained = {
+        backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones
+    }
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
-        wanted = checkpoints.best if step == -2 else step if step is not None and step >= 0 else checkpoints.latest
-        if wanted is None and checkpoints.latest is not None:
-            raise RunError(f"eval.step is -2, and no checkpoint in {workdir} has the figure of checkpoint.best_metric")
-        if wanted is None:
-            raise RunError(f"{workdir} has no checkpoint")
+        wanted = checkpoints.named(step)
         check_run(_run_of(checkpoints, wanted), setup, workdir)
-        named = step is not None and step != -1
-        restored = checkpoints.restore({"trained": trained}, step=wanted if named else None, partial=True)
+        # Where the newest is damaged, the one before it will do.
+        restored = checkpoints.restore(
+            {"trained": trained}, step=None if step == "newest" else wanted, partial=True
+        )
     finally:
         checkpoints.close()
     check_run(restored.meta.get("run", {}), setup, workdir)
@@ -324,16 +333,16 @@ def restore_weights(setup: Setup, workdir: Path, step: int | None = None) -> tup
     for backbone in setup.backbones:
         if "model" not in weights[backbone.name]:  # it is only read: a frozen model, or the base of adapters
             weights[backbone.name] = {
-                **backbone.policy.player(backbone.weights_at_start()[1]),
+                **backbone.policy.acting_params(backbone.weights_at_start()[1]),
                 **weights[backbone.name],
             }
     return restored.step, weights
 
 
-def weights_as_they_come(setup: Setup) -> dict[str, dict]:
+def untuned_weights(setup: Setup) -> dict[str, dict]:
     """The weights of every model before any training."""
     parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
-    return setup.team.player({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
+    return setup.team.acting_params({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
@@ -349,7 +358,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         else:
             names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
             log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
-            step, weights = 0, weights_as_they_come(setup)
+            step, weights = 0, untuned_weights(setup)
         evaluation = Evaluation(setup)
         rows = evaluation(weights, baselines=True)
         result: dict[str, Any] = {"step": step, "rows": rows}
@@ -357,7 +366,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         if setup.game.n_players > 1 and any(other.weights is not None for other in others):
             taken = [other.name for other in others]
             name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
-            result |= everyone(setup, [Contestant(name, setup.player(), weights), *others])
+            result |= everyone(setup, [Contestant(name, setup.seated(), weights), *others])
     if jax.process_index() == 0:
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
         log.info("step %d, written to %s", step, workdir / "evaluation.json")
@@ -366,7 +375,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
 
 def everyone(setup: Setup, contestants: list[Contestant]) -> dict[str, Any]:
     """The table of everyone with everyone, on levels that training never sees, and what follows from it."""
-    c, game = setup.config.eval, held_out(setup.game)
+    c, game = setup.config.eval, setup.game.held_out()
     table, distinct = round_robin(game, contestants, c.games, jax.random.key(c.seed), c.temperature)
     names = [contestant.name for contestant in contestants]
     result: dict[str, Any] = {"names": names, "matrix": table.tolist(), "distinct": distinct.astype(int).tolist()}

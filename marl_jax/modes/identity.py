@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.games.puzzle import Puzzle
-from envs.games.roles import TwoRole
+from envs.games.entry import GAMES
 from marl_jax.errors import RunError
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.agents.team import Backbone
     from marl_jax.modes.setup import Setup
-
-OF_LEVELS = {"pool", "part", "seed", "n_train", "n_test", "grades", "size", "walls", "boxes", "empties", "budget"}
-OF_REWARDS = {"consolation", "planner_weight"}
-"""Parameters of games in which an evaluation may differ from the training, beside those named …_reward: a policy can be
-tried on levels of another size or kind, and what a game pays changes neither its rules nor what is read."""
 
 
 def identity(setup: Setup) -> dict:
@@ -32,7 +26,7 @@ def identity(setup: Setup) -> dict:
         "agents": c.agents.to_dict(),
         "env": c.env.to_dict(),
         "algorithm": c.algo.name,
-        "critic": c.algo.critic,
+        "critic": c.algo.get("critic", "none"),
         "games": c.rollout.games,
         "pool": c.opponents.pool_size,
         "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
@@ -54,12 +48,16 @@ def model_identity(backbone: Backbone) -> dict:
         "tokenizer": backbone.tokenizer.fingerprint,
         "policies": list(backbone.policies),
         "learns": any(backbone.learns),
-        "start": {} if backbone.start is None else backbone.start.identity,
+        "init_from": {} if backbone.source is None else backbone.source.identity,
     }
 
 
 def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
-    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup."""
+    """Raises `RunError` unless a checkpoint's "run" has the models, the rules and the texts of a setup.
+
+    Levels and rewards may differ: a policy can be tried on levels of another size or kind, and what a game pays changes
+    neither its rules nor what is read.
+    """
 
     def differences(there: Mapping, here: Mapping, name: str):
         here = json.loads(json.dumps(here))
@@ -67,8 +65,9 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
             yield f"{name}.{key} is {there[key]!r} there and {here[key]!r} here"
 
     def of_rules(params: Mapping) -> dict:
-        free = OF_REWARDS | (OF_LEVELS if isinstance(setup.game, Puzzle | TwoRole) else set())
-        return {name: value for name, value in params.items() if name not in free and not name.endswith("_reward")}
+        entry = GAMES.get(setup.game.name)
+        free = entry.level_params | entry.reward_params
+        return {name: value for name, value in params.items() if name not in free}
 
     problems, backbones = [], {backbone.name: backbone for backbone in setup.backbones}
     models = run.get("models", backbones)
@@ -77,8 +76,8 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
     for name in (name for name in models if name in backbones and "models" in run):
         here = model_identity(backbones[name])
         if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
-            del here["weights"], here["start"]
-        elif here["weights"] == "random" and not here["start"]:  # made from the seed
+            del here["weights"], here["init_from"]
+        elif here["weights"] == "random" and not here["init_from"]:  # made from the seed
             problems += differences(run, {"seed": setup.config.seed}, "config")
         problems += differences(models[name], here, f"models.{name}")
     if env := run.get("env"):

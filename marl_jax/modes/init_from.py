@@ -19,7 +19,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax.errors import RunError
+from marl_jax.agents.team import Backbone
+from marl_jax.config import saved
+from marl_jax.errors import CheckpointError, RunError
+from marl_jax.fields import STEP
 from marl_jax.running import checksums as seals
 from marl_jax.running.checkpoint import Checkpoints
 from models.sharding import param_shardings
@@ -54,7 +57,7 @@ class Start:
 
     def config(self) -> ConfigDict:
         """The config of that run."""
-        return ConfigDict(json.loads((self.folder / "config.json").read_text()))
+        return saved.read(self.folder)
 
     def restore(self, like: dict) -> dict:
         """The entries of `like` ({"model"} or {"adapters"}, abstract) from the checkpoint."""
@@ -65,6 +68,35 @@ class Start:
         finally:
             checkpoints.close()
 
+    def params(self, backbone: Backbone) -> dict:
+        """The model's parameters as that run has them, in the dtype and on the mesh of `backbone`."""
+        there = self.config()
+        chosen = there.policies[self.model["policies"][0]].get("model") or there.model
+        dtype = backbone.config.param_dtype
+        if self.lora:
+            base = dataclasses.replace(
+                backbone,
+                config=chosen,
+                source=find(chosen.init_from, self.name),
+                place=None if chosen.weights == "random" else backbone.place,
+                number=self.number,
+                seed=there.seed,
+            )
+            return _cast(base.params(base.keys()[0]), dtype)
+        stored = _placed(backbone, backbone.model.axes(), backbone.model.abstract(jnp.dtype(chosen.param_dtype)))
+        return _cast(self.restore({"model": stored})["model"], dtype)
+
+    def adapters(self, backbone: Backbone) -> dict | None:
+        """The adapters that run trained, None if it trained all weights; one there is the start of all here."""
+        if not self.lora:
+            return None
+        wanted = backbone.abstract()[0]["adapters"]
+        n = len(self.model["policies"])
+        stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], n, *x.shape[2:]), x.dtype), wanted)
+        found = self.restore({"adapters": _placed(backbone, backbone.policy.axes()[0]["adapters"], stored)})["adapters"]
+        repeat = lambda x, like: jnp.repeat(x, like.shape[1] // n, axis=1)  # noqa: E731
+        return jax.device_put(jax.tree.map(repeat, found, wanted), jax.tree.map(lambda x: x.sharding, wanted))
+
 
 def find(place: str, name: str) -> Start | None:
     """The model that a run named `name` here starts from; None where `place` ("", FOLDER or FOLDER@STEP) is empty.
@@ -74,19 +106,19 @@ def find(place: str, name: str) -> Start | None:
     if not place:
         return None
     folder, _, step = place.partition("@")
+    if step and not STEP.holds(step):
+        raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with {STEP.accepted}")
     path = Path(folder).expanduser().absolute()
     if not (path / "checkpoints").is_dir():
         raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoints")
     checkpoints = Checkpoints(path, read_only=True)
     try:
-        number = int(step) if step else checkpoints.latest
-        run = None if number is None else checkpoints.meta(number).get("run", {})
-    except ValueError:
-        raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with a number") from None
+        number = checkpoints.named(step or "newest")
+        run = checkpoints.meta(number).get("run", {})
+    except CheckpointError as error:
+        raise RunError(f"config.model.init_from is {place!r}: {error}") from error
     finally:
         checkpoints.close()
-    if run is None:
-        raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoint")
     models = run.get("models", {})
     found = name if name in models else next(iter(models)) if len(models) == 1 else None
     if found is None:
@@ -114,39 +146,7 @@ def check(start: Start, model: str, shape: dict, lora: dict, policies: tuple[str
         raise RunError(f"config.model.init_from: {start.folder}@{start.step} does not fit: {'; '.join(wrong)}")
 
 
-def params(start: Start, backbone) -> dict:
-    """The model's parameters as that run has them, in the dtype and on the mesh of `mind` (a `team.Mind`)."""
-    there = start.config()
-    chosen = there.policies[start.model["policies"][0]].get("model") or there.model
-    if start.lora:
-        base = dataclasses.replace(
-            backbone,
-            config=chosen,
-            start=find(chosen.init_from, start.name),
-            place=None if chosen.weights == "random" else backbone.place,
-            number=start.number,
-            seed=there.seed,
-        )
-        return _cast(base.params(base.keys()[0]), backbone.config.param_dtype)
-    stored = backbone.model.abstract(jnp.dtype(chosen.param_dtype))
-    return _cast(
-        start.restore({"model": _placed(backbone, backbone.model.axes(), stored)})["model"], backbone.config.param_dtype
-    )
-
-
-def adapters(start: Start, backbone) -> dict | None:
-    """The adapters that run trained, None if it trained all weights; one there is the start of all here."""
-    if not start.lora:
-        return None
-    wanted = backbone.abstract()[0]["adapters"]
-    n = len(start.model["policies"])
-    stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], n, *x.shape[2:]), x.dtype), wanted)
-    found = start.restore({"adapters": _placed(backbone, backbone.policy.axes()[0]["adapters"], stored)})["adapters"]
-    repeat = lambda x, like: jnp.repeat(x, like.shape[1] // n, axis=1)  # noqa: E731
-    return jax.device_put(jax.tree.map(repeat, found, wanted), jax.tree.map(lambda x: x.sharding, wanted))
-
-
-def _placed(backbone, axes: dict, shapes: dict) -> dict:
+def _placed(backbone: Backbone, axes: dict, shapes: dict) -> dict:
     placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
     return jax.tree.map(placed, shapes, param_shardings(backbone.mesh, axes, shapes))
 

@@ -20,15 +20,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envs.games import view
-from envs.games.bots import Bot, pick
+from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
 from marl_jax.modes import evaluate
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import opponents
-from marl_jax.rollouts.matches import Player
+from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.samples import row_length
 
 HELP = """\
@@ -51,27 +50,26 @@ class Person:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicySeat:
-    """A policy with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
+    """A team with its weights, to be asked like a bot; `temperature` 0 takes the most likely move."""
 
     game: Game
-    player: Player
+    seated: SeatedTeam
     ready: dict
     temperature: float = 0.0
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
         """The policy's action: int32[]."""
-        policy, prompt = self.player.policy, self.player.prompt
+        team, seating = self.seated.team, self.seated.seating
         seat = self.game.player(state)
-        tokens, length = prompt.first(state, seat)
-        tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
-        ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
-        legal = self.game.legal(state)
-        rows = (tokens, length, legal, key, ids)
-        action = policy.act(self.ready, *(x[None] for x in rows), temperature=self.temperature).action
+        policy = seating.policy(seat)
+        tokens, length = team.prompts.opening(state, seat, policy)
+        tokens = jnp.pad(tokens, (0, row_length(tokens.shape[0], team.width) - tokens.shape[0]))
+        rows = jax.tree.map(lambda x: x[None], (tokens, length, self.game.legal(state), key, policy))
+        decision = team.act(self.ready, *rows, temperature=self.temperature)
         # As in a match: a free answer that names no legal action is one drawn from them.
-        action = jnp.where(action < 0, pick(legal, key), action)
+        action = team.playable(decision.action, rows[2], rows[3])
         one = jax.tree.map(lambda x: x[None], (state, seat, key))
-        return opponents.seat_actions(self.player.seat_bots, *one, action)[0]
+        return seating.bot_actions(*one, action)[0]
 
 
 Seat = Person | Bot
@@ -113,8 +111,9 @@ def play(
             if not persons:
                 table.show_board(state, None)
             action = int(acts[mover](state, jax.random.fold_in(key, turn)))
-        table.tell_move(state, mover, action)
-        state, reward = step(state, jnp.int32(action))
+        following, reward = step(state, jnp.int32(action))
+        table.tell_move(state, mover, action, following)
+        state = following
         paid += jax.device_get(reward.team + reward.agent + reward.process)
     table.show_board(state, None)
     table.tell_end(state, paid)
@@ -123,7 +122,10 @@ def play(
 
 @dataclasses.dataclass(eq=False)
 class _Terminal:
-    """What is written and read at the terminal; `said` is each seat's conversation where the context is `history`."""
+    """What is written and read at the terminal.
+
+    said, pending: where the context is `history`, each seat's conversation up to its last answer, and the events since
+    """
 
     game: Game
     prompt: Prompt
@@ -131,6 +133,7 @@ class _Terminal:
     source: TextIO
     output: TextIO
     said: dict[int, str] = dataclasses.field(default_factory=dict)
+    pending: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def write(self, text: str = "", end: str = "\n") -> None:
         self.output.write(text + end)
@@ -140,18 +143,20 @@ class _Terminal:
         self.write("\n" + view.board(self.game, state, player))
 
     def seat(self, number: int) -> str:
-        roles = getattr(self.game, "roles", ())
+        roles = self.game.roles
         return f"{roles[number] if roles else f'player {number}'} ({self.names[number]})"
 
     def prompt_text(self, state: State, player: int) -> str:
         """All that the model would have read so far, up to where its answer begins."""
         if player in self.said:
-            return self.said[player] + self.prompt.next_text(state, player)
+            return self.said[player] + self.prompt.close_text + self.pending[player] + self.prompt.ask_text(player)
         return self.prompt.first_text(state, player)
 
-    def tell_move(self, state: State, mover: int, action: int) -> None:
+    def tell_move(self, state: State, mover: int, action: int, after: State) -> None:
         if self.prompt.context == "history":
-            self.said[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action]
+            self.said[mover], self.pending[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action], ""
+            for seat in self.said:
+                self.pending[seat] += self.prompt.event_text(state, action, after, seat)
         self.write(f"{self.seat(mover)}: {self.describe(action)}")
 
     def tell_end(self, state: State, paid: np.ndarray) -> None:
@@ -159,18 +164,15 @@ class _Terminal:
             best = int(np.argmax(paid))
             self.write("A draw." if (paid == paid[best]).all() else f"{self.seat(best)} wins.")
             return
-        if hasattr(self.game, "success"):
+        if self.game.solvable:
             self.write("Solved." if bool(self.game.success(state)) else "Not solved.")
-        if hasattr(self.game, "score"):
-            self.write(f"Score: {int(self.game.score(state))}.")
+        if (score := self.game.score(state)) is not None:
+            self.write(f"Score: {int(score)}.")
         self.write("Reward: " + ", ".join(f"{self.seat(i)} {pay:.2f}" for i, pay in enumerate(paid)))
 
     def describe(self, action: int) -> str:
         """An action's name, and what it means where the name alone does not tell."""
-        name, meaning = (
-            self.prompt.text.names[action],
-            getattr(self.game, "action_texts", self.game.action_names)[action],
-        )
+        name, meaning = self.prompt.text.names[action], self.game.action_texts[action]
         return name if name == meaning else f"{name} ({meaning})"
 
     def list_legal(self, legal: np.ndarray, most: int | None = None) -> None:
@@ -246,15 +248,16 @@ def main(config: ConfigDict, workdir: Path) -> State | None:
         names = [name] * setup.game.n_players
         if seat >= 0:
             seats[seat], names[seat] = Person(), "you"
-        return play(setup.game, setup.prompt, seats, names=names, seed=config.play.seed)
+        return play(setup.game, setup.backbones[0].prompt, seats, names=names, seed=config.play.seed)
 
 
 def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
     """A bot by name (`bot`: the game's best), the folder of a run, or for "" this run (random moves without one)."""
-    bots = opponents.bot_names(setup.game.name)
+    bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
     found = evaluate.contestant(bots[-1] if name == "bot" else name, setup)
     if found.weights is None:
         return found.plays, found.name
-    return PolicySeat(setup.game, found.plays, found.plays.policy.ready(found.weights), temperature), found.name
+    ready = found.plays.team.prepare_for_sampling(found.weights)
+    return PolicySeat(setup.game, found.plays, ready, temperature), found.name

@@ -10,10 +10,10 @@ import numpy as np
 
 from envs.games import view
 from envs.games.game import Game
-from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
 
-UNUSABLE = "names no legal move; a random one was played"
+PARSE_FAILURE = "names no legal move; a random one was played"
 
 
 def write_out(
@@ -41,10 +41,12 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
         prompt, answer, error = "", game.action_names[action], ""
-        if isinstance(who, Player) and not who.leaves(seat):
-            prompt = who.prompt.first_text(state, seat)
-            answer = who.tokenizers[seat].decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
-            error = UNUSABLE if played.failed[turn, row] else ""
+        if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
+            prompt = who.prompt_text(state, seat, turn)
+            answer = who.tokenizer(seat, turn).decode(
+                played.answer[turn, row, : played.answer_length[turn, row]].tolist()
+            )
+            error = PARSE_FAILURE if played.failed[turn, row] else ""
         state, reward = step(state, action)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
         moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), error=error))
@@ -64,7 +66,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         start_board=start["board"],
         start_svg=start["svg"],
         source=source,
-        solved=bool(played.success[row]) if hasattr(game, "success") else None,
+        solved=bool(played.success[row]) if game.solvable else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The weights as the sampler wants them, where sampling and learning split them differently (`config.mesh.sampling`).
+"""The parameters as sampling wants them, where sampling and learning split them differently (`config.mesh.sampling`).
 
 Learning keeps every device's share of the parameters small; writing answers reads all of them at every token. With
 "replicated" or "tensor" they are cast and gathered once a step, by a program of its own, so that what it costs is
@@ -13,29 +13,27 @@ from marl_jax.learning.update import TrainState
 from marl_jax.modes.setup import Setup
 
 
-class SamplerWeights:
-    """`SamplerWeights(setup)(learners)`: weights for playing, by the names of the models.
+class SamplerParams:
+    """`SamplerParams(setup)(train_states)`: parameters for sampling, by the names of the backbones.
 
-    With "same", those of the learners themselves, and the rollout program lays them out.
+    With "same", those of the train states themselves, and the rollout program lays them out.
     """
 
     def __init__(self, setup: Setup):
         self.apart = setup.config.mesh.sampling != "same" and setup.mesh.size > 1
-        self._lay_out = jax.jit(setup.team.sampling_layout)
+        self._layout = jax.jit(setup.team.sampling_layout)
         self._frozen: dict[str, dict] | None = None
 
-    def __call__(self, train_states: dict[str, TrainState]) -> dict[str, dict]:
-        """In the scope of `setup.sampling_mesh`."""
+    def __call__(self, states: dict[str, TrainState]) -> dict[str, dict]:
+        """In the scope of `setup.sample_mesh`."""
         if not self.apart:
-            return {name: train_state.weights for name, train_state in train_states.items()}
+            return {name: state.weights for name, state in states.items()}
         if self._frozen is None:
-            self._frozen = self._lay_out(
-                {name: _played(train_state.frozen) for name, train_state in train_states.items()}
-            )
-        trained = self._lay_out({name: _played(train_state.trained) for name, train_state in train_states.items()})
+            self._frozen = self._layout({name: _sampled(state.frozen) for name, state in states.items()})
+        trained = self._layout({name: _sampled(state.trained) for name, state in states.items()})
         return {name: {**self._frozen[name], **trained[name]} for name in trained}
 
 
-def _played(weights: dict) -> dict:
+def _sampled(weights: dict) -> dict:
     """Without the reference, which only the learner reads."""
     return {name: part for name, part in weights.items() if name != "reference"}

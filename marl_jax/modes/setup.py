@@ -1,9 +1,10 @@
-"""From a config to the things a run is made of: game, text, tokenizer, policy, programs. Nothing is trained here."""
+"""From a config to the parts a run is made of: game, texts, tokenizers, policies, rollout. Nothing is trained here."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +13,23 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from envs.games import text as texts
-from envs.games.bots import Bot
+from envs.games.bots import Bot, bot_names, make_bot
 from envs.games.game import Game
+from envs.games.parser import make_parser
 from envs.games.text import Prompt
-from marl_jax.agents.policy import Free, LoraSpec, Policy
-from marl_jax.agents.team import Backbone, Prompts, Team
+from marl_jax.agents.answers import Answers, Constrained, FreeText
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.agents.seating import BOT, Seating, seat_names
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
-from marl_jax.modes import init_from as starts
-from marl_jax.rollouts import opponents
-from marl_jax.rollouts.curriculum import Graded, Rule
-from marl_jax.rollouts.games import Rollout, make_sections
-from marl_jax.rollouts.groups import GroupRollout
-from marl_jax.rollouts.matches import Player
-from marl_jax.rollouts.opponents import BOT
-from marl_jax.rollouts.tree import TreeRollout
+from marl_jax.modes import init_from
+from marl_jax.rollouts.curriculum import Curriculum, LadderRule
+from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.sampling.choice import make_choices
 from models import chat, fetch, tokenizers
 from models import registry as models
@@ -38,23 +41,18 @@ from models.weights.load import read_config
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """What a config stands for.
-
-    team         the models, each with the policies that live on it
-    seat_policy  for each seat, the number of the policy that plays it; -1 where a bot does
-    seat_bots    for each seat, the bot to whom it belongs, or None
-    """
+    """What a config stands for: algorithm, mesh, game, models with their policies, and who sits where."""
 
     config: ConfigDict
     mesh: Mesh
     game: Game
     team: Team
-    seat_policy: tuple[int, ...]
-    seat_bots: tuple[Bot | None, ...]
+    seating: Seating
+    algorithm: Algorithm
 
     @property
-    def sampling_mesh(self) -> Mesh:
-        """The devices as they are arranged while games are played."""
+    def sample_mesh(self) -> Mesh:
+        """The devices as they are arranged while answers are sampled."""
         return meshes.for_sampling(self.mesh, self.config.mesh.sampling)
 
     @property
@@ -63,7 +61,7 @@ class Setup:
         return self.team.backbones
 
     @property
-    def train_states(self) -> tuple[Backbone, ...]:
+    def trained_backbones(self) -> tuple[Backbone, ...]:
         """Those of them that learn."""
         return tuple(backbone for backbone in self.backbones if any(backbone.learns))
 
@@ -76,85 +74,73 @@ class Setup:
         return self.backbones[0]
 
     @property
-    def prompt(self) -> Prompt | Prompts:
-        """What the seats read."""
-        return self.team.prompt(self.seat_policy)
-
-    # Of the only model:
-    model = property(lambda self: self.backbone.model)
-    tokenizer = property(lambda self: self.backbone.tokenizer)
-    policy = property(lambda self: self.backbone.policy)
-
-    def weights_at_start(self) -> tuple[dict, dict]:
-        """`Mind.weights_at_start` of the only model."""
-        return self.backbone.weights_at_start()
-
-    def abstract(self) -> tuple[dict, dict]:
-        """`Mind.abstract` of the only model."""
-        return self.backbone.abstract()
-
-    def rollout(self) -> Rollout | Graded:
-        """The program that gathers samples, with a curriculum around it if there is one."""
-        settings = {name: value for name, value in self.config.curriculum.items() if name != "enabled"}
-        rollout = self.plain_rollout()
-        if not self.config.curriculum.enabled:
+    def rollout(self) -> Any:
+        """What gathers the samples, with a curriculum around it if there is one."""
+        rollout, c = self.algorithm.rollout(self), self.config.curriculum
+        if not c.enabled:
             return rollout
-        # GRPO plays the games of a rollout to their ends; others leave some to the next.
-        return Graded(rollout, Rule(**settings, wait=0 if self.config.algo.name == "grpo" else self.game.max_turns))
+        settings = {name: value for name, value in c.items() if name != "enabled"}
+        # Where games go on from rollout to rollout, those of the grade before are still ending after a change.
+        wait = self.game.max_turns if rollout.games_go_on else 0
+        return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
-    def plain_rollout(self) -> Rollout:
-        """The program without a curriculum."""
+    def rollout_settings(self) -> dict[str, Any]:
+        """The arguments that all rollouts of games share."""
         c = self.config
-        bots = [opponents.make_bot(self.game, name) for name in c.opponents.bots]
-        settings = dict(
+        return dict(
             game=self.game,
-            prompt=self.prompt,
-            policy=self.team,
-            sections=make_sections(c.rollout.games, c.opponents.self_play_frac, bots, c.opponents.bot_frac),
+            team=self.team,
+            rows=c.rollout.games,
             turns=c.rollout.turns,
-            seat_policy=self.seat_policy,
-            seat_bots=self.seat_bots,
+            seating=self.seating,
             learns=tuple(not c.policies[name].frozen for name in self.team.policies),
             symmetry=games.symmetry(self.game) if c.env.symmetry else None,
-            weights=(c.reward.team, c.reward.agent, c.reward.process),
+            reward_weights=(c.reward.team, c.reward.agent, c.reward.process),
             dense=c.reward.dense,
             parse_failure_reward=c.rollout.parse_failure_reward,
-        )
-        if c.algo.name == "ppo":
-            return Rollout(**settings)
-        if c.algo.name == "grpo":
-            return GroupRollout(**settings, candidates=c.algo.group_size)
-        return TreeRollout(
-            **settings, candidates=c.algo.group_size, continuation=c.algo.continuation, team_term=c.algo.team_term
+            history_turns=c.env.history_turns if c.env.context == "history" else 0,
+            history_tokens=c.env.history_tokens,
         )
 
-    def player(self, swapped: bool = False) -> Player:
+    def opponents(self) -> Opponents | None:
+        """Who sits opposite the learner; None where it only meets itself."""
+        o = self.config.opponents
+        bots = [make_bot(self.game, name) for name in o.bots]
+        sections = make_sections(self.config.rollout.games, o.self_play_frac, bots, o.bot_frac)
+        if sections.own == sections.rows and not o.pool_size:
+            return None
+        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritised)
+
+    def demonstrator(self) -> Bot:
+        """The bot that is imitated: that of the config, or the best that the game has."""
+        name = self.config.algo.bot or bot_names(self.config.env.name)[-1]
+        return make_bot(self.game, name)
+
+    def seated(self, swapped: bool = False) -> SeatedTeam:
         """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
-        turn = lambda seats: (*seats[1:], seats[0]) if swapped else seats  # noqa: E731
-        seat_policy = turn(self.seat_policy)
-        spoken = tuple(self.backbones[self.team.backbone_of(policy)].tokenizer for policy in seat_policy)
-        return Player(self.team, self.team.prompt(seat_policy), seat_policy, turn(self.seat_bots), spoken)
+        return SeatedTeam(self.team, self.seating.swapped() if swapped else self.seating)
 
-    def rows_to_learn(self, backbone: Backbone, n: int) -> int:
-        """How many of n samples are a model's own where all seats move equally often, if so many make a batch."""
+    def max_active_rows(self, backbone: Backbone, n: int) -> int:
+        """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""
         algo, learning = self.config.algo, dict(zip(backbone.policies, backbone.learns, strict=True))
-        seats = sum(policy >= 0 and learning.get(self.team.policies[policy], False) for policy in self.seat_policy)
-        few = n * seats // self.game.n_players
-        parts = algo.minibatches * algo.grad_accum_steps * backbone.policy.share * meshes.batch_ways(self.mesh)
-        return n if few % parts else few
+        policies = [self.seating.policies(seat) for seat in range(self.game.n_players)]
+        seats = sum(any(learning.get(self.team.policies[p], False) for p in found) for found in policies)
+        most = n * seats // self.game.n_players
+        parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_ways(self.mesh)
+        return n if most % parts else most
 
-    def seat_names(self) -> tuple[str, ...]:
+    def seat_labels(self) -> tuple[str, ...]:
         """For each seat, who plays it: the name of the model, with that of the policy where there are several."""
         several = len(self.team.policies) > 1
 
-        def name(seat: int, policy: int) -> str:
-            if policy < 0:
-                return seats[seat]
-            model = self.backbones[self.team.backbone_of(policy)].config.name
+        def label(seat: int, name: str) -> str:
+            if not self.seating.policies(seat):
+                return name
+            policy = self.seating.policies(seat)[0]
+            model = self.backbones[int(self.team.backbone_of(policy))].config.name
             return f"{model} {self.team.policies[policy]}" if several else model
 
-        seats = _seats(self.config, self.game)
-        return tuple(name(seat, policy) for seat, policy in enumerate(self.seat_policy))
+        return tuple(label(seat, names[0]) for seat, names in enumerate(_names_of_seats(self.config, self.game)))
 
 
 def make(
@@ -169,20 +155,16 @@ def make(
     """
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
-    meshes.check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
+    check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
     game = games.make(config.env.name, **config.env.params.to_dict())
+    algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)
     backbones = tuple(
-        _mind(config, number, chosen, names, game, mesh, find or found)
+        _backbone(config, algorithm, number, chosen, names, game, mesh, find or found)
         for number, (chosen, names) in enumerate(models_of(config))
     )
     _check_tokenizers(config, backbones)
-    seats = _seats(config, game)
-    return Setup(
-        config, mesh, game, Team(backbones, policies),
-        seat_policy=tuple(-1 if name.startswith(BOT) else policies.index(name) for name in seats),
-        seat_bots=tuple(opponents.make_bot(game, name[len(BOT) :]) if name.startswith(BOT) else None for name in seats),
-    )  # fmt: skip
+    return Setup(config, mesh, game, Team(backbones, policies), _seating(config, game, policies), algorithm)
 
 
 def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
@@ -200,36 +182,39 @@ def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
     return list(table.values())
 
 
-def _mind(config: ConfigDict, number: int, chosen: ConfigDict, names, game: Game, mesh: Mesh, find) -> Backbone:
+def _backbone(
+    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names, game: Game, mesh: Mesh, find
+) -> Backbone:
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
-    prompt = texts.make(game, config.env.text).compile(tokenizer, parts, config.env.context)
+    prompt = texts.make(game, config.env.text).compile(
+        tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
+    )
     built = build(cfg)
-    start = starts.find(chosen.init_from, names[0])
-    if start is not None:
+    source = init_from.find(chosen.init_from, names[0])
+    if source is not None:
         adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
-        starts.check(start, chosen.name, chosen.shape.to_dict(), adapters, names)
+        init_from.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
     learns = tuple(not config.policies[name].frozen for name in names)
     lora = chosen.lora
     policy = Policy(
         model=built,
-        choices=make_choices(_names(prompt), tokenizer.eos_id),
-        prefix=prompt.prefix,
+        answers=_answers(config, prompt, tokenizer),
+        rules=prompt.prefix,
         lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
-        critic=config.algo.critic,
+        critic=config.algo.critic if algorithm.critic else "none",
         dtype=jnp.dtype(chosen.dtype),
         remat=chosen.remat,
         unroll=chosen.unroll,
         temperature=config.rollout.temperature,
-        free=_free(config, prompt, tokenizer) if config.rollout.answer == "free" else None,
         fuse=meshes.for_sampling(mesh, config.mesh.sampling).shape["tensor"] == 1,
-        warm=start is not None and start.lora,
-        share=config.algo.group_size if config.algo.share_prefix else 1,
+        warm=source is not None and source.lora,
+        keeps_cache=config.env.context == "history",
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
-        number=number, seed=config.seed, reference=config.algo.kl_coef > 0, start=start,
+        number=number, seed=config.seed, reference=config.algo.get("kl_coef", 0) > 0, source=source,
     )  # fmt: skip
 
 
@@ -238,7 +223,7 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
     if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
         return
     words = ", ".join(f"{backbone.name} has that of {backbone.config.name}" for backbone in backbones)
-    if config.algo.critic == "central":
+    if config.algo.get("critic", "none") == "central":
         raise ConfigError(
             [
                 "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "
@@ -266,19 +251,27 @@ def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
     return read_config(place), str(place)
 
 
-def _names(prompt: Prompt) -> list[list[int]]:
-    return [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
-
-
-def _free(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Free:
+def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answers:
+    """How the policies answer."""
+    if config.rollout.answer == "constrained":
+        names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
+        return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
         raise ConfigError([f"{problem}; accepted: {longest} and more"])
-    return Free(prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
+    parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True))
+    return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 
 
-def _seats(config: ConfigDict, game: Game) -> list[str]:
-    """For each seat, who plays it: the name of a policy, or bot:NAME."""
-    agents, roles = config.agents, getattr(game, "roles", [f"seat_{i}" for i in range(game.n_players)])
-    return [agents.get(f"seat_{i}", agents.get(role, agents.get("all"))) for i, role in enumerate(roles)]
+def _names_of_seats(config: ConfigDict, game: Game) -> list[tuple[str, ...]]:
+    return seat_names(config.agents, game.seat_names)
+
+
+def _seating(config: ConfigDict, game: Game, policies: tuple[str, ...]) -> Seating:
+    seats = _names_of_seats(config, game)
+    bots = [names[0].removeprefix(BOT) if names[0].startswith(BOT) else None for names in seats]
+    return Seating(
+        table=tuple(tuple(-1 if name.startswith(BOT) else policies.index(name) for name in names) for names in seats),
+        bots=tuple(None if name is None else make_bot(game, name) for name in bots),
+    )

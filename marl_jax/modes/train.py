@@ -1,8 +1,9 @@
-"""The training loop: play, compute advantages, learn, and now and then evaluate, save and tell.
+"""The training loop: roll out, compute advantages, update, and now and then evaluate, save and report.
 
-Read `train` from top to bottom. What a run is made of comes from `setup.py`; a step is two XLA programs, `play` and
-`learn`. Everything that must survive a stop is in `state`, and all randomness comes from the seed and the number of
-the step, so a run that was interrupted anywhere goes on exactly as if it had not been.
+Read `train` from top to bottom. What a run is made of comes from `setup.py`; how samples are gathered and what is
+learned from them is the algorithm's business (`marl_jax/algorithms`). Everything that must survive a stop is in the
+train states and the rollout's state, and all randomness comes from the seed and the number of the step, so a run that
+was interrupted anywhere continues exactly as if it had not been.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ import contextlib
 import functools
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax.agents.team import update_active_rows
 from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
-from marl_jax.learning import grpo, overlong, ppo
-from marl_jax.learning.update import TrainState, make_optimiser, make_update, new_train_state
+from marl_jax.learning import overlong
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import identity
-from marl_jax.modes.sampler_params import SamplerWeights
+from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import games as rollouts
-from marl_jax.rollouts import matches, opponents
-from marl_jax.rollouts.curriculum import Graded
+from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
@@ -37,6 +37,7 @@ from marl_jax.running.metrics import Metrics, write_config
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
+from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +55,19 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
 
     # ---------------------------------------------------------------------- what is trained, and where it stands
     key = jax.random.key(config.seed)
-    rollout = setup.rollout()
-    optimiser = make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
-    train_mesh, sample_mesh = (functools.partial(jax.set_mesh, mesh) for mesh in (setup.mesh, setup.sampling_mesh))
+    rollout, optimiser = setup.rollout, optimiser_of(config)
+    train_mesh, sample_mesh = (functools.partial(jax.set_mesh, mesh) for mesh in (setup.mesh, setup.sample_mesh))
     with train_mesh():
-        train_states, games, pool = at_start(setup, rollout, optimiser, key)
+        states, rollout_state = at_start(setup, rollout, optimiser, key)
 
     c = config.checkpoint
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
-    restored = checkpoints.restore(saved(train_states, games, pool), run=identity(setup))
+    restored = checkpoints.restore(saved(states, rollout_state), run=identity(setup))
     start = 0 if restored is None else restored.step
     if main:
         write_config(config, workdir, done=start >= config.steps)
     if restored is not None:
-        train_states, games, pool = resumed(train_states, restored.state)
+        states, rollout_state = resumed(states, restored.state)
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
     else:
         for backbone in setup.backbones:
@@ -76,20 +76,19 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
         log.info("new run in %s", workdir)
 
     # ------------------------------------------------------------------------------------------------- programs
-    play, learn = programs(setup, rollout, optimiser, train_states, games, pool)
-    sampler = SamplerWeights(setup)
-    snapshot = jax.jit(opponents.add, donate_argnums=(0,), out_shardings=placement.shardings_of(pool))
+    roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
+    sampler = SamplerParams(setup)
     evaluation = evaluate.Evaluation(setup)
-    table = Match(setup.game, (setup.player(),))
+    table = Match(setup.game, (setup.seated(),))
 
     # ----------------------------------------------------------------------------------------------------- loop
     metrics = Metrics(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
     if start == 0 and config.eval.every:
         with sample_mesh():
-            metrics.write_eval(0, evaluation(sampler(train_states), baselines=True))
+            metrics.write_eval(0, evaluation(sampler(states), baselines=True))
     if start >= config.steps:
-        log.info("all %d steps are done; raise --config.steps or choose another --workdir to go on", config.steps)
+        log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
     step, stopping = start, False
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
@@ -100,179 +99,157 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                 step_key, clock = jax.random.fold_in(key, step), Clock()
                 with sample_mesh():
                     with clock.phase("reshard") if sampler.apart else contextlib.nullcontext():
-                        weights = jax.block_until_ready(sampler(train_states))
+                        params = jax.block_until_ready(sampler(states))
                     with clock.phase("rollout"):
-                        samples, games, pool, figures = play(weights, games, pool, step_key)
-                        jax.block_until_ready(samples.action)
-                del weights
+                        samples, rollout_state, found = roll(params, rollout_state, jax.random.fold_in(step_key, 0))
+                        jax.block_until_ready(samples.tokens)
+                del params
                 with train_mesh(), clock.phase("update"):
-                    train_states, more = learn(train_states, samples, step_key)
-                    figures = jax.device_get({**figures, **more})
+                    states, more = learn(states, samples, step_key)
+                    found = jax.device_get({**found, **more})
                 step += 1
 
-                if figures["skipped_in_a_row"] >= config.checkpoint.nan_limit:
-                    metrics.write(step, {**figures, **clock.figures(figures)}, last=True)
-                    raise not_finite(step, figures["skipped_in_a_row"], "optim.lr", config.optim.lr)
-                if pool is not None and step % config.opponents.snapshot_every == 0:
+                if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
+                    metrics.write(step, {**found, **clock.metrics(found)}, last=True)
+                    raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
+                if rollout.changes_after(step):
                     with train_mesh():
-                        pool = snapshot(pool, snapshot_params(setup, train_states), step)
+                        rollout_state = after_update(rollout_state, all_weights(states), step)
                 metric = None
                 if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                     with sample_mesh(), clock.phase("evaluation"):
-                        rows = evaluation(sampler(train_states))
+                        rows = evaluation(sampler(states))
                     metrics.write_eval(step, rows)
                     metric = best_metric(config, rows)
                 if logs.due(step):
                     with sample_mesh(), clock.phase("logs"):
-                        logs.write(step, some_games(setup, table, sampler(train_states), step_key))
-                metrics.write(step, {**figures, **clock.figures(figures)})
+                        logs.write(step, some_games(setup, table, sampler(states), step_key))
+                metrics.write(step, {**found, **clock.metrics(found)})
                 stopping = processes.anyone(stop.asked)
-                # Steps that could not be learnt from are no place to go on from.
-                wanted = checkpoints.due(step) and not figures["skipped_in_a_row"]
+                # A step whose update was skipped is no place to continue from.
+                wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
                 if wanted or checkpoints.improves(metric) or step == config.steps or stopping:
-                    checkpoints.save(step, saved(train_states, games, pool), {"run": identity(setup)}, metric)
+                    checkpoints.save(step, saved(states, rollout_state), {"run": identity(setup)}, metric)
 
         # ------------------------------------------------------------------------------------------------- end
         if step > start:
             checkpoints.finish(step)
         if stopping and step < config.steps:
             who = stop.name or "a signal to another process"
-            log.info("stopped at step %d by %s; the same command goes on from there", step, who)
+            log.info("stopped at step %d by %s; the same command continues from there", step, who)
     if main:
         report.main(workdir)
 
 
-def at_start(setup: Setup, rollout: rollouts.Rollout | Graded, optimiser, key):
-    """What a run begins with, every array in its place on the mesh: (learners, games, pool of past selves or None)."""
-    train_states = {
-        backbone.name: new_train_state(*backbone.weights_at_start(), optimiser, setup.mesh)
-        for backbone in setup.backbones
-    }
-    games = placement.init_sharded(rollout.start, functools.partial(placement.rows, setup.sampling_mesh), key)
-    size, dtype = setup.config.opponents.pool_size, setup.backbones[0].policy.dtype
-    if not size:
-        return train_states, games, None
-    player = snapshot_params(setup, train_states)
-    places = functools.partial(placement.like_parameters, setup.mesh, parameters=player)
-    return train_states, games, placement.init_sharded(lambda p: opponents.new_pool(p, size, dtype), places, player)
+def optimiser_of(config: ConfigDict):
+    """The optimiser of a run."""
+    return make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
 
 
-def programs(setup: Setup, rollout: rollouts.Rollout | Graded, optimiser, train_states, games, pool):
-    """`play_step` and `learn_step` as programs: what they change stays in its place, any process can read figures."""
-    whole = placement.replicated(setup.mesh)
-    play = jax.jit(
-        functools.partial(play_step, setup, rollout),
-        donate_argnums=(1,),
-        out_shardings=(None, *placement.shardings_of((games, pool)), whole),
-        compiler_options=compiler.options(),
-    )
+def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
+    """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
+    states = {b.name: new_train_state(*b.weights_at_start(), optimiser, setup.mesh) for b in setup.backbones}
+    weights = all_weights(states)
+
+    def places(state):
+        rows = functools.partial(placement.rows, setup.sample_mesh)
+        snapshot = setup.team.acting_params(weights)
+        return rollout.shardings(
+            state, rows, lambda tree: placement.like_parameters(setup.mesh, tree, parameters=snapshot)
+        )
+
+    return states, placement.init_sharded(rollout.init, places, key, weights)
+
+
+def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
+    """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
+    everywhere = placement.replicated(setup.mesh)
     learn = jax.jit(
         functools.partial(learn_step, setup, optimiser),
         donate_argnums=(0,),
-        out_shardings=(placement.shardings_of(train_states), whole),
+        out_shardings=(placement.shardings_of(states), everywhere),
         compiler_options=compiler.options(),
     )
-    return play, learn
+    if not rollout.jitted:
+        return rollout, learn, rollout.after_update
+    kept = placement.shardings_of(rollout_state)
+    roll = jax.jit(
+        rollout.__call__,
+        donate_argnums=(1,),
+        out_shardings=(None, kept, everywhere),
+        compiler_options=compiler.options(),
+    )
+    after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
+    return roll, learn, after_update
 
 
-def play_step(setup: Setup, rollout: rollouts.Rollout | Graded, weights, games, pool, key):
-    """One rollout, and what it says about the past self it met: (samples, games, pool, figures)."""
-    play_key, meet_key = jax.random.split(jax.random.fold_in(key, 0))
-    past = None
-    if pool is not None:
-        place, past = opponents.meet(pool, meet_key, setup.config.opponents.prioritised)
-    samples, finished, games = rollout(weights, games, play_key, past)
-    if pool is not None and rollout.sections.past:
-        pool = opponents.record(pool, place, *rollouts.results(finished, rollout.sections.slices()[0][1]))
-    figures = rollouts.summary(finished, rollout.sections, setup.game.competitive)
-    said = jax.tree.map(lambda x: x[: setup.config.rollout.turns], samples)  # without the turns that look ahead
-    figures["answers"] = jnp.sum(said.weights > 0)
-    figures["tokens"] = jnp.sum(said.prompt_lengths + said.answer_lengths)
-    figures["prompt_length"] = jnp.mean(said.prompt_lengths)
-    figures["answer_length"] = jnp.mean(said.answer_lengths)
-    figures["parse_failure_rate"] = jnp.mean((said.action < 0) & (said.policy >= 0))
-    if isinstance(rollout, Graded):
-        figures["difficulty"] = rollout.difficulty(games)
-    return samples, games, pool, figures
-
-
-def learn_step(setup: Setup, optimiser, train_states: dict[str, TrainState], samples, key):
-    """Advantages, then the epochs of the update, of every model from its own samples: (learners, figures)."""
-    algo, found = setup.config.algo, {}
-    for backbone in setup.train_states:
-        train_state = train_states[backbone.name]
-        mine, figures = overlong.handle(backbone.policy, setup.team.own(samples, backbone.number), algo)
-        given = (backbone.policy, train_state.weights, mine, algo, setup.game.n_players)
+def learn_step(setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array):
+    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics)."""
+    algo, algorithm, found = setup.config.algo, setup.algorithm, {}
+    for backbone in setup.trained_backbones:
+        policy, state = backbone.policy, states[backbone.name]
+        mine = setup.team.own(samples, backbone.number)
+        mine, metrics = overlong.handle(policy, mine, algo)
         with jax.named_scope("advantages"):
-            rows, more = (ppo.prepare(*given), {}) if algo.name == "ppo" else grpo.prepare(*given)
-        update = make_update(backbone.policy, optimiser, algo)
-        few = setup.rows_to_learn(backbone, rows.n)
-        learn_key = jax.random.fold_in(key, 1 + backbone.number)
-        train_state, updated = update_active_rows(update, train_state, rows, learn_key, few, backbone.policy.share)
-        train_states, found[backbone.name] = (
-            {**train_states, backbone.name: train_state},
-            {**figures, **more, **updated},
-        )
-    return train_states, merge_metrics(found)
+            mine, more = algorithm.prepare(policy, state.weights, mine, algo)
+        update = make_update(policy, optimiser, algorithm.objective, algo)
+        most = setup.max_active_rows(backbone, mine.n)
+        state, updated = update_active_rows(update, state, mine, jax.random.fold_in(key, 1 + backbone.number), most)
+        states, found[backbone.name] = {**states, backbone.name: state}, {**metrics, **more, **updated}
+    return states, merge_metrics(found)
 
 
 def merge_metrics(found: dict[str, dict]) -> dict:
-    """The figures of one model as they are; of several, by the name of each, and over all of them."""
+    """The metrics of one model as they are; of several, by the name of each, and over all of them."""
     if len(found) == 1:
         return next(iter(found.values()))
-    figures = {f"{name}/{figure}": value for name, figures in found.items() for figure, value in figures.items()}
-    over_all = {"rows": jnp.sum, "groups": jnp.sum, "skipped": jnp.sum, "skipped_in_a_row": jnp.max}
-    for figure in next(iter(found.values())):
-        values = jnp.stack([of_one[figure] for of_one in found.values()])
-        figures[figure] = over_all.get(figure, jnp.mean)(values)
-    return figures
+    metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
+    over_all = {"answers_trained": jnp.sum, "groups": jnp.sum, "skipped": jnp.sum, "skipped_in_a_row": jnp.max}
+    for metric in next(iter(found.values())):
+        values = jnp.stack([of_one[metric] for of_one in found.values()])
+        metrics[metric] = over_all.get(metric, jnp.mean)(values)
+    return metrics
 
 
-def some_games(setup: Setup, table: Match, weights, key):
+def some_games(setup: Setup, table: Match, params: dict, key: jax.Array):
     """A few games of the team with itself, as it trains, written out."""
     seating = matches.alone(setup.config.log.games, setup.game.n_players)
-    played = table((weights,), seating, key, setup.config.rollout.temperature)
-    return records.write_out(table, played, seating, key, [setup.seat_names()], "train")
+    played = table((params,), seating, key, setup.config.rollout.temperature)
+    return records.write_out(table, played, seating, key, [setup.seat_labels()], "train")
 
 
-def all_weights(train_states: dict[str, TrainState]) -> dict[str, dict]:
-    """The weights of every model, for playing."""
-    return {name: train_state.weights for name, train_state in train_states.items()}
+def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
+    """The weights of every backbone."""
+    return {name: state.weights for name, state in states.items()}
 
 
-def snapshot_params(setup: Setup, train_states: dict[str, TrainState]) -> dict[str, dict]:
-    """The part of the weights that changes and decides how the team plays."""
-    return setup.team.player({name: train_state.trained for name, train_state in train_states.items()})
-
-
-def saved(train_states: dict[str, TrainState], games, pool) -> dict:
+def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
     """What a checkpoint holds; weights that are only read come from where they came from at first."""
-    learning = {name: train_state for name, train_state in train_states.items() if train_state.trained}
-    of_each = lambda field: {name: getattr(train_state, field) for name, train_state in learning.items()}  # noqa: E731
-    state = {"trained": of_each("trained"), "optimiser": of_each("optimiser"), "skipped": of_each("skipped")}
-    state["games"] = games
-    return state if pool is None else {**state, "pool": pool}
+    learning = {name: state for name, state in states.items() if state.trained}
+    fields = ("trained", "optimiser", "skipped")
+    state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
+    return {**state, "rollout": rollout_state}
 
 
-def resumed(train_states: dict[str, TrainState], state: dict) -> tuple:
-    """Learners, games and pool from what a checkpoint held."""
+def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, TrainState], Any]:
+    """Train states and the rollout's state from what a checkpoint held."""
     again = {
-        name: TrainState(state["trained"][name], train_state.frozen, state["optimiser"][name], state["skipped"][name])
-        for name, train_state in train_states.items()
+        name: TrainState(state["trained"][name], one.frozen, state["optimiser"][name], state["skipped"][name])
+        for name, one in states.items()
         if name in state["trained"]
     }
-    return {**train_states, **again}, state["games"], state.get("pool")
+    return {**states, **again}, state["rollout"]
 
 
-def not_finite(step: int, skipped: int, field: str, lr: float) -> RunError:
-    """Why a run ends whose last `skipped` updates were all skipped; `field` is that of its learning rate."""
+def not_finite(step: int, skipped: int, lr: float) -> RunError:
+    """Why a run ends whose last `skipped` updates were all skipped."""
     return RunError(
-        f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower {field} (now {lr:g}) or "
+        f"step {step}: the last {skipped:d} updates were not finite and were skipped; lower optim.lr (now {lr:g}) or "
         "optim.max_grad_norm"
     )
 
 
 def best_metric(config: ConfigDict, rows: list[dict]) -> float | None:
-    """The figure by which the best checkpoint is kept."""
-    opponent, _, figure = config.checkpoint.best_metric.partition("/")
-    return next((row.get(figure) for row in rows if row["opponent"] == opponent), None)
+    """The metric by which the best checkpoint is kept."""
+    opponent, _, metric = config.checkpoint.best_metric.partition("/")
+    return next((row.get(metric) for row in rows if row["opponent"] == opponent), None)

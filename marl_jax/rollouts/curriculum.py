@@ -10,13 +10,15 @@ always plays the whole held-out part.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs.games.game import Game, State
-from marl_jax.rollouts.games import Finished, Games, Rollout, Sections
+from envs.games.game import Game
+from marl_jax.rollouts.games import GameRollout, State
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
@@ -39,15 +41,15 @@ class Ladder:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GradedGames:
-    """Games in progress, and the ladder by which the next ones are drawn."""
+class CurriculumState:
+    """The rollout's own state, and the ladder by which the next games are drawn."""
 
-    games: Games
+    inner: State
     ladder: Ladder
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class LadderRule:
     """When to go up and down; the fields are those of `config.curriculum`, and
 
     wait    turns after a change before games count: as many as a game may take, where games go on from rollout to
@@ -95,34 +97,42 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Graded:
+class Curriculum:
     """A rollout on the levels of the present grade; called as the rollout itself."""
 
-    rollout: Rollout
-    rule: Rule
+    rollout: GameRollout
+    rule: LadderRule
 
-    @property
-    def sections(self) -> Sections:
-        """The rollout's."""
-        return self.rollout.sections
+    jitted = True
 
-    def start(self, key: jax.Array) -> GradedGames:
+    def init(self, key: jax.Array, params: dict) -> CurriculumState:
         """Fresh games of the first grade."""
-        ladder = self.rule.begin(self.sections.rows)
-        return GradedGames(self._at(ladder).start(key), ladder)
+        ladder = self.rule.begin(self.rollout.rows)
+        return CurriculumState(self._at(ladder).init(key, params), ladder)
 
     def __call__(
-        self, weights: dict, graded: GradedGames, key: jax.Array, past: dict | None = None
-    ) -> tuple[Samples, Finished, GradedGames]:
-        """As `Rollout`'s, and the ladder after it."""
-        samples, finished, games = self._at(graded.ladder)(weights, graded.games, key, past)
-        return samples, finished, GradedGames(games, self.rule.climb(graded.ladder, finished))
+        self, params: dict, state: CurriculumState, key: jax.Array
+    ) -> tuple[Samples, CurriculumState, dict[str, jax.Array]]:
+        """As the rollout's, and the ladder after it."""
+        rollout = self._at(state.ladder)
+        samples, inner, finished = rollout.run(params, state.inner, key)
+        ladder = self.rule.climb(state.ladder, finished)
+        metrics = {**rollout.metrics(samples, finished), "difficulty": ladder.grade[0] / self.rule.grades}
+        return samples, CurriculumState(inner, ladder), metrics
 
-    def difficulty(self, graded: GradedGames) -> jax.Array:
-        """The share of the levels that are drawn from: float32 []."""
-        return graded.ladder.grade[0] / self.rule.grades
+    def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:
+        """As the rollout's; every row has the ladder's numbers."""
+        return CurriculumState(self.rollout.shardings(state.inner, rows, like_params), rows(state.ladder))
 
-    def _at(self, ladder: Ladder) -> Rollout:
+    def after_update(self, state: CurriculumState, params: dict, step) -> CurriculumState:
+        """The rollout's."""
+        return dataclasses.replace(state, inner=self.rollout.after_update(state.inner, params, step))
+
+    def changes_after(self, step: int) -> bool:
+        """The rollout's."""
+        return self.rollout.changes_after(step)
+
+    def _at(self, ladder: Ladder) -> GameRollout:
         game = self.rollout.game
         count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.grades, 1)
         return dataclasses.replace(self.rollout, game=Easiest(game, count))
@@ -135,7 +145,7 @@ class Easiest:
     puzzle: Game
     count: jax.Array
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> Any:
         """The first state of one of them."""
         return self.puzzle.reset_among(key, self.count)
 

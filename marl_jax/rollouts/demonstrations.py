@@ -17,17 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import Bot, pick
-from envs.games.roles import EXECUTOR, TwoRole, puzzle_state
-from marl_jax.agents.policy import Decision
-from marl_jax.agents.team import Backbone
-from marl_jax.rollouts.games import Finished, Games, Rollout, row_keys
-from marl_jax.rollouts.opponents import seat_actions
+from marl_jax.agents.answering import Decision
+from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Demonstrations(Rollout):
-    """The program: `start` makes the games, `show` plays `turns` turns of all of them.
+class Demonstrations(GameRollout):
+    """The program; called as `GameRollout` is, and no parameters are asked.
 
     bot    who is imitated, in all seats
     noise  the share of moves that are played at random instead
@@ -36,93 +34,80 @@ class Demonstrations(Rollout):
     bot: Bot | None = None
     noise: float = 0.0
 
-    def show(self, games: Games, key: jax.Array) -> tuple[Samples, Finished, Games]:
-        """Samples [R, B, …] whose answers are the bot's, what ended, and the games after R turns."""
+    lookahead = 0
 
-        def step(games, turn):
-            keys = row_keys(jax.random.fold_in(key, turn), self.sections.rows)
-            return self._show_turn(games, keys)
+    def play(
+        self, params: dict, games: Games, key: jax.Array, snapshot: None = None
+    ) -> tuple[Samples, Finished, Games]:
+        """Samples whose answers are the bot's, what ended [R, B, …], and the games after R turns."""
 
-        games, (samples, finished) = jax.lax.scan(step, games, jnp.arange(self.turns))
-        return samples, finished, games
+        def step(carry, turn):
+            games, talk, record, finished = self._show_turn(*carry, row_keys(jax.random.fold_in(key, turn), self.rows))
+            return (games, talk), (*record, finished)
 
-    def examine(self, key: jax.Array, draws: int) -> tuple[Samples, jax.Array]:
-        """Samples [R, B, …] of fresh games, and what counts as right in each position, bool [R, B, A].
+        start = (games, self.context.begin(self.rows, sampling=False))
+        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        return self.context.samples(talk, played, places), finished, games
 
-        A bot may have several ways: right is what it plays in one of so many draws.
+    def examine(self, params: dict, key: jax.Array, draws: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """How a policy answers in the bot's games, fresh ones, most likely answers only.
+
+        Whether each is right and whether it counts, bool [R, B], and the prompts as if they stood alone. A bot may have
+        several ways: right is what it plays in one of so many draws.
         """
+        ready, context = self.team.prepare_for_sampling(params), self.context
 
-        def step(games, turn):
-            keys = row_keys(jax.random.fold_in(key, turn), self.sections.rows)
-            right = self._right(games, keys, draws)
-            games, (samples, _) = self._show_turn(games, keys)
-            return games, (samples, right)
+        def step(carry, turn):
+            games, talk = carry
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            seen = self._look(games)
+            decision, talk = context.act(
+                ready, talk, context.read(talk, seen), keys, legal=seen.legal, policy=seen.policy, temperature=0.0
+            )
+            said = decision.action
+            right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
+            games, talk, (played, _), _ = self._show_turn(games, talk, keys)
+            return (games, talk), (right & (said >= 0), played.counts > 0, seen.prompts)
 
-        return jax.lax.scan(step, self.start(key), jnp.arange(self.turns))[1]
+        start = (self.fresh_games(key), context.begin(self.rows))
+        return jax.lax.scan(step, start, jnp.arange(self.turns))[1]
 
-    def _right(self, games: Games, keys: jax.Array, draws: int) -> jax.Array:
-        view = self._look(games)[2]
+    def _right(self, seen: Seen, keys: jax.Array, draws: int) -> jax.Array:
         keys = jax.vmap(lambda k: jax.random.split(k, draws))(keys)
-        actions = jax.vmap(jax.vmap(self.bot.act, (None, 0)))(view, keys)
+        actions = jax.vmap(jax.vmap(self.bot.act, (None, 0)))(seen.view, keys)
         return jnp.any(actions[..., None] == jnp.arange(self.game.n_actions), axis=1)
 
-    def _show_turn(self, games: Games, keys: jax.Array) -> tuple[Games, tuple[Samples, Finished]]:
+    def _show_turn(self, games: Games, talk, keys: jax.Array):
+        """One move of the bot in every row, as `_turn`."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        player, through, view, prompts, lengths, legal = self._look(games)
-        who = jnp.asarray(self.seat_policy, jnp.int32)[player]
-        best = jax.vmap(self.bot.act)(view, act_keys)
+        seen = self._look(games)
+        best = jax.vmap(self.bot.act)(seen.view, act_keys)
         # Where a bot is at its wits' end it may name a move that is not legal: nothing to learn from.
-        known = jnp.take_along_axis(legal, best[:, None], axis=1)[:, 0]
-        best = jnp.where(known, best, jnp.argmax(legal, axis=1))
-        answers, answer_lengths = self._written(best, player)
+        known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
+        best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
+        answers, answer_lengths = self._written(best, seen.policy)
         nothing = jnp.zeros(answers.shape, jnp.float32)
         decision = Decision(best, answers, answer_lengths, nothing, nothing[:, 0])
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
-        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & self._may_stray(player)
-        action = jnp.where(stray, jax.vmap(pick)(legal, pick_keys), best)
-        action = seat_actions(self.seat_bots, view, player, other_keys, action)
-        state, reward = self._step(games.state, action, jnp.zeros_like(stray), player, through)
-        ended = jax.vmap(self.game.done)(state) | lost(state)
+        stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)
+        action = jnp.where(stray, jax.vmap(pick)(seen.legal, pick_keys), best)
+        action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
+        talk, places = self.context.say(talk, self.context.read(talk, seen), decision, seen.policy)
+        state, reward, move = self._step(games.state, action, jnp.zeros_like(stray), seen)
+        ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
-        samples = self._samples(games, prompts, lengths, legal, decision, player, who, self._weigh(reward), ended, None)
-        samples = samples.replace(weights=samples.weights * known)
+        counts = self._counts(seen.policy) * known
+        record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        return self._restart(after, ended, reset_keys), (samples, finished)
+        talk = self.context.restart(self.context.observe(talk, games, move, after), ended)
+        return self._restart(after, ended, reset_keys), talk, (record, places), finished
 
-    def _may_stray(self, player: jax.Array) -> jax.Array:
-        return player == EXECUTOR if isinstance(self.game, TwoRole) else jnp.ones_like(player, bool)
-
-    def _written(self, action: jax.Array, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions [B] as their players' models write them: tokens int32 [B, W], 0 behind the end, and lengths [B]."""
-        tables = [names_to_write(backbone) for backbone in self.policy.backbones]
-        ids = np.stack([np.pad(ids, ((0, 0), (0, self.policy.width - ids.shape[1]))) for ids, _ in tables])
+    def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions [B] as their policies' models write them: int32 [B, W], 0 behind the end, and lengths [B]."""
+        tables = [backbone.policy.answers.written() for backbone in self.team.backbones]
+        ids = np.stack([np.pad(ids, ((0, 0), (0, self.team.width - ids.shape[1]))) for ids, _ in tables])
         lengths = np.stack([lengths for _, lengths in tables])
-        backbone = jnp.asarray([self.policy.backbone_of(policy) for policy in self.seat_policy])[player]
+        backbone = self.team.backbone_of(policy)
         return jnp.asarray(ids)[backbone, action], jnp.asarray(lengths)[backbone, action]
-
-
-def names_to_write(backbone: Backbone) -> tuple[np.ndarray, np.ndarray]:
-    """The answers that name each action, as a model would sample them: int32 [A, W], 0 behind the end, and [A].
-
-    Free answers end with a stop where there is room for it.
-    """
-    free = backbone.policy.free
-    if free is None:
-        choices = jax.device_get(backbone.policy.choices)
-        return np.maximum(choices.ids, 0).astype(np.int32), choices.lengths.astype(np.int32)
-    longest = int(free.lengths.max())
-    ids = np.zeros((len(free.ids), free.max_new), np.int32)
-    ids[:, :longest] = np.maximum(free.ids[:, :longest], 0)
-    stops = np.flatnonzero(free.lengths < free.max_new)
-    ids[stops, free.lengths[stops]] = free.stop_ids[0]
-    return ids, np.minimum(free.lengths + 1, free.max_new).astype(np.int32)
-
-
-def lost(state) -> jax.Array:
-    """bool [B]: positions known to be beyond help, which a demonstration leaves."""
-    inner = puzzle_state(state)
-    if hasattr(inner, "deadlocked"):
-        return inner.deadlocked
-    return jnp.zeros(jax.tree.leaves(state)[0].shape[:1], bool)

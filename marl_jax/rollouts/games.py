@@ -1,38 +1,38 @@
-"""Rollouts: many games at once, prompts, answers and rules together in one XLA program.
+"""Rollouts of games: many at once, prompts, answers and rules together in one XLA program.
 
 A row plays game after game: a game that ends is replaced by a fresh one, so no row ever idles. A rollout is a fixed
 number of turns of every row; the games go on in the next one. Nothing leaves the device in between.
 
-Rows are cut into sections, fixed when the program is built: in the first all seats belong to the learner, in the next
-a past self sits opposite, then each bot in its own section. The learner answers in all rows with one forward pass; the
-past self needs a second one, for its own section only.
+Rows are cut into sections, fixed when the program is built (`opponents.py`): in the first all seats belong to the
+learner, in the next a historical opponent sits opposite, then each bot in its own section. The learner answers in all
+rows with one forward pass; the historical opponent needs a second one, for its own section only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from envs.games.bots import Bot, pick
 from envs.games.game import Game, Reward
-from envs.games.text import Prompt
 from marl_jax.agents import critics
-from marl_jax.agents.policy import Decision, Policy
-from marl_jax.agents.team import Prompts, Team
-from marl_jax.rollouts.opponents import seat_actions
-from marl_jax.samples import Samples, join_answer, row_length
+from marl_jax.agents.seating import Seating
+from marl_jax.agents.team import Team
+from marl_jax.rollouts.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.opponents import Opponents, Pool
+from marl_jax.rollouts.threads import History
+from marl_jax.rollouts.turns import Finished, Turn, answer_metrics, game_metrics
+from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Games:
-    """B games in progress: what survives from one rollout to the next.
+    """B games in progress.
 
     state     the game's own pytree
     episode   int32 [B]     how many games the row has finished
@@ -52,172 +52,217 @@ class Games:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Finished:
-    """What became of the games that ended, arrays [R, B, …].
+class State:
+    """What survives from one rollout to the next: the games, and the historical opponents if there are any."""
 
-    ended     bool           a game of this row ended with this turn; the rest counts only where it did
-    total     Reward         what it paid in all, by level
-    length    int32          its moves
-    seat      int32          the learner's seat
-    """
-
-    ended: jax.Array
-    total: Reward
-    length: jax.Array
-    seat: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Sections:
-    """Rows by who sits opposite the learner; all sizes are static.
-
-    own   rows in which the learner has all seats
-    past  rows with a past self
-    bots  (bot, rows) for each scripted opponent
-    """
-
-    own: int
-    past: int = 0
-    bots: tuple[tuple[Bot, int], ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return self.own + self.past + sum(n for _, n in self.bots)
-
-    def slices(self) -> list[tuple[Bot | None, slice]]:
-        """The rows of every opponent: the past self (None) first, then the bots."""
-        found, start = [], self.own
-        for who, n in ((None, self.past), *self.bots):
-            if n:
-                found.append((who, slice(start, start + n)))
-            start += n
-        return found
+    games: Games
+    pool: Pool | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rollout:
-    """The program: `start` makes the games, calling it plays `turns` turns of all of them.
+class GameRollout:
+    """The program: `init` makes the state, calling it plays `turns` turns of all games.
 
-    policy       one, or a team of several models (`team.py`), which is asked the same way
-    seat_policy  for each seat, the number of the policy that plays it; -1 where a bot does
-    learns       for each policy, whether its samples count
-    symmetry     a module with `n_symmetries`, `apply` and `map_action` (Other-Play), or None
-    weights      of the reward's levels: team, agent, process
-    dense        False pays everything at the end of the game
-    unusable     process reward of an answer that names no legal action; a random one is played in its place
-    seat_bots    for each seat, the bot to whom it belongs for good, or None; left out, there are none
+    rows                  B
+    seating               which policy answers for which seat
+    learns                for each policy, whether its samples count
+    symmetry              an object with `n_symmetries`, `apply` and `map_action` (Other-Play), or None
+    reward_weights        of the reward's levels: team, agent, process
+    dense                 False pays everything at the end of the game
+    parse_failure_reward  process reward of an answer that names no legal action; a random one is played in its place
+    opponents             who sits opposite the learner; None: the learner itself, everywhere
+    history_turns         answers after which a seat's conversation begins again; 0: every prompt stands alone
+    history_tokens        tokens of a row of conversations; 0: see `transcripts.room`
     """
 
     game: Game
-    prompt: Prompt | Prompts
-    policy: Policy | Team
-    sections: Sections
+    team: Team
+    rows: int
     turns: int
-    seat_policy: tuple[int, ...]
+    seating: Seating
     learns: tuple[bool, ...] = (True,)
     symmetry: Any = None
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    reward_weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
     dense: bool = True
     parse_failure_reward: float = -1.0
-    seat_bots: tuple[Bot | None, ...] = ()
+    opponents: Opponents | None = None
+    history_turns: int = 0
+    history_tokens: int = 0
 
-    def start(self, key: jax.Array) -> Games:
-        """Fresh games."""
-        return jax.vmap(self._fresh)(row_keys(key, self.sections.rows))
+    jitted = True
+    games_go_on = True  # from one rollout to the next
 
-    def __call__(
-        self, weights: dict, games: Games, key: jax.Array, past: dict | None = None
-    ) -> tuple[Samples, Finished, Games]:
-        """Samples [R + P, B, …], what ended in the first R turns, and the games after R turns.
+    @property
+    def lookahead(self) -> int:
+        """Turns at the end that only look ahead: each seat decides once more, which closes its stream of turns."""
+        return self.game.n_players
 
-        The last P turns look ahead: each seat decides once more, which closes the streams of `advantages.gae`. They
-        have weight 0, and the games go on from before them.
+    @property
+    def context(self) -> TurnContext | HistoryContext:
+        """What a turn's prompt is."""
+        if not self.history_turns:
+            return TurnContext(self.team)
+        turns = self.turns + self.lookahead
+        history = History(self.game, self.team, self.seating, self.history_turns, turns, self.symmetry)
+        return HistoryContext(history, turns, self.history_tokens)
 
-        weights  of the learner: {"model", "adapters", "critic"}, or of a team, that of each of its models by name
-        past     of a past self: {"model"} or {"adapters"}, or of a team; read when there is a section for it
+    def init(self, key: jax.Array, params: dict) -> State:
+        """Fresh games, and a pool whose first member are the parameters as they are."""
+        pool = None if self.opponents is None else self.opponents.new_pool(self.team, params)
+        return State(self.fresh_games(key), pool)
+
+    def shardings(self, state: State, rows: Callable, like_params: Callable) -> State:
+        """Where the state lies: games by their rows, snapshots like the parameters.
+
+        rows, like_params  from a tree of arrays or shapes to its shardings
         """
-        fast = self.policy.ready(weights)
-        past_fast = self.policy.ready(self.policy.as_player(weights, past)) if self.sections.past else None
-        ahead = self.game.n_players
+        return State(rows(state.games), None if state.pool is None else like_params(state.pool))
+
+    def fresh_games(self, key: jax.Array) -> Games:
+        """B of them."""
+        return jax.vmap(self._fresh)(row_keys(key, self.rows))
+
+    def after_update(self, state: State, params: dict, step: int | jax.Array) -> State:
+        """The state with a snapshot of the new parameters in the pool; called where `changes_after(step)`."""
+        return dataclasses.replace(state, pool=self.opponents.add_snapshot(self.team, state.pool, params, step))
+
+    def changes_after(self, step: int) -> bool:
+        """Whether `after_update` has anything to do after this step."""
+        return self.opponents is not None and self.opponents.snapshot_due(step)
+
+    def __call__(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, dict[str, jax.Array]]:
+        """Samples of R turns and of those that look ahead, the state after R turns, and metrics.
+
+        Turns that look ahead have weight 0, and the games go on from before them.
+        """
+        samples, state, finished = self.run(params, state, key)
+        return samples, state, self.metrics(samples, finished)
+
+    def run(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, Finished]:
+        """The same with what became of the games in place of metrics."""
+        play_key, meet_key = jax.random.split(key)
+        if state.pool is None:
+            samples, finished, games = self.play(params, state.games, play_key)
+            return samples, State(games), finished
+        place, snapshot = self.opponents.meet(state.pool, meet_key)
+        samples, finished, games = self.play(params, state.games, play_key, snapshot)
+        return samples, State(games, self.opponents.record(state.pool, place, finished)), finished
+
+    def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
+        """Of the games that ended, the answers, and how the learner fared against its opponents."""
+        against = {} if self.opponents is None else self.opponents.metrics(finished)
+        return {**game_metrics(finished, self.game.competitive), **against, **answer_metrics(samples)}
+
+    def play(
+        self, params: dict, games: Games, key: jax.Array, snapshot: dict | None = None
+    ) -> tuple[Samples, Finished, Games]:
+        """Samples, what ended in the first R turns, and the games after R turns.
+
+        snapshot  acting parameters of a historical opponent; read when there is a section for it
+        """
+        ready = self.team.prepare_for_sampling(params)
+        theirs, opposite = None, 0
+        if self.opponents is not None and self.opponents.sections.historical:
+            theirs = self.team.prepare_for_sampling(self.team.with_snapshot(params, snapshot))
+            opposite = self.opponents.sections.historical
 
         def step(carry, turn):
-            games, kept = carry
+            games, kept, talk = carry
             kept = jax.tree.map(lambda now, old: jnp.where(turn == self.turns, now, old), games, kept)
-            keys = row_keys(jax.random.fold_in(key, turn), self.sections.rows)
-            games, samples, finished = self._turn(fast, past_fast, games, keys)
-            samples = samples.replace(weights=samples.weights * (turn < self.turns))
-            return (games, kept), (samples, finished)
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            games, talk, record, finished = self._turn(ready, theirs, games, talk, keys)
+            played, places = record
+            played = dataclasses.replace(played, counts=played.counts * (turn < self.turns))
+            return (games, kept, talk), (played, places, finished)
 
-        (_, kept), (samples, finished) = jax.lax.scan(step, (games, games), jnp.arange(self.turns + ahead))
+        talk = self.context.begin(self.rows, opposite)
+        turns = jnp.arange(self.turns + self.lookahead)
+        (_, kept, talk), (played, places, finished) = jax.lax.scan(step, (games, games, talk), turns)
+        samples = self.context.samples(talk, played, places, lookahead=self.lookahead)
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
-    def _turn(self, fast, past_fast, games: Games, keys):
+    def _turn(self, ready, theirs, games: Games, talk, keys):
         """One move in every row, and a fresh game where one ended."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        games, samples, finished = self._move(fast, past_fast, games, act_keys, other_keys)
-        return self._restart(games, finished.ended, reset_keys), samples, finished
+        games, talk, record, finished = self._move(ready, theirs, games, talk, act_keys, other_keys)
+        talk = self.context.restart(talk, finished.ended)
+        return self._restart(games, finished.ended, reset_keys), talk, record, finished
 
-    def _move(self, fast, past_fast, games: Games, act_keys, other_keys):
-        """One move in every row."""
-        player, through, view, prompts, lengths, legal = self._look(games)
-        central = jax.vmap(self._central_view)(view, player) if self.policy.critic == "central" else None
-        who = jnp.asarray(self.seat_policy, jnp.int32)[player]
-
-        decision = self.policy.act(fast, prompts, lengths, legal, act_keys, who, central=central)
-        action, failed = decision.action, decision.action < 0
-        if self.policy.free:
-            action = jnp.where(failed, jax.vmap(pick)(legal, other_keys), action)
-        action, failed = seat_actions(self.seat_bots, view, player, other_keys, action), failed & (who >= 0)
-        for bot, rows in self.sections.slices():
-            theirs = (player[rows] != games.seat[rows]) & jnp.asarray(self._open)[player[rows]]
+    def _move(self, ready, theirs, games: Games, talk, act_keys, other_keys):
+        """One move in every row: the games, the conversations, (what was played, where it was written), what ended."""
+        seen, context = self._look(games), self.context
+        central = self._central_views(seen) if self.team.critic == "central" else None
+        asked = context.read(talk, seen)
+        decision, talk = context.act(
+            ready, talk, asked, act_keys, legal=seen.legal, policy=seen.policy, central=central
+        )
+        action = self.team.playable(decision.action, seen.legal, other_keys)
+        failed = (decision.action < 0) & (seen.policy >= 0)
+        action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
+        policy, given = seen.policy, decision
+        for bot, rows in () if self.opponents is None else self.opponents.sections.slices():
+            part, part_asked = jax.tree.map(lambda x, r=rows: x[r], (seen, asked))
+            opposite = (part.seat != games.seat[rows]) & (self.seating.policy(part.seat) >= 0)
             if bot is None:
-                other = self.policy.act(
-                    past_fast, prompts[rows], lengths[rows], legal[rows], act_keys[rows], who[rows]
-                ).action
-                if self.policy.free:
-                    other = jnp.where(other < 0, jax.vmap(pick)(legal[rows], other_keys[rows]), other)
+                other, talk = context.act_opposite(theirs, talk, part_asked, part, rows.start, act_keys[rows])
+                given = jax.tree.map(
+                    lambda all_, own, r=rows, o=opposite: all_.at[r].set(jnp.where(like(o, own), own, all_[r])),
+                    given, other,
+                )  # fmt: skip
+                other = self.team.playable(other.action, part.legal, other_keys[rows])
             else:
-                other = jax.vmap(bot.act)(jax.tree.map(lambda x, r=rows: x[r], view), other_keys[rows])
-            action = action.at[rows].set(jnp.where(theirs, other, action[rows]))
-            who = who.at[rows].set(jnp.where(theirs, -1, who[rows]))
-            failed = failed.at[rows].set(failed[rows] & ~theirs)
+                other = jax.vmap(bot.act)(part.view, other_keys[rows])
+            action = action.at[rows].set(jnp.where(opposite, other, action[rows]))
+            policy = policy.at[rows].set(jnp.where(opposite, -1, policy[rows]))
+            failed = failed.at[rows].set(failed[rows] & ~opposite)
 
-        state, reward = self._step(games.state, action, failed, player, through)
+        talk, places = context.say(talk, asked, given, seen.policy)
+        state, reward, move = self._step(games.state, action, failed, seen)
         ended = jax.vmap(self.game.done)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         paid = self._weigh(reward) if self.dense else self._weigh(total) * ended[:, None]
-        samples = self._samples(games, prompts, lengths, legal, decision, player, who, paid, ended, central)
+        record = self._record(games, seen, decision, policy, paid, ended, central)
         finished = Finished(ended, total, games.turn + 1, games.seat)
-
-        return Games(state, games.episode, games.turn + 1, games.seat, games.symmetry, total), samples, finished
+        after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
+        return after, context.observe(talk, games, move, after), (record, places), finished
 
     @jax.named_scope("prompt")
-    def _look(self, games: Games):
-        """Of every row: who moves, through which symmetry, what it sees, the prompt and its length, what is legal."""
-        player = jax.vmap(self.game.player)(games.state)
-        through = jnp.take_along_axis(games.symmetry, player[:, None], axis=1)[:, 0]
-        view, prompts, lengths, legal = jax.vmap(self._view)(games.state, player, through)
-        return player, through, view, constrain(prompts, "BT"), lengths, legal
+    def _look(self, games: Games) -> Seen:
+        """What the movers of all rows see."""
+        seat = jax.vmap(self.game.player)(games.state)
+        through = jnp.take_along_axis(games.symmetry, seat[:, None], axis=1)[:, 0]
+        policy = self.seating.policy(seat, games.turn // self.game.n_players)
+        view = games.state if self.symmetry is None else jax.vmap(self.symmetry.apply)(games.state, through)
+        prompts, lengths = jax.vmap(self.team.prompts.opening)(view, seat, policy)
+        room = row_length(prompts.shape[1], self.team.width) - prompts.shape[1]
+        prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
+        legal = jax.vmap(self.game.legal)(view)
+        return Seen(seat, through, policy, view, prompts, lengths, self.team.prompts.skip(policy), legal)
 
     @jax.named_scope("rules")
-    def _step(self, state, action, failed, player, through):
-        """The states after the actions, and what these paid; an answer that named none has its price."""
-        move = action if self.symmetry is None else jax.vmap(self._unmap)(action, through)
+    def _step(self, state, action, failed, seen: Seen):
+        """The states after the actions, what these paid (an answer that named none has its price), the moves made."""
+        move = action if self.symmetry is None else jax.vmap(self._unmap)(action, seen.through)
         state, reward = jax.vmap(self.game.step)(state, move)
-        if self.policy.free:
-            penalty = self.parse_failure_reward * failed[:, None] * jax.nn.one_hot(player, self.game.n_players)
-            reward = reward._replace(process=reward.process + penalty)
-        return state, reward
+        penalty = self.parse_failure_reward * failed[:, None] * jax.nn.one_hot(seen.seat, self.game.n_players)
+        return state, reward._replace(process=reward.process + penalty), move
 
     def _restart(self, games: Games, ended: jax.Array, keys: jax.Array) -> Games:
         """The games, with a fresh one in every row that ended."""
         fresh = dataclasses.replace(jax.vmap(self._fresh)(keys), episode=games.episode + 1)
         return jax.tree.map(lambda a, b: jnp.where(like(ended, a), a, b), fresh, games)
 
-    @property
-    def _open(self) -> tuple[bool, ...]:
-        """For each seat, whether an opponent can have it: not one that belongs to a bot for good."""
-        return tuple(policy >= 0 for policy in self.seat_policy)
+    def _central_views(self, seen: Seen):
+        """What every seat sees, the mover last, as one text each: tokens [B, C] and lengths [B]."""
+        n = self.game.n_players
+        prompt = self.team.backbones[0].prompt
+
+        def one(view, seat):
+            seats = (seat + 1 + jnp.arange(n)) % n
+            tokens, lengths = jax.vmap(lambda seat: prompt.first(view, seat))(seats)
+            return critics.join_views(tokens, lengths, row_length(n * prompt.first_length, 1))
+
+        return jax.vmap(one)(seen.view, seen.seat)
 
     # ------------------------------------------------------------------------------------------- one row, unbatched
 
@@ -225,35 +270,15 @@ class Rollout:
         reset_key, seat_key, symmetry_key = jax.random.split(key, 3)
         n = self.game.n_players
         zero = jnp.zeros((), jnp.int32)
-        alone = self.sections.own == self.sections.rows
-        own = [seat for seat in range(n) if self._open[seat]]
-        seen = jnp.zeros((n,), jnp.int32)
+        seat = zero
+        if self.opponents is not None:
+            own = jnp.asarray(self.seating.open_seats(), jnp.int32)
+            seat = own[jax.random.randint(seat_key, (), 0, len(own))]
+        through = jnp.zeros((n,), jnp.int32)
         if self.symmetry is not None:
-            seen = jax.random.randint(symmetry_key, (n,), 0, self.symmetry.n_symmetries)
+            through = jax.random.randint(symmetry_key, (n,), 0, self.symmetry.n_symmetries)
         total = Reward(jnp.zeros(()), jnp.zeros((n,)), jnp.zeros((n,)))
-        return Games(
-            state=self.game.reset(reset_key),
-            episode=zero,
-            turn=zero,
-            seat=zero if alone else jnp.asarray(own, jnp.int32)[jax.random.randint(seat_key, (), 0, len(own))],
-            symmetry=seen,
-            total=total,
-        )
-
-    def _view(self, state, player, through):
-        view = state if self.symmetry is None else self.symmetry.apply(state, through)
-        tokens, length = self.prompt.first(view, player)
-        return view, self._padded(tokens), length, self.game.legal(view)
-
-    def _padded(self, tokens):
-        room = row_length(self.prompt.first_length, self.policy.width) - tokens.shape[0]
-        return jnp.pad(tokens, (0, room))
-
-    def _central_view(self, view, player):
-        n = self.game.n_players
-        seats = (player + 1 + jnp.arange(n)) % n  # the mover last
-        tokens, lengths = jax.vmap(lambda seat: self.prompt.first(view, seat))(seats)
-        return critics.join_views(tokens, lengths, row_length(n * self.prompt.first_length, 1))
+        return Games(self.game.reset(reset_key), episode=zero, turn=zero, seat=seat, symmetry=through, total=total)
 
     def _unmap(self, action, through):
         """The action in the game that is seen as `action` through a symmetry."""
@@ -264,81 +289,49 @@ class Rollout:
 
     def _weigh(self, reward: Reward) -> jax.Array:
         """float32 [B, P] from the three levels."""
-        team, agent, process = self.weights
+        team, agent, process = self.reward_weights
         return team * reward.team[:, None] + agent * reward.agent + process * reward.process
 
-    def _samples(self, games, prompts, lengths, legal, decision: Decision, player, who, paid, ended, central):
-        learns = jnp.asarray((*self.learns, False))[who] & (who >= 0)
-        zeros = jnp.zeros_like(decision.logps)
-        return Samples(
-            tokens=join_answer(prompts, lengths, decision.answers),
-            prompt_lengths=lengths,
-            answers=decision.answers,
-            answer_lengths=decision.lengths,
-            action=decision.action,
-            legal=legal,
-            logps=decision.logps,
-            values=zeros.at[:, 0].set(decision.values),
-            weights=learns.astype(jnp.float32),
-            agent=player,
-            policy=who,
+    def _counts(self, policy: jax.Array) -> jax.Array:
+        """float32 [...]: whether answers of these policies contribute to the loss."""
+        return (jnp.asarray((*self.learns, False))[policy] & (policy >= 0)).astype(jnp.float32)
+
+    def _record(self, games: Games, seen: Seen, decision, policy, paid, ended, central=None, counts=None) -> Turn:
+        prompts = (seen.prompts, seen.lengths, seen.skip) if self.context.records_prompts else (None, None, None)
+        return Turn(
+            *prompts,
+            seat=seen.seat,
+            policy=policy,
             episode=games.episode,
             turn=games.turn,
+            decision=decision,
+            legal=seen.legal,
             rewards=paid,
             ends=ended,
-            group=jnp.arange(self.sections.rows),
-            advantages=zeros,
-            returns=zeros,
+            counts=self._counts(policy) if counts is None else counts,
             central=central,
         )
 
 
-def make_sections(rows: int, self_play_frac: float, bots: Sequence[Bot], bot_frac: float) -> Sections:
-    """Rows shared out: `self_play_frac` to self-play, `bot_frac` to the bots in equal parts, the rest to past ones."""
-    each = round(rows * bot_frac / len(bots)) if bots else 0
-    own = min(round(rows * self_play_frac), rows - each * len(bots))
-    past = rows - own - each * len(bots)
-    if past == 1 and own:
-        own, past = own + 1, 0  # a rounding error is no section
-    return Sections(own, past, tuple((bot, each) for bot in bots if each))
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Of every row: who moves, through which symmetry, its policy, what it sees, the prompt, what is legal.
 
-
-def summary(finished: Finished, sections: Sections, competitive: bool) -> dict[str, jax.Array]:
-    """Figures of the games that ended, as scalars; means are over games."""
-    ended = finished.ended
-    count = jnp.maximum(jnp.sum(ended), 1)
-    mean = lambda x: jnp.sum(jnp.where(ended, x, 0)) / count  # noqa: E731
-    agent = finished.total.agent
-    figures = {
-        "games": jnp.sum(ended),
-        "game_length": mean(finished.length),
-        "reward/team": mean(finished.total.team),
-        "reward/process": mean(jnp.mean(finished.total.process, axis=-1)),
-    }
-    for seat in range(agent.shape[-1]):
-        figures[f"reward/agent_{seat}"] = mean(agent[..., seat])
-    if competitive:
-        figures["draws"] = mean(jnp.all(agent == 0, axis=-1))
-    for number, (bot, rows) in enumerate(sections.slices()):
-        name = "past" if bot is None else f"bot_{number - (sections.past > 0)}"
-        wins, games = results(finished, rows)
-        figures[f"versus/{name}"] = wins / jnp.maximum(games, 1)
-    return figures
-
-
-def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
-    """(points of the learner, games) in some rows; a draw is half a point, and the learner wins by earning more.
-
-    A game that goes on from one rollout to the next counts for the opponent that ended it. Leaving such games out would
-    leave out the long ones.
+    seat, through, policy   int32 [B]
+    view                    the state as the mover sees it
+    prompts                 int32 [B, T], of lengths int32 [B], behind a prefix of `skip` int32 [B] tokens
+    legal                   bool [B, A]
     """
-    section = jax.tree.map(lambda x: x[:, rows], finished)
-    agent = section.total.agent
-    seats = np.arange(agent.shape[-1])
-    mine = jnp.take_along_axis(agent, section.seat[..., None], axis=-1)[..., 0]
-    others = jnp.max(jnp.where(seats == section.seat[..., None], -jnp.inf, agent), axis=-1)
-    points = jnp.where(mine > others, 1.0, jnp.where(mine == others, 0.5, 0.0))
-    return jnp.sum(points * section.ended), jnp.sum(section.ended)
+
+    seat: jax.Array
+    through: jax.Array
+    policy: jax.Array
+    view: Any
+    prompts: jax.Array
+    lengths: jax.Array
+    skip: jax.Array
+    legal: jax.Array
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:

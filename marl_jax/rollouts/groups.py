@@ -14,56 +14,69 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rollouts.games import Finished, Games, Rollout, like, row_keys
+from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupRollout(Rollout):
-    """The program; called as `Rollout` is, without opponents. Needs at least `game.max_turns` turns.
+class GroupRollout(GameRollout):
+    """The program; called as `GameRollout` is, without opponents. Needs at least `game.max_turns` turns.
 
     candidates  K
     """
 
     candidates: int = 8
 
-    def __call__(
-        self, weights: dict, games: Games, key: jax.Array, past: None = None
-    ) -> tuple[Samples, Finished, Games]:
-        """Samples [R, B, …] of new episodes, what ended [R, B, …], and the games that were given, untouched.
+    games_go_on = False
+    lookahead = 0
 
-        `episode` counts from 0 in each row, `group` is the same for episodes with the same start, and rows that wait
+    def play(
+        self, params: dict, games: Games, key: jax.Array, snapshot: None = None
+    ) -> tuple[Samples, Finished, Games]:
+        """Samples of new episodes, what ended [R, B, …], and the games that were given, untouched.
+
+        `episode` counts from 0 in each row, `group` is the same for episodes with the same start, and turns that wait
         for the end have weight 0.
         """
-        fast = self.policy.ready(weights)
-        rows = self.sections.rows
+        ready = self.team.prepare_for_sampling(params)
         start_key = jax.random.fold_in(key, self.turns)
-        first = self._begin(start_key, jnp.zeros((rows,), jnp.int32))
+        first = self._begin(start_key, jnp.zeros((self.rows,), jnp.int32))
+        episodes = self.turns + 1  # no row can end more, and one that waits has a number of its own
 
-        def step(playing, turn):
-            act_keys, other_keys = jnp.moveaxis(
-                jax.vmap(jax.random.split)(row_keys(jax.random.fold_in(key, turn), rows)), 1, 0
-            )
+        def step(carry, turn):
+            playing, talk = carry
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            act_keys, other_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             waits = jax.vmap(self.game.done)(playing.state)
-            moved, samples, finished = self._move(fast, None, playing, act_keys, other_keys)
+            moved, talk, (record, places), finished = self._move(ready, None, playing, talk, act_keys, other_keys)
             ended = finished.ended & ~waits
-            samples = samples.replace(
-                weights=samples.weights * ~waits,
-                rewards=samples.rewards * ~waits[:, None],
-                ends=ended,
-                group=jnp.arange(rows) // self.candidates * self.turns + playing.episode,
+            record = dataclasses.replace(
+                record, counts=record.counts * ~waits, rewards=record.rewards * ~waits[:, None], ends=ended
             )
+            group = jnp.arange(self.rows) // self.candidates * episodes + playing.episode
             moved = dataclasses.replace(moved, episode=playing.episode + ended)
             fresh = self._begin(start_key, moved.episode)
             begins = ended & (turn + 1 + self.game.max_turns <= self.turns)
             playing = jax.tree.map(lambda new, old: jnp.where(like(begins, new), new, old), fresh, moved)
-            return playing, (samples, dataclasses.replace(finished, ended=ended))
+            talk = self.context.restart(talk, begins)
+            return (playing, talk), (record, places, group, dataclasses.replace(finished, ended=ended))
 
-        _, (samples, finished) = jax.lax.scan(step, first, jnp.arange(self.turns))
+        start = (first, self.context.begin(self.rows))
+        (_, talk), (played, places, group, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        samples = self.context.samples(
+            talk,
+            played,
+            places,
+            group=group,
+            member=jnp.broadcast_to(jnp.arange(self.rows) % self.candidates, group.shape),
+            n_groups=self.rows // self.candidates * episodes,
+            group_size=self.candidates,
+        )
         return samples, finished, games
 
     def _begin(self, key: jax.Array, episode: jax.Array) -> Games:
         """The starts of the given episodes [B]: one for each group and number."""
-        keys = row_keys(key, self.sections.rows // self.candidates)
+        keys = row_keys(key, self.rows // self.candidates)
         keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, self.candidates, axis=0), episode)
         return dataclasses.replace(jax.vmap(self._fresh)(keys), episode=episode)

@@ -9,40 +9,40 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.bots import Bot, pick
+from envs.games.bots import Bot
 from envs.games.game import Game, Reward
-from envs.games.text import Prompt
-from marl_jax.agents.policy import Policy
-from marl_jax.agents.team import Prompts, Team
+from marl_jax.agents.seating import Seating
+from marl_jax.agents.team import Team
 from marl_jax.rollouts.games import like, row_keys
-from marl_jax.rollouts.opponents import seat_actions
 from marl_jax.samples import row_length
 from models.sharding import whole
 from models.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Player:
-    """A policy or a team at the table: what it reads, which of its policies plays which seat, seats it leaves to bots.
+class SeatedTeam:
+    """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots."""
 
-    tokenizers  for each seat, that of the model that plays it: to write out what was said
-    """
+    team: Team
+    seating: Seating
 
-    policy: Policy | Team
-    prompt: Prompt | Prompts
-    seat_policy: tuple[int, ...]
-    seat_bots: tuple[Bot | None, ...] = ()
-    tokenizers: tuple[Tokenizer, ...] = ()
+    def tokenizer(self, seat: int, turn: int) -> Tokenizer:
+        """That of the model that answers for a seat at the game's turn of this number."""
+        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))].tokenizer
 
-    def leaves(self, seat: int) -> bool:
-        """Whether a bot has the seat."""
-        return bool(self.seat_bots) and self.seat_bots[seat] is not None
+    def policy(self, seat: jax.Array | int, turn: jax.Array | int) -> jax.Array:
+        """The policy that answers for a seat at the game's turn of this number."""
+        return self.seating.policy(jnp.asarray(seat), turn // self.seating.n_seats)
+
+    def prompt_text(self, state: Any, seat: int, turn: int) -> str:
+        """The prompt that it reads there."""
+        return self.team.prompts.opening_text(state, seat, int(self.policy(seat, turn)))
 
 
 class Played(NamedTuple):
@@ -65,7 +65,7 @@ class Played(NamedTuple):
 class Match:
     """Games of some contestants; compiled once for each number of games.
 
-        match = Match(game, (player, bot))
+        match = Match(game, (seated_team, bot))
         played = match((weights, None), seating, key, temperature=0.0)
 
     seating  int32 [B, P], for each seat the number of the contestant who sits there
@@ -73,7 +73,7 @@ class Match:
     """
 
     game: Game
-    contestants: Sequence[Player | Bot]
+    contestants: Sequence[SeatedTeam | Bot]
     walk: bool = False
 
     def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature=1.0) -> Played:
@@ -105,8 +105,8 @@ class Match:
     def _play(self, weights, seating, key, temperature):
         rows, game = seating.shape[0], self.game
         pairs = list(zip(self.contestants, weights, strict=True))
-        pairs = [(c, c.policy.ready(c.policy.player(w)) if isinstance(c, Player) else None) for c, w in pairs]
-        width = max((c.policy.width for c in self.contestants if isinstance(c, Player)), default=1)
+        pairs = [(c, _prepared(c, w)) for c, w in pairs]
+        width = max((c.team.width for c in self.contestants if isinstance(c, SeatedTeam)), default=1)
         state = jax.vmap(self.first)(self.start_keys(key, rows), jnp.arange(rows))
         total = Reward(jnp.zeros((rows,)), *(jnp.zeros((rows, game.n_players)),) * 2)
         record = (
@@ -126,7 +126,7 @@ class Match:
             player = jax.vmap(game.player)(state)
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
             keys = row_keys(jax.random.fold_in(key, turn), rows)
-            answers = [self._act(*pair, state, player, keys, temperature, width) for pair in pairs]
+            answers = [self._act(*pair, state, player, turn, keys, temperature, width) for pair in pairs]
             of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs, xs[0])  # noqa: E731
             new = jax.tree.map(of_mover, *answers)
             state, reward = jax.vmap(game.step)(state, new[0])
@@ -136,28 +136,33 @@ class Match:
 
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), record)
         _, state, total, length, record = jax.lax.while_loop(going, step, carry)
-        success = jax.vmap(game.success)(state) if hasattr(game, "success") else None
+        success = jax.vmap(game.success)(state) if game.solvable else None
         return whole(Played(total, length, *record, success))
 
-    def _act(self, contestant, weights, state, player, keys, temperature, width):
+    def _act(self, contestant, ready, state, seat, turn, keys, temperature, width):
         """(action [B], answer [B, W], its length [B], whether it failed [B]) of one contestant in all rows."""
-        if not isinstance(contestant, Player):
+        if not isinstance(contestant, SeatedTeam):
             action = jax.vmap(contestant.act)(state, keys)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             return action, *nothing, jnp.zeros(action.shape, bool)
-        policy, prompt = contestant.policy, contestant.prompt
-        tokens, lengths = jax.vmap(prompt.first)(state, player)
-        room = row_length(prompt.first_length, policy.width) - tokens.shape[1]
+        team = contestant.team
+        policy = contestant.policy(seat, turn)
+        tokens, lengths = jax.vmap(team.prompts.opening)(state, seat, policy)
+        room = row_length(tokens.shape[1], team.width) - tokens.shape[1]
         tokens = jnp.pad(tokens, ((0, 0), (0, room)))
-        ids = jnp.asarray(contestant.seat_policy, jnp.int32)[player]
         legal = jax.vmap(self.game.legal)(state)
-        decision = policy.act(weights, tokens, lengths, legal, keys, ids, temperature)
+        decision = team.act(ready, tokens, lengths, legal, keys, policy, temperature)
         # A free answer that names no legal action: a random one is played in its place.
-        failed = decision.action < 0
-        action = jnp.where(failed, jax.vmap(pick)(legal, keys), decision.action)
-        action = seat_actions(contestant.seat_bots, state, player, keys, action)
-        answers = jnp.pad(decision.answers, ((0, 0), (0, width - policy.width)))
-        return action, answers, decision.lengths, failed & (ids >= 0)
+        action = team.playable(decision.action, legal, keys)
+        action = contestant.seating.bot_actions(state, seat, keys, action)
+        answers = jnp.pad(decision.answers, ((0, 0), (0, width - team.width)))
+        return action, answers, decision.lengths, (decision.action < 0) & (policy >= 0)
+
+
+def _prepared(contestant: SeatedTeam | Bot, weights: dict | None) -> dict | None:
+    if not isinstance(contestant, SeatedTeam):
+        return None
+    return contestant.team.prepare_for_sampling(contestant.team.acting_params(weights))
 
 
 def in_turns(games: int, n_players: int, lap: int | None = None) -> jax.Array:

@@ -1,87 +1,149 @@
-"""Who sits opposite: scripted bots by name, and a pool of past selves met by prioritised fictitious self-play.
+"""Who sits opposite the learner: itself, historical opponents, bots.
 
-The pool is arrays of a fixed size, so that it lives on the device, enters the rollout program and is saved with the
-rest. A past self is met the more often the more it wins (Vinyals et al., 2019: weight (1 − p)² for win rate p).
+Rows of a rollout are cut into sections by opponent. Historical opponents are snapshots of the parameters, met by
+prioritised fictitious self-play: the more often one wins the more often it is met (Vinyals et al., 2019: weight
+(1 − p)² for the learner's win rate p). Their pool is arrays of a fixed size, so that it lives on the device, enters the
+rollout program and is saved with the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from envs.games.bots import Bot, UniformBot
-from envs.games.game import Game
-from envs.games.roles import solver
+from envs.games.bots import Bot
+from marl_jax.agents.team import Team
+from marl_jax.rollouts.turns import Finished
 
-BOT = "bot:"  # in front of a bot's name where the name of a policy could stand
-
-MEMORY = 0.95  # of old results when new ones come in: past selves are judged by how the learner fares against them now
-FLOOR = 0.05  # smallest weight, so that a past self that is always beaten is still met now and then
-
-_BOTS: dict[str, dict[str, Callable]] = {
-    "tic_tac_toe": {"minimax": lambda game, module: module.MinimaxBot()},
-    "connect_four": {"search": lambda game, module: module.SearchBot()},
-    "hanabi": {"convention": lambda game, module: module.ConventionBot(game)},
-    **{name: {"solver": lambda game, module: solver(game)} for name in ("plan_path", "sokoban", "sudoku")},
-}
+MEMORY = 0.95  # of old results when new ones come in: opponents are judged by how the learner fares against them now
+FLOOR = 0.05  # smallest weight, so that an opponent that is always beaten is still met now and then
 
 
-def bot_names(game: str) -> tuple[str, ...]:
-    """The bots that can sit at a game."""
-    return ("random", *_BOTS.get(game, {}))
+@dataclasses.dataclass(frozen=True)
+class Sections:
+    """Rows by who sits opposite the learner; all sizes are static.
+
+    own         rows in which the learner has all seats
+    historical  rows with a historical opponent
+    bots        (bot, rows) for each scripted opponent
+    """
+
+    own: int
+    historical: int = 0
+    bots: tuple[tuple[Bot, int], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.own + self.historical + sum(n for _, n in self.bots)
+
+    def slices(self) -> list[tuple[Bot | None, slice]]:
+        """The rows of every opponent: the historical one (None) first, then the bots."""
+        found, start = [], self.own
+        for who, n in ((None, self.historical), *self.bots):
+            if n:
+                found.append((who, slice(start, start + n)))
+            start += n
+        return found
 
 
-def make_bot(game: Game, name: str) -> Bot:
-    """The bot called `name`, for a game."""
-    if name == "random":
-        return UniformBot(game)
-    if name not in _BOTS.get(game.name, {}):
-        raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(bot_names(game.name))}")
-    return _BOTS[game.name][name](game, importlib.import_module(f"envs.games.{game.name}.bots"))
-
-
-def seat_actions(bots: Sequence[Bot | None], state, player: jax.Array, keys: jax.Array, action: jax.Array) -> jax.Array:
-    """int32 [B]: `action`, or what the bot plays to whom the seat that moves belongs for good."""
-    for seat, bot in enumerate(bots):
-        if bot is not None:
-            action = jnp.where(player == seat, jax.vmap(bot.act)(state, keys), action)
-    return action
+def make_sections(rows: int, self_play_frac: float, bots: Sequence[Bot], bot_frac: float) -> Sections:
+    """`self_play_frac` of the rows to self-play, `bot_frac` to the bots in equal parts, the rest to historical ones."""
+    each = round(rows * bot_frac / len(bots)) if bots else 0
+    own = min(round(rows * self_play_frac), rows - each * len(bots))
+    historical = rows - own - each * len(bots)
+    if historical == 1 and own:
+        own, historical = own + 1, 0  # a rounding error is no section
+    return Sections(own, historical, tuple((bot, each) for bot in bots if each))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Up to M past selves; the oldest gives way to the newest.
+    """Up to M historical opponents; the oldest gives way to the newest.
 
-    weights  the players' weights, each array [M, …]
-    step     int32 [M], when each was taken; -1 is an empty place
-    points   float32 [M], of the learner against each, fading
-    games    float32 [M], fading
+    snapshots  acting parameters, each array [M, …]
+    step       int32 [M], when each was taken; -1 is an empty place
+    points     float32 [M], of the learner against each, fading
+    games      float32 [M], fading
     """
 
-    weights: dict
+    snapshots: dict
     step: jax.Array
     points: jax.Array
     games: jax.Array
 
 
-def new_pool(player: dict, size: int, dtype) -> Pool:
-    """A pool whose first member is `player` as it is now, at step 0; kept in `dtype`."""
-    weights = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), dtype), player)
-    empty = Pool(weights, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
-    return add(empty, player, 0)
+@dataclasses.dataclass(frozen=True)
+class Opponents:
+    """Sections of the rows, and the pool of historical opponents.
+
+    pool_size       M; 0 is no pool
+    snapshot_every  steps between two snapshots
+    prioritised     by win rate, or all alike
+    """
+
+    sections: Sections
+    pool_size: int = 0
+    snapshot_every: int = 1
+    prioritised: bool = True
+
+    def new_pool(self, team: Team, params: dict) -> Pool | None:
+        """A pool whose first member are the present parameters, at step 0."""
+        if not self.pool_size:
+            return None
+        return new_pool(team.acting_params(params), self.pool_size, team.backbones[0].policy.dtype)
+
+    def snapshot_due(self, step: int) -> bool:
+        """Whether a snapshot is taken after this step."""
+        return bool(self.pool_size) and step % self.snapshot_every == 0
+
+    def add_snapshot(self, team: Team, pool: Pool, params: dict, step) -> Pool:
+        """The pool with the present parameters."""
+        return add(pool, team.acting_params(params), step)
+
+    def meet(self, pool: Pool, key: jax.Array) -> tuple[jax.Array, dict]:
+        """The place of the next opponent, drawn with `chances`, and its snapshot."""
+        place = jax.random.categorical(key, jnp.log(chances(pool, self.prioritised)))
+        return place, jax.tree.map(lambda x: x[place], pool.snapshots)
+
+    def record(self, pool: Pool, place: jax.Array, finished: Finished) -> Pool:
+        """The pool after some games of the learner against the opponent at `place`."""
+        if not self.sections.historical:
+            return pool
+        return record(pool, place, *results(finished, self.sections.slices()[0][1]))
+
+    def metrics(self, finished: Finished) -> dict[str, jax.Array]:
+        """The learner's share of the points against each opponent."""
+        metrics, bots = {}, 0
+        for bot, rows in self.sections.slices():
+            name = "historical" if bot is None else f"bot_{bots}"
+            bots += bot is not None
+            points, games = results(finished, rows)
+            metrics[f"versus/{name}"] = points / jnp.maximum(games, 1)
+        return metrics
 
 
-def add(pool: Pool, player: dict, step) -> Pool:
-    """The pool with one more past self."""
+def new_pool(snapshot: dict, size: int, dtype) -> Pool:
+    """A pool whose first member is `snapshot`, at step 0; kept in `dtype`."""
+    snapshots = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), dtype), snapshot)
+    empty = Pool(snapshots, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
+    return add(empty, snapshot, 0)
+
+
+def add(pool: Pool, snapshot: dict, step) -> Pool:
+    """The pool with one more opponent."""
     place = jnp.argmin(pool.step)
-    put = lambda old, new: old.at[place].set(jnp.asarray(new, old.dtype))  # noqa: E731
+
+    def put(old, new):
+        return old.at[place].set(jnp.asarray(new, old.dtype))
+
     return Pool(
-        weights=jax.tree.map(put, pool.weights, player),
+        snapshots=jax.tree.map(put, pool.snapshots, snapshot),
         step=put(pool.step, step),
         points=put(pool.points, 0.0),
         games=put(pool.games, 0.0),
@@ -89,24 +151,33 @@ def add(pool: Pool, player: dict, step) -> Pool:
 
 
 def chances(pool: Pool, prioritised: bool) -> jax.Array:
-    """float32 [M]: how likely each past self is to be met next; one that was never met counts as an even match."""
+    """float32 [M]: how likely each opponent is to be met next; one that was never met counts as an even match."""
     win_rate = (pool.points + 0.5) / (pool.games + 1.0)
     weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritised else jnp.ones_like(win_rate)
     weight = jnp.where(pool.step >= 0, weight, 0.0)
     return weight / jnp.sum(weight)
 
 
-def meet(pool: Pool, key: jax.Array, prioritised: bool) -> tuple[jax.Array, dict]:
-    """The place of the next past self, drawn with `chances`, and its weights."""
-    place = jax.random.categorical(key, jnp.log(chances(pool, prioritised)))
-    return place, jax.tree.map(lambda x: x[place], pool.weights)
-
-
 def record(pool: Pool, place: jax.Array, points: jax.Array, games: jax.Array) -> Pool:
-    """The pool after some games of the learner against the past self at `place`."""
+    """The pool after some games of the learner against the opponent at `place`."""
     fade = jnp.where(games > 0, MEMORY, 1.0)
     return dataclasses.replace(
         pool,
         points=pool.points.at[place].set(fade * pool.points[place] + points),
         games=pool.games.at[place].set(fade * pool.games[place] + games),
     )
+
+
+def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
+    """(points of the learner, games) in some rows; a draw is half a point, and the learner wins by earning more.
+
+    A game that goes on from one rollout to the next counts for the opponent that ended it. Leaving such games out would
+    leave out the long ones.
+    """
+    section = jax.tree.map(lambda x: x[:, rows], finished)
+    agent = section.total.agent
+    seats = np.arange(agent.shape[-1])
+    mine = jnp.take_along_axis(agent, section.seat[..., None], axis=-1)[..., 0]
+    others = jnp.max(jnp.where(seats == section.seat[..., None], -jnp.inf, agent), axis=-1)
+    points = jnp.where(mine > others, 1.0, jnp.where(mine == others, 0.5, 0.0))
+    return jnp.sum(points * section.ended), jnp.sum(section.ended)

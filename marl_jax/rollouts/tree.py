@@ -1,10 +1,10 @@
 """The rollout of AT-GRPO: at every turn K answers to one prompt, all tried, all scored, one continued.
 
-Axis letters: K candidates; rows of samples are [R, B·K, …], the candidates of a prompt next to each other.
+Axis letters: K candidates; a row of samples is a prompt with its K candidates.
 
 A prompt is read once and answered K times. The rules are pure, so each answer is tried on its own copy of the position;
-the K samples are one group, whose key is the episode, the agent and the turn. The game then goes on from one of them,
-and the next agent reads what that one did. All of it is one XLA program, as in `rollout.py`, whose games, prompts and
+the K answers are one group, whose key is the episode, the agent and the turn. The game then goes on from one of them,
+and the next agent reads what that one did. All of it is one XLA program, as in `games.py`, whose games, prompts and
 records these are.
 """
 
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 
 from envs.games.bots import pick
 from envs.games.game import Reward
-from marl_jax.rollouts.games import Finished, Games, Rollout, like, row_keys
-from marl_jax.rollouts.opponents import seat_actions
+from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
+from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TreeRollout(Rollout):
-    """The program; called as `Rollout` is, and without opponents.
+class TreeRollout(GameRollout):
+    """The program; called as `GameRollout` is, and without opponents.
 
     candidates    K
     continuation  the candidate a game goes on with: "best", "random" or "first"; of bots and frozen policies the first
@@ -37,55 +37,61 @@ class TreeRollout(Rollout):
     continuation: str = "best"
     team_term: str = "immediate"
 
-    def __call__(
-        self, weights: dict, games: Games, key: jax.Array, past: None = None
+    lookahead = 0
+
+    def play(
+        self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
-        """Samples [R, B·K, …], what ended on the way that was taken [R, B, …], and the games after R turns."""
-        fast = self.policy.ready(weights)
-        rows = self.sections.rows
+        """Samples of R·B rows, what ended on the way that was taken [R, B, …], and the games after R turns."""
+        ready = self.team.prepare_for_sampling(params)
 
-        def step(games, turn):
-            keys = row_keys(jax.random.fold_in(key, turn), rows)
-            games, samples, finished = self.branch(fast, games, keys)
-            return games, (samples.replace(group=samples.group + turn * rows), finished)
+        def step(carry, turn):
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            games, talk, record, finished = self.branch(ready, *carry, keys)
+            return (games, talk), (*record, finished)
 
-        games, (samples, finished) = jax.lax.scan(step, games, jnp.arange(self.turns))
-        return samples, finished, games
+        start = (games, self.context.begin(self.rows))
+        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        return self.context.samples(talk, played, places, self.candidates), finished, games
 
-    def branch(self, fast: dict, games: Games, keys: jax.Array) -> tuple[Games, Samples, Finished]:
-        """One turn of every row: samples [B·K, …], and the games after one of the candidates."""
+    def branch(self, ready: dict, games: Games, talk, keys: jax.Array):
+        """One turn of every row: the games after one of the candidates, conversations, what was played, what ended."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        player, through, view, prompts, lengths, legal = self._look(games)
-        who = jnp.asarray(self.seat_policy, jnp.int32)[player]
-        learns = jnp.asarray((*self.learns, False))[who]
-        decision = self.policy.act(
-            fast, prompts, lengths, legal, self._each_key(act_keys), who, candidates=self.candidates
-        )
+        seen, context = self._look(games), self.context
+        learns = self._counts(seen.policy) > 0
+        asked = context.read(talk, seen)
+        decision, talk = context.act(
+            ready, talk, asked, self._each_key(act_keys), legal=seen.legal, policy=seen.policy,
+            candidates=self.candidates,
+        )  # fmt: skip
 
         # From here to the choice every array has B·K rows.
-        row = jnp.arange(player.shape[0])
-        before, player, through, view, prompts, lengths, legal, who, group = self._each(
-            (games, player, through, view, prompts, lengths, legal, who, row)
-        )
-        action, failed = decision.action, decision.action < 0
-        if self.policy.free:
-            action = jnp.where(failed, jax.vmap(pick)(legal, self._each_key(other_keys)), action)
-        action = seat_actions(self.seat_bots, view, player, self._each_key(other_keys), action)
-        state, reward = self._step(before.state, action, failed & (who >= 0), player, through)
+        row = jnp.arange(self.rows)
+        before, each = self._each((games, seen))
+        action = self.team.playable(decision.action, each.legal, self._each_key(other_keys))
+        action = self.seating.bot_actions(each.view, each.seat, self._each_key(other_keys), action)
+        failed = (decision.action < 0) & (each.policy >= 0)
+        state, reward, move = self._step(before.state, action, failed, each)
         ended = jax.vmap(self.game.done)(state)
-        paid = self._score(fast, dataclasses.replace(before, state=state), reward, player, self._each_key(other_keys))
-        samples = self._samples(before, prompts, lengths, legal, decision, player, who, paid, ended, None)
-        samples = samples.replace(group=group)
+        after = dataclasses.replace(before, state=state)
+        paid = self._score(ready, after, reward, each.seat, self._each_key(other_keys))
+        record = self._record(
+            games, seen, decision, seen.policy, paid, ended, counts=self._each(self._counts(seen.policy))
+        )
 
-        mine = jnp.take_along_axis(paid, player[:, None], axis=1).reshape(-1, self.candidates)
+        mine = jnp.take_along_axis(paid, each.seat[:, None], axis=1).reshape(-1, self.candidates)
         chosen = jax.vmap(self.choose)(mine, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
         # A bot or a frozen policy plays as it would outside of a tree: the best of K of its moves is another player's.
-        taken = row * self.candidates + jnp.where(learns, chosen, 0)
-        state, reward, ended = jax.tree.map(lambda x: x[taken], (state, reward, ended))
+        chosen = jnp.where(learns, chosen, 0)
+        taken = row * self.candidates + chosen
+        state, reward, ended, move, given = jax.tree.map(lambda x: x[taken], (state, reward, ended, move, decision))
+        talk, places = context.say(talk, asked, given, seen.policy)
+        places = None if places is None else dataclasses.replace(places, kept=chosen)
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         gone_on = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        return self._restart(gone_on, ended, reset_keys), samples, finished
+        talk = context.restart(context.observe(talk, games, move, gone_on), ended)
+        return self._restart(gone_on, ended, reset_keys), talk, (record, places), finished
 
     def choose(self, scores: jax.Array, key: jax.Array) -> jax.Array:
         """The candidate to go on with, by the scores [K] of one group: int32 []; ties are broken by the key."""
@@ -95,7 +101,7 @@ class TreeRollout(Rollout):
             return pick(jnp.ones_like(scores, bool), key)
         return pick(scores == jnp.max(scores), key)
 
-    def _score(self, fast: dict, after: Games, reward: Reward, player: jax.Array, keys: jax.Array) -> jax.Array:
+    def _score(self, ready: dict, after: Games, reward: Reward, seat: jax.Array, keys: jax.Array) -> jax.Array:
         """float32 [B·K, P]: what each candidate brought to every seat, levels weighed and added.
 
         after   the games behind the candidates; `total` is still what was paid before
@@ -104,33 +110,34 @@ class TreeRollout(Rollout):
         """
         state = after.state
         if self.team_term == "lookahead":
-            state, more = self._rest_of_turn(fast, after, player, keys)
+            state, more = self._rest_of_turn(ready, after, seat, keys)
             reward = jax.tree.map(jnp.add, reward, more)
         if self.dense:
             return self._weigh(reward)
         ended = jax.vmap(self.game.done)(state)
         return self._weigh(jax.tree.map(jnp.add, after.total, reward)) * ended[:, None]
 
-    def _rest_of_turn(self, fast: dict, games: Games, player: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
+    def _rest_of_turn(self, ready: dict, games: Games, seat: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
         """The turn finished by the most likely answers of the others (and by bots), who move in the order of seats.
 
         A turn is over when the next seat is not a later one than the last that moved, or the game is.
         """
         paid = jax.tree.map(jnp.zeros_like, games.total)
         for _ in range(self.game.n_players - 1):
-            following, through, view, prompts, lengths, legal = self._look(games)
-            goes_on = (following > player) & ~jax.vmap(self.game.done)(games.state)
-            who = jnp.asarray(self.seat_policy, jnp.int32)[following]
-            action = self.policy.act(fast, prompts, lengths, legal, keys, who, temperature=0.0).action
-            failed = (action < 0) & (who >= 0)
-            action = jnp.where(failed, jnp.argmax(legal, axis=1), action)
+            seen = self._look(games)
+            goes_on = (seen.seat > seat) & ~jax.vmap(self.game.done)(games.state)
+            action = self.team.act(
+                ready, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0
+            ).action
+            failed = (action < 0) & (seen.policy >= 0)
+            action = jnp.where(failed, jnp.argmax(seen.legal, axis=1), action)
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-            action = seat_actions(self.seat_bots, view, following, keys, action)
-            state, reward = self._step(games.state, action, failed, following, through)
+            action = self.seating.bot_actions(seen.view, seen.seat, keys, action)
+            state, reward, _ = self._step(games.state, action, failed, seen)
             keep = lambda new, old, goes_on=goes_on: jnp.where(like(goes_on, new), new, old)  # noqa: E731
             games = dataclasses.replace(games, state=jax.tree.map(keep, state, games.state))
             paid = jax.tree.map(lambda old, new, keep=keep: old + keep(new, jnp.zeros_like(new)), paid, reward)
-            player = jnp.where(goes_on, following, player)
+            seat = jnp.where(goes_on, seen.seat, seat)
         return games.state, paid
 
     def _each(self, tree: Any) -> Any:

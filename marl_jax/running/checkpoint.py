@@ -148,6 +148,16 @@ class Checkpoints:
         """The step with the best metric, None if no checkpoint has one."""
         return self._manager.best_step()
 
+    def named(self, step: str) -> int:
+        """The step that "newest", "best" or a number means."""
+        if step.isdecimal():
+            return int(step)
+        if self.latest is None:
+            raise CheckpointError(f"{self._folder} has no checkpoint")
+        if step == "best" and self.best is None:
+            raise CheckpointError(f"{self._folder} has no best checkpoint: none has a value of checkpoint.best_metric")
+        return {"newest": self.latest, "best": self.best}[step]
+
     def meta(self, step: int) -> dict[str, Any]:
         """What was saved beside the state of a step."""
         if step not in self._manager.all_steps():

@@ -31,7 +31,7 @@ class Clock:
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
-    def figures(self, counted: Mapping[str, float]) -> dict[str, float]:
+    def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
         """Seconds per phase, and games and tokens per second of playing and learning."""
         busy = sum(self._seconds.get(phase, 0.0) for phase in ("reshard", "rollout", "update"))
         rates = {"games_per_s": counted["games"] / busy, "tokens_per_s": counted["tokens"] / busy}

@@ -115,6 +115,7 @@ def choose(
     cache: Cache | None = None,
     adapters: Lora | None = None,
     dtype=jnp.bfloat16,
+    prefix=None,
 ) -> Choice:
     """One legal action per row.
 
@@ -124,6 +125,7 @@ def choose(
     temperature  float32 [B], 0 for the most likely
     keys         PRNG keys [B]
     cache        needed when names have several tokens (params unstacked), untouched otherwise
+    prefix       what the rows continue besides their cache, see `Model.forward`
     """
     rows, width = jnp.arange(hidden.shape[0]), choices.width
     if width > 1 and cache is None:
@@ -146,7 +148,7 @@ def choose(
         alive, token, tokens, logps, cache = carry
         going = jnp.any(alive & (choices.ids[:, i] >= 0)[None], axis=1).astype(jnp.int32)
         hidden, cache = model.forward(
-            params, token[:, None], lengths=going, cache=cache, adapters=adapters, dtype=dtype
+            params, token[:, None], lengths=going, cache=cache, adapters=adapters, dtype=dtype, prefix=prefix
         )
         alive, token, logp, _ = pick(i, alive, hidden[:, 0])
         return alive, token, tokens.at[:, i].set(token), logps.at[:, i].set(logp), cache

@@ -109,12 +109,17 @@ def begin(model: Model, params, hidden: jax.Array, cache: Cache, settings: Setti
 
 
 def step(
-    model: Model, params, rows: Rows, settings: Settings, adapters: Lora | None = None, dtype=jnp.bfloat16, kernel=None
+    model: Model, params, rows: Rows, settings: Settings, adapters: Lora | None = None, dtype=jnp.bfloat16, kernel=None,
+    prefix=None,
 ):
-    """One token for every row that is going: (rows, tokens int32 [B], logps float32 [B])."""
+    """One token for every row that is going: (rows, tokens int32 [B], logps float32 [B]).
+
+    prefix  what the rows continue besides their cache, see `Model.forward`
+    """
     going = (rows.finish == GOING).astype(jnp.int32)
     hidden, cache = model.forward(
-        params, rows.token[:, None], lengths=going, cache=rows.cache, adapters=adapters, dtype=dtype, kernel=kernel
+        params, rows.token[:, None], lengths=going, cache=rows.cache, adapters=adapters, dtype=dtype, kernel=kernel,
+        prefix=prefix,
     )
     drawn = _next(model, params, hidden[:, 0], cache.lengths, settings, rows.seen)
     return _advance(rows, cache, *drawn, settings)
@@ -122,7 +127,7 @@ def step(
 
 def chunk(
     model: Model, params, rows: Rows, settings: Settings, steps: int, adapters: Lora | None = None,
-    dtype=jnp.bfloat16, kernel=None,
+    dtype=jnp.bfloat16, kernel=None, prefix=None,
 ):
     """Up to `steps` tokens per row, fewer when every row is done: (rows, tokens and logps [B, steps], steps taken).
 
@@ -133,7 +138,7 @@ def chunk(
 
     def one(_, carry):
         i, rows, tokens, logps = carry
-        rows, token, logp = step(model, params, rows, settings, adapters, dtype, kernel)
+        rows, token, logp = step(model, params, rows, settings, adapters, dtype, kernel, prefix)
         return i + 1, rows, tokens.at[i].set(token), logps.at[i].set(logp)
 
     def several(carry):

@@ -15,6 +15,7 @@ import tokenizers
 
 from models import chat, chat_templates
 from models.config import ModelConfig
+from models.tokenizers.token_bytes import TokenBytes, read_token_bytes
 
 # Tokens that end a turn wherever they are special, in the order in which they are listed in `stop_ids`.
 END_OF_TURN = (
@@ -45,13 +46,13 @@ class Tokenizer:
         """The ids of a text; special tokens written in it count as such, nothing is added."""
         return self.rust.encode(text, add_special_tokens=False).ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, in parallel."""
-        return [encoding.ids for encoding in self.rust.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of some ids. Bytes that are no UTF-8 become U+FFFD; ids that no token has become nothing."""
         return self.rust.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def token_bytes(self, *, skip_special: bool = False) -> TokenBytes:
+        """The bytes of every token, as `decode` writes it; none for special tokens that are skipped."""
+        return read_token_bytes(self.rust, skip_special)
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options) -> str:
         """The text of a conversation of `{"role", "content"}` messages; `options` go to the template."""

@@ -19,8 +19,8 @@ import gguf
 import numpy as np
 
 from models.config import ModelConfig, RopeScaling
+from models.families import FAMILIES
 from models.weights.errors import WeightsError
-from models.weights.names import GGUF
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -52,8 +52,8 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         found = self.metadata.get("general.architecture")
-        if found not in GGUF:
-            accepted = ", ".join(map(repr, GGUF))
+        if found not in FAMILIES or FAMILIES.get(found).gguf_names is None:
+            accepted = ", ".join(repr(name) for name in FAMILIES if FAMILIES.get(name).gguf_names is not None)
             raise WeightsError(f"{self.path}: general.architecture is {found!r}; accepted: {accepted}")
         return found
 
@@ -83,16 +83,14 @@ class GGUFFile:
 
     def config(self) -> ModelConfig:
         """The shape of the model, from the metadata."""
-        family = self.architecture
+        family = FAMILIES.get(self.architecture)
         heads = self._whole("attention.head_count")
         d_model = self._whole("embedding_length")
         if self._get("expert_count", 0):
             raise self._error("expert_count", self._get("expert_count"), "0 (mixtures of experts are not supported)")
         if "token_embd.weight" not in self._tensors:
             raise WeightsError(f"{self.path}: the tensor token_embd.weight is missing")
-        gpt2 = family == "gpt2"
-        return ModelConfig(
-            family=family,
+        shape = dict(
             vocab_size=self._tensors["token_embd.weight"].shape[0],
             d_model=d_model,
             n_layers=self._whole("block_count"),
@@ -101,16 +99,15 @@ class GGUFFile:
             head_dim=self._whole("attention.key_length", d_model // heads),
             d_ff=self._whole("feed_forward_length"),
             max_positions=self._whole("context_length"),
-            norm_eps=_short(self._need("attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon")),
+            norm_eps=_short(self._need(family.gguf_norm_eps)),
             rope_theta=_short(self._get("rope.freq_base", 10_000.0)),
-            rope_scaling=None if gpt2 else self._rope_scaling(),
-            tie_embeddings=gpt2 or "output.weight" not in self._tensors,
-            qkv_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
+            rope_scaling=None if family.learned_positions else self._rope_scaling(),
+            tie_embeddings="output.weight" not in self._tensors,
             sliding_window=self._get("attention.sliding_window") or None,
             bos_id=self.metadata.get("tokenizer.ggml.bos_token_id"),
             eos_ids=self._stops(),
         )
+        return ModelConfig(family=self.architecture, **{**shape, **family.fixed})
 
     def _rope_scaling(self) -> RopeScaling | None:
         kind = self._get("rope.scaling.type", "none")

@@ -98,7 +98,7 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
     """The name in `source` of every tensor the slots need; missing, extra and unusable ones in a single error."""
     shapes = source.shapes
     wanted = {name: slot.disk_shape for slot in slots for name in slot.tensors}
-    names = _without_prefix(wanted, shapes)
+    names = _without_prefix(slots, wanted, shapes)
     missing = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if names[name] not in shapes]
     bent = [
         f"mis-shaped: {names[name]} is {list(shapes[names[name]])}, expected {list(shape)}"
@@ -120,12 +120,12 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
     return names
 
 
-def _without_prefix(wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
+def _without_prefix(slots: tuple[Slot, ...], wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
     """Maps wanted names to the names used; checkpoints saved without their head lack the leading `model.`."""
-    prefixes = {name.split(".")[0] + "." for name in wanted if name.startswith(("model.", "transformer."))}
-    if not prefixes or any(name.startswith(tuple(prefixes)) for name in shapes):
+    embed = next(slot.tensor for slot in slots if slot.path == ("embed",))
+    prefix = embed.split(".")[0] + "." if embed.count(".") > 1 else ""  # `model.embed_tokens.weight` has one
+    if any(name.startswith(prefix) for name in shapes):
         return {name: name for name in wanted}
-    (prefix,) = prefixes
     return {name: name.removeprefix(prefix) for name in wanted}
 
 

@@ -1,4 +1,9 @@
-"""The games under Gymnasium's and PettingZoo's own checks."""
+"""The games under Gymnasium's and PettingZoo's own checks, and the examples of docs/adapters.md."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +15,20 @@ from envs.games.tic_tac_toe.bots import MinimaxBot
 
 gymnasium = pytest.importorskip("gymnasium")
 pettingzoo_test = pytest.importorskip("pettingzoo.test")
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+
+
+def test_the_page_prints_what_it_shows():
+    """The Python of the page runs as one program; the text blocks are what it prints, in their order."""
+    blocks = re.findall(r"```(python|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program = "".join(code for kind, code in blocks if kind == "python")
+    shown = "".join(output for kind, output in blocks if kind == "text")
+    assert program and shown
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program, str(PAGE), "exec"), {})
+    assert printed.getvalue() == shown
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs.games.bots import make_bot
 from envs.games.plan_path.rules import PlanPath
-from envs.games.roles import EXECUTOR, NO_PROPOSAL, PLANNER, TwoRole, solver
+from envs.games.roles import EXECUTOR, NO_PROPOSAL, PLANNER, RoleBot, TwoRole
 from envs.games.sokoban.rules import Sokoban
 from envs.games.sudoku.rules import Sudoku
 from envs.games.tic_tac_toe.rules import TicTacToe
@@ -75,10 +76,10 @@ def test_planner_reward_depends_on_the_proposal():
     assert len(set(paid.round(4).tolist())) > 1
 
 
-@pytest.mark.parametrize("follow", [True, False])
-def test_bots_in_both_seats_solve_every_level(puzzle, follow):
+def test_bots_in_both_seats_solve_every_level(puzzle):
     game = TwoRole(puzzle, view="local")
-    bot = solver(game, follow)
+    bot = make_bot(game, "solver")
+    assert isinstance(bot, RoleBot) and bot.bot == make_bot(puzzle, "solver")
 
     @jax.jit
     @jax.vmap
@@ -88,8 +89,8 @@ def test_bots_in_both_seats_solve_every_level(puzzle, follow):
 
     solved, total = map(np.asarray, everything(jnp.arange(game.n_levels)))
     assert solved.all()
-    if follow:  # every proposal was carried out, so planner and executor earned the same
-        np.testing.assert_allclose(total[:, 3], total[:, 0] + total[:, 2] + total[:, 4], atol=1e-4)
+    # Every proposal was carried out, so planner and executor earned the same.
+    np.testing.assert_allclose(total[:, 3], total[:, 0] + total[:, 2] + total[:, 4], atol=1e-4)
 
 
 def test_executor_sees_its_surroundings_only():

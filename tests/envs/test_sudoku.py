@@ -168,10 +168,8 @@ def test_file_becomes_a_pool(tmp_path):
         puzzle=np.concatenate([data["puzzle"][:50], open_grid]),
         solution=np.concatenate([data["solution"][:50], data["solution"][:1]]),
     )
-    pool = levels.from_file(path)
-    assert len(pool.train) + len(pool.test) == 50
-    with pytest.raises(ValueError, match="no array 'hard_puzzle'; found puzzle, solution"):
-        levels.from_file(path, "hard_")
+    pool = Sudoku(pool=path).pool
+    assert len(pool.train) + len(pool.test) == 50 and pool.source == "some.npz"
 
 
 def test_masked_entries_are_those_that_would_be_refused(game, big):

@@ -63,10 +63,9 @@ def text(name: str, style: str = "full"):
 
 @functools.cache
 def numbers(name: str, style: str):
-    """The indices of `first` and of `next` in every position, for the player to move."""
+    """The indices of `first` in every position, for the player to move."""
     prompt, player = byte_prompt(name, style), game(name).player
-    both = jit(jax.vmap(lambda s: [prompt.indices(s, player(s), opening) for opening in (True, False)]))
-    return jax.device_get(both(positions(name)))
+    return jax.device_get(jit(jax.vmap(lambda s: prompt.first_indices(s, player(s))))(positions(name)))
 
 
 @functools.cache
@@ -129,32 +128,30 @@ def check_tokens(compiled, indices, encode, every: int = 4):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", FORMS)
 def test_tokens_equal_the_tokenizers(name, kind):
-    """Both contexts: `first` is all there is in `turn`."""
+    """What a turn that stands alone reads, or one that opens a conversation; tests/envs/test_events.py has the rest."""
     tok = tokenizer(kind)
-    prompt = byte_prompt(name, "full") if kind == "byte" else text(name).compile(tok, parts(), context="history")
-    first, following = numbers(name, "full")
+    prompt = byte_prompt(name, "full") if kind == "byte" else text(name).compile(tok, parts())
+    first = numbers(name, "full")
     check_tokens(prompt.compiled_first, first, tok.encode)
-    check_tokens(prompt.compiled_next, following, tok.encode)
     question = prompt.compiled_first.template.text(first[0])
     for action in range(0, len(prompt.action_ids), 7):
         ids = prompt.action_ids[action, : prompt.action_lengths[action]].tolist()
         assert tok.encode(question + prompt.text.names[action]) == tok.encode(question) + ids
 
 
+@pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("name", FORMS)
-def test_texts_suit_other_tokenizers(name, kind):
+def test_texts_suit_other_tokenizers(name, kind, style):
     """Compiling refuses a text with a border that merges, and compares whole renderings."""
     wrapped = None if kind == "sentencepiece" else parts()
-    prompt = text(name).compile(tokenizer(kind), wrapped, context="history")
-    assert prompt.first_length > prompt.next_length
+    prompt = text(name, style).compile(tokenizer(kind), wrapped, context="history")
+    assert prompt.event_length < prompt.first_length - len(prompt.prefix)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_brief_tokens_are_bytes(name):
-    prompt, (first, following) = byte_prompt(name, "brief"), numbers(name, "brief")
-    check_tokens(prompt.compiled_first, first, byte_tokenizer().encode)
-    check_tokens(prompt.compiled_next, following, byte_tokenizer().encode)
+    check_tokens(byte_prompt(name, "brief").compiled_first, numbers(name, "brief"), byte_tokenizer().encode)
 
 
 @pytest.mark.parametrize(
@@ -182,29 +179,6 @@ def test_prompt_of_a_state():
     tail, tail_length = jit(prompt.suffix)(state, player)
     assert (*prompt.prefix, *tail[:tail_length].tolist()) == tuple(tokens[:length].tolist())
     assert len(prompt.prefix) > len(text("tic_tac_toe").rules) / 2
-    tokens, length = jit(prompt.next)(state, player)
-    assert byte_tokenizer().decode(tokens[:length].tolist()) == prompt.next_text(state, player)
-    assert prompt.next_text(state, player).startswith("<|im_end|>\n<|im_start|>user\nBoard:")
-    with pytest.raises(ValueError, match="compiled for 'turn'"):
-        text("tic_tac_toe").compile(byte_tokenizer()).next(state, player)
-
-
-def test_history_is_the_models_own_chat():
-    """first + answer + next reads like the chat template's rendering of the same messages."""
-    g, states = game("connect_four"), positions("connect_four")
-    prompt = byte_prompt("connect_four", "full")
-    a, b = one(states, 0), one(states, 2)
-    player = int(g.player(a))
-    t = text("connect_four")
-    users = [t.observe(s, player) + t.questions[player] for s in (a, b)]
-    messages = [
-        {"role": "system", "content": f"{t.rules}\n{t.roles[player]}"},
-        {"role": "user", "content": users[0]},
-        {"role": "assistant", "content": t.names[3]},
-        {"role": "user", "content": users[1]},
-    ]
-    grown = prompt.first_text(a, player) + t.names[3] + prompt.next_text(b, player)
-    assert grown == byte_tokenizer().chat(messages)
 
 
 @pytest.mark.parametrize("style", texts.STYLES)
@@ -348,7 +322,7 @@ def test_single_tokens():
 
 
 def test_bad_choices():
-    with pytest.raises(ValueError, match="style must be one of full, brief, found 'long'"):
+    with pytest.raises(ValueError, match="style must be one of full, compact, brief, found 'long'"):
         texts.make(game("tic_tac_toe"), "long")
     with pytest.raises(ValueError, match="context must be one of turn, history, found 'all'"):
         text("tic_tac_toe").compile(byte_tokenizer(), context="all")

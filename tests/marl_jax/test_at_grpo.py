@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from envs.games.bots import UniformBot
-from envs.games.roles import solver
+from envs.games.bots import UniformBot, make_bot
 from marl_jax.agents.policy import Decision
 from marl_jax.learning import grpo
 from marl_jax.learning.update import make_optimiser, make_update, new_train_state
@@ -336,7 +335,8 @@ def test_the_samples_of_an_agent_change_its_own_adapter_only():
 @pytest.mark.parametrize("team_term", ["immediate", "lookahead"])
 def test_a_role_can_be_a_bot(team_term):
     """The solver makes the moves that the planner proposes: its samples have no weight, and it is who is looked at."""
-    settings = dict(seat_policy=(0, -1), learns=(True,), seat_bots=(None, solver(GAME)), team_term=team_term)
+    bots = (None, make_bot(GAME, "solver"))
+    settings = dict(seat_policy=(0, -1), learns=(True,), seat_bots=bots, team_term=team_term)
     _, samples, finished, _ = played(continuation="first", **settings)
     mine = samples.agent == 0
     np.testing.assert_array_equal(samples.weights, mine)

@@ -75,6 +75,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         save(checkpoints, step, metric)
     kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert kept == [10, 20, 25] and checkpoints.best == 10 and checkpoints.latest == 25
+    assert [checkpoints.named(step) for step in ("newest", "best", "20")] == [25, 10, 20]
     assert checkpoints.restore(make_state(), step=checkpoints.best).step == 10
     checkpoints.close()
     again = Checkpoints(tmp_path, keep=2)
@@ -85,8 +86,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 def test_without_a_metric_there_is_no_best(tmp_path):
     checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        checkpoints.named("newest")
     save(checkpoints, 1)
     assert checkpoints.best is None
+    with pytest.raises(CheckpointError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
+        checkpoints.named("best")
 
 
 def test_the_least_is_best_where_asked(tmp_path):

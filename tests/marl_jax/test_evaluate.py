@@ -12,7 +12,6 @@ from configs import defaults
 from envs.games import view
 from envs.games.bots import UniformBot
 from envs.games.game import Reward
-from envs.games.registry import held_out
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.errors import RunError
@@ -102,7 +101,7 @@ def test_cross_play_compares_the_diagonal_with_the_rest():
 
 
 def test_levels_are_walked_and_repeats_count_once():
-    game = held_out(tiny_puzzle.game())  # 8 levels, planner and executor
+    game = tiny_puzzle.game().held_out()  # 8 levels, planner and executor
     team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
     trained, _ = tiny_play.weights(team.policy)
     match = evaluate.new_match(game, (team,))
@@ -200,14 +199,14 @@ def runs(tmp_path_factory):
 
 def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     setup, folder, _ = runs
-    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, 1)[0] == 1
+    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, "1")[0] == 1
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
         evaluate.restore_weights(other_game, folder)
     with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
-        evaluate.restore_weights(setup, folder, 999)
-    with pytest.raises(RunError, match="eval.step is -2, and no checkpoint in .* has the figure"):
-        evaluate.restore_weights(setup, folder, -2)
+        evaluate.restore_weights(setup, folder, "999")
+    with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
+        evaluate.restore_weights(setup, folder, "best")
 
 
 def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):
@@ -245,7 +244,7 @@ def test_opponents_by_folder(runs, tmp_path):
     setup, one, other = runs
     named = evaluate.contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
     assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
-    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with a number"):
+    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with 'newest'"):
         evaluate.contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine
@@ -280,11 +279,11 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
     who = [evaluate.Contestant(name, player, {}) for name in "ab"]
     result = evaluate.everyone(setup, [*who, evaluate.Contestant("random", UniformBot(setup.game))])
     assert result["cross_play"] == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
-    assert seen == [held_out(setup.game)] != [setup.game]
+    assert seen == [setup.game.held_out()] != [setup.game]
 
 
 def test_a_cooperative_table_of_real_games():
-    game = held_out(tiny_puzzle.game())
+    game = tiny_puzzle.game().held_out()
     team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
     both = [evaluate.Contestant(name, team, tiny_play.weights(team.policy, seed)[0]) for seed, name in enumerate("ab")]
     table, distinct = evaluate.round_robin(game, both, 16, jax.random.key(0), 0.0)

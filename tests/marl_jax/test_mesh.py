@@ -1,11 +1,11 @@
-"""Meshes from the config on eight virtual devices, and batches that fit them."""
+"""Meshes from the config on eight virtual devices."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import algorithms, defaults, meshes
+from configs import defaults, meshes
 from marl_jax.devices import mesh, placement
 from marl_jax.errors import ConfigError
 
@@ -41,38 +41,6 @@ def test_ways_that_do_not_fit_the_devices_are_refused(ways):
         mesh.make(config_with(**ways))
 
 
-def test_batches_that_do_not_divide_are_refused_with_the_nearest():
-    mesh.check_batches(config_with(games=256), ways=8)
-    with pytest.raises(ConfigError, match=r"rollout.games is 250, not a multiple of the 8 .*nearest: 248 or 256"):
-        mesh.check_batches(config_with(games=250), ways=8)
-    config = config_with()
-    config.eval.games = 100
-    with pytest.raises(ConfigError, match=r"eval.games is 100, not a multiple of 8; nearest: 96 or 104"):
-        mesh.check_batches(config, ways=8)
-
-
-def test_minibatches_must_divide_too_and_the_nearest_do():
-    config = config_with(games=24, turns=1, minibatches=2)
-    with pytest.raises(ConfigError, match="24 samples do not split .* nearest: 16 or 32"):
-        mesh.check_batches(config, ways=8)
-    for games in (16, 32):
-        mesh.check_batches(config_with(games=games, turns=1, minibatches=2), ways=8)
-
-
-def test_samples_that_share_a_prompt_stay_on_one_device():
-    config = config_with(games=8, turns=2, minibatches=2)
-    config.algo = algorithms.at_grpo(4)
-    config.algo.minibatches = 2
-    mesh.check_batches(config, ways=8)  # 16 groups in 2 minibatches of 8 parts; 64 samples would go further
-    config.algo.minibatches = 4
-    with pytest.raises(ConfigError, match=r"16 groups of 4 samples that share a prompt do not .* nearest: 16$"):
-        mesh.check_batches(config, ways=8)
-    config.rollout.games = 16
-    mesh.check_batches(config, ways=8)
-    config.rollout.games, config.algo.share_prefix = 8, False
-    mesh.check_batches(config, ways=8)
-
-
 @pytest.mark.parametrize(
     "kind, shape", [("same", (2, 2, 2)), ("replicated", (8, 1, 1)), ("tensor", (4, 1, 2))], ids=str
 )
@@ -81,17 +49,6 @@ def test_the_same_devices_arranged_for_sampling(kind, shape):
     other = mesh.for_sampling(made, kind)
     assert tuple(other.shape.values()) == shape
     assert other.devices.flatten().tolist() == made.devices.flatten().tolist()
-
-
-def test_games_must_divide_by_the_parts_of_sampling_too():
-    config = config_with(games=4, turns=8, minibatches=1)
-    config.eval.games = 16
-    config.mesh.sampling = "replicated"
-    mesh.check_batches(config, ways=2)
-    with pytest.raises(
-        ConfigError, match=r"4, not a multiple of the 8 parts .*mesh.sampling 'replicated'.*nearest: 8$"
-    ):
-        mesh.check_batches(config, ways=2, sampling_ways=8)
 
 
 def test_state_that_belongs_to_parameters_lies_where_they_do():

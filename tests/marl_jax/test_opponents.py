@@ -1,11 +1,10 @@
-"""Opponents: bots by name, and the pool of past selves."""
+"""Opponents: the pool of historical opponents."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.games import registry as games
 from marl_jax.rollouts import opponents
 
 
@@ -55,12 +54,3 @@ def test_old_results_fade_when_new_ones_come(pool):
     assert float(same.games[1]) == 10
     later = opponents.record(pool, 1, 0.0, 1.0)
     assert float(later.games[1]) == pytest.approx(10 * opponents.MEMORY + 1)
-
-
-def test_bots_by_name():
-    game = games.make("tic_tac_toe")
-    for name in opponents.bot_names("tic_tac_toe"):
-        state = game.reset(jax.random.key(0))
-        assert game.legal(state)[opponents.make_bot(game, name).act(state, jax.random.key(0))]
-    with pytest.raises(ValueError, match="tic_tac_toe has no bot 'search'; accepted: random, minimax"):
-        opponents.make_bot(game, "search")

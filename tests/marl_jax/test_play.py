@@ -71,9 +71,10 @@ def test_prompt_is_the_models(tic_tac_toe):
     start = jax.jit(game.reset)(jax.random.key(0))
     first = prompt.first_text(start, 0)
     assert first in screen
-    state, _ = game.step(start, jnp.int32(4))
-    state, _ = game.step(state, jnp.int32(0))
-    assert first + "5" + prompt.next_text(state, 0) in screen
+    middle, _ = game.step(start, jnp.int32(4))
+    state, _ = game.step(middle, jnp.int32(0))
+    events = prompt.event_text(start, 4, middle, 0) + prompt.event_text(middle, 0, state, 0)
+    assert first + "5" + prompt.close_text + events + prompt.ask_text(0) in screen
 
 
 def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):

@@ -1,4 +1,4 @@
-"""What can happen to a request: several samples, a cancel, a deadline, new weights, other arrival orders, other models."""
+"""What can happen to a request: several samples, a cancel, a deadline, new weights, other orders, other models."""
 
 import dataclasses
 import time

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.games import registry as games
 from envs.games.plan_path import levels
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
@@ -72,7 +71,7 @@ def test_the_executor_follows_and_reads_the_proposal(perfect):
 
 def test_no_held_out_level_is_shown_in_any_form(perfect):
     setup, program, _, _, _, after = perfect
-    test = set(levels.keys(games.held_out(setup.game).game.levels.arrays))
+    test = set(levels.keys(setup.game.held_out().game.levels.arrays))
     seen = after.state.inner
     assert not set(levels.keys({"distance": seen.distance, "start": seen.start})) & test
     assert not set(levels.keys(program.game.game.levels.arrays)) & test
@@ -117,7 +116,7 @@ def test_free_answers_are_written_as_they_would_be_sampled():
     ids, lengths = demonstrations.names_to_write(setup.backbone)
     free, said = setup.policy.free, lengths - 1  # without the stop
     legal = jnp.ones((4, 4), bool)
-    assert free.parse(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
+    assert free.parser(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
     assert all(ids[a, said[a]] in free.stop_ids for a in range(4))
     config.env.text = "full"
     with pytest.raises(ConfigError, match="max_new_tokens is 3, and the longest answer has 5 tokens; accepted: 5"):

@@ -1,22 +1,34 @@
 """A config that cannot work is refused with the field, its value and what is accepted."""
 
+import dataclasses
 import re
+import types
 
 import pytest
+from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, models, planning
 from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
-from marl_jax.config import rules, validate
-from marl_jax.errors import ConfigError
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import batches, task_combinations, validate
+from marl_jax.errors import ConfigError, nearest
+from marl_jax.fields import Field, number
+from registries import Registry
 
 
 def config_with(**changes):
     """The defaults with fields changed; `__` stands for a dot."""
-    config = defaults.get_config()
+    return changed(defaults.get_config(), **changes)
+
+
+def changed(config, **changes):
+    """A config with fields changed."""
     for name, value in changes.items():
         *groups, field = name.split("__")
         here = config
         for group in groups:
+            if group not in here:
+                here[group] = ConfigDict()
             here = here[group]
         with here.ignore_type():
             here[field] = value
@@ -30,7 +42,7 @@ def problems(**changes):
 
 
 @pytest.mark.parametrize("experiment", [tic_tac_toe_selfplay, connect_four_selfplay, hanabi_selfplay])
-@pytest.mark.parametrize("variant", [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b"])
+@pytest.mark.parametrize("variant", [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b", "sft", "sft+tiny"])
 def test_every_experiment_is_accepted(experiment, variant):
     validate.check(experiment.get_config(variant))
 
@@ -40,19 +52,24 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
     configs = {form: experiment.get_config(form) for form in (*planning.FORMS, "at_grpo_lora+smollm2", None)}
     for config in configs.values():
         validate.check(config)
-    assert len({validate.samples(configs[form]) for form in planning.FORMS}) == 1
+    budgets = {batches.rows(configs[form]) * (4 if form.startswith("at_grpo") else 1) for form in planning.PLAY}
+    assert len(budgets) == 1
     with pytest.raises(ValueError, match="form 'at_grop' is unknown; accepted: single, grpo"):
         experiment.get_config("at_grop")
 
 
-@pytest.mark.parametrize("make", ["grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo", "dr_mas"])
+@pytest.mark.parametrize("make", ["ppo", "grpo", "at_grpo", "dapo", "dr_grpo", "gspo", "rloo", "dr_mas", "sft"])
 def test_every_algorithm_is_accepted(make):
     validate.check(config_with(algo=getattr(algorithms, make)()))
 
 
-def test_every_default_has_a_rule_and_every_rule_a_default():
-    found = {validate.rule_name(name) for name, _ in validate.fields(defaults.get_config())}
-    assert found == set(rules.RULES)
+def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
+    light = types.SimpleNamespace(fields={"beta": Field(0.5, number(0, 1), "a weight")}, check=lambda config: iter(()))
+    monkeypatch.setattr(ALGORITHMS, "_entries", {**ALGORITHMS._entries, "light": light})
+    validate.check(config_with(algo=algorithms.make("light", light.fields), rollout__games=7))
+    assert problems(algo=algorithms.make("light", light.fields, beta=2.0)) == [
+        "config.algo.beta is 2.0; accepted: a number from 0 up to 1"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +79,7 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(steps=True), "config.steps is True; accepted: a whole number from 1 up"),
         (dict(optim__lr=-1.0), "config.optim.lr is -1.0; accepted: a number above 0"),
         (dict(optim__lr=float("nan")), "config.optim.lr is nan; accepted: a number above 0"),
-        (dict(algo__name="pop"), "config.algo.name is 'pop'; accepted: one of ppo, grpo, at_grpo"),
+        (dict(algo__name="pop"), "config.algo.name is 'pop'; accepted: one of ppo, grpo, at_grpo, sft; did you"),
         (dict(algo__dual_clip=0.5), "config.algo.dual_clip is 0.5; accepted: 0 (off) or a number above 1"),
         (dict(model__lora__targets=("q", "x")), "config.model.lora.targets is ('q', 'x'); accepted: a tuple of"),
         (dict(model__name="quen3-8b"), "did you mean qwen3-8b?"),
@@ -70,11 +87,36 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(env__name="chess"), "config.env.name is 'chess'; accepted: one of tic_tac_toe"),
         (dict(optim__lrr=1.0), "config.optim.lrr is not a field; did you mean optim.lr?"),
         # combinations
-        (dict(algo__name="grpo", algo__critic="none"), "config.algo.group_size is 1 with algo.name 'grpo'"),
-        (dict(algo__name="at_grpo", algo__group=4), "config.algo.critic is 'head' with algo.name 'at_grpo'"),
-        (dict(algo__critic="none"), "config.algo.critic is 'none' with algo.name 'ppo'"),
-        (dict(algo__group=4), "config.algo.group_size is 4 with algo.name 'ppo'"),
-        (dict(algo__share_prefix=True), "config.algo.share_prefix is True with algo.name 'ppo'"),
+        (dict(algo=algorithms.grpo(), algo__group_size=1), "config.algo.group_size is 1; accepted: a whole number"),
+        (dict(algo=algorithms.grpo(), algo__critic="none"), "config.algo.critic is not a field of grpo; its fields:"),
+        (dict(algo=algorithms.grpo(), algo__continuation="best"), "config.algo.continuation is not a field of grpo; "),
+        (dict(algo=algorithms.grpo(), algo__gamma=0.9), "config.algo.gamma is not a field of grpo"),
+        (dict(algo=algorithms.sft(), algo__clip_low=0.1), "config.algo.clip_low is not a field of sft; its fields:"),
+        (dict(algo__critic="none"), "config.algo.critic is 'none'; accepted: one of head, separate, central"),
+        (dict(algo__group_size=4), "config.algo.group_size is not a field of ppo"),
+        (dict(algo__share_prefix=True), "config.algo.share_prefix is gone: AT-GRPO always shares the prompt"),
+        (dict(algo__name="grpo"), "config.algo.group_size is missing; accepted: a whole number from 2 up"),
+        (dict(algo=algorithms.sft(bot="mini")), "config.algo.bot is 'mini', which is no bot of tic_tac_toe; accepted"),
+        (dict(algo=algorithms.sft(), opponents__pool_size=2), "where a bot plays all seats"),
+        (dict(algo=algorithms.sft(), rollout__games=3, rollout__turns=3), "algo.minibatches x algo.grad_accum_steps ="),
+        (dict(algo=algorithms.sft(), optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
+        (dict(algo=algorithms.sft(noise=1.0)), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),
+        (dict(algo=algorithms.grpo(), rollout__games=12), "config.rollout.games is 12, not a multiple of algo."),
+        (dict(algo=algorithms.ppo(pack=2)), "config.algo.pack is 2 with rollout.answer 'constrained'"),
+        (dict(algo=algorithms.at_grpo(), algo__pack=2), "config.algo.pack is not a field of at_grpo"),
+        (dict(env__context="histroy"), "config.env.context is 'histroy'; accepted: one of turn, history"),
+        (dict(env__history_turns=0), "config.env.history_turns is 0; accepted: a whole number from 1 up"),
+        (dict(env__text="short"), "config.env.text is 'short'; accepted: one of full, brief, compact"),
+        (dict(env__context="history", rollout__games=3), "config.rollout.games x seats is 6, not a multiple of"),
+        (dict(rollout__in_flight_updates=True), "whose rollout is one program; accepted: False, or a task"),
+        (dict(eval__step="last"), "config.eval.step is 'last'; accepted: 'newest', 'best' or the number of a step"),
+        (dict(eval__step=-2), "config.eval.step is -2, which is now 'best'"),
+        (dict(model__init_from="runs/x@last"), "with the step 'last'; accepted: 'newest', 'best' or the number"),
+        (dict(env__name=""), "config.env.name is '' and task.name is ''; accepted: one world"),
+        (dict(task__name="sums"), "config.env.name is 'tic_tac_toe' and task.name is 'sums'; accepted: one world"),
+        (dict(plugins=("no_such",)), "config.plugins: plugin 'no_such' cannot be imported"),
+        (dict(sft__lr=1.0), "config.sft.lr is now config.optim.lr: supervised training is an algorithm"),
+        (dict(optim__final=0.1), "config.optim.final is now config.optim.min_lr_ratio"),
         (dict(rollout__games=10, rollout__turns=3, algo__minibatches=4), "is 30, not a multiple of"),
         (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
         (dict(agents__all="mian"), "config.agents.all is 'mian', a policy that is not in config.policies (main)"),
@@ -91,14 +133,15 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(model__weights="no/such/folder"), "config.model.weights is 'no/such/folder', which does not exist"),
         (dict(model__shape={"d_modle": 64}), "config.model.shape.d_modle is not a field of a model; did you mean d_mo"),
         (dict(env__params={"size": 4}), "config.env.params: tic_tac_toe: unknown parameter 'size'"),
-        (dict(opponents__self_share=0.5), "config.opponents.pool_size is 0 and leaves 0.50 of the games"),
-        (dict(opponents__bot_share=0.5), "is above 1"),
+        (dict(opponents__self_play_frac=0.5), "config.opponents.pool_size is 0 and leaves 0.50 of the games"),
+        (dict(opponents__bot_frac=0.5), "is above 1"),
         (dict(eval__opponents=("minmax",)), "config.eval.opponents has 'minmax', which is no bot of tic_tac_toe"),
+        (dict(eval__opponents=("runs/x@last",)), "config.eval.opponents has 'runs/x@last' with the step 'last'; acc"),
         (dict(checkpoint__best_metric="search/win_rate"), "'search' is no opponent"),
-        (dict(checkpoint__best_metric="random/winrate"), "tic_tac_toe has no figure 'winrate'; accepted: <opponent>"),
-        (dict(checkpoint__best_metric="random"), "has no figure ''"),
-        (dict(checkpoint__best_metric="self/win_rate"), "'self' is no opponent; accepted: <opponent>/<figure> with an"),
-        (dict(checkpoint__best_metric="random/score"), "tic_tac_toe has no figure 'score'"),
+        (dict(checkpoint__best_metric="random/winrate"), "tic_tac_toe has no metric 'winrate'; accepted: <opponent>"),
+        (dict(checkpoint__best_metric="random"), "has no metric ''"),
+        (dict(checkpoint__best_metric="self/win_rate"), "'self' is no opponent; accepted: <opponent>/<metric> with an"),
+        (dict(checkpoint__best_metric="random/score"), "tic_tac_toe has no metric 'score'"),
         (dict(opponents__pool_size=2), "config.opponents.pool_size is 2, but self_play_frac 1.0 and bot_frac 0.0"),
         (dict(mesh__fsdp=-1), "config.mesh has more than one -1"),
         (dict(distributed__coordinator="host:1"), "enabled is False"),
@@ -107,15 +150,13 @@ def test_every_default_has_a_rule_and_every_rule_a_default():
         (dict(reward__agent=0.0), "config.reward.agent is 0, and tic_tac_toe pays at no other level"),
         (dict(algo=algorithms.grpo(), rollout__turns=8), "an episode of tic_tac_toe may take 9, and algo.name 'grpo'"),
         (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the"),
-        (dict(algo=algorithms.grpo(), algo__gamma=0.9), "config.algo.gamma is 0.9 with algo.name 'grpo', which never"),
         (dict(algo__gae="token", algo__critic="central", rollout__answer="free"), "which has one value a turn"),
         (dict(opponents__bots=("random",)), "config.opponents.bot_frac is 0.0, which leaves the bots no game of"),
-        (dict(opponents__bots=("random",), opponents__bot_share=1e-4), "leaves the bots no game of"),
+        (dict(opponents__bots=("random",), opponents__bot_frac=1e-4), "leaves the bots no game of"),
         (dict(env=defaults.environment("sudoku"), env__symmetry=True), "sudoku declares no symmetries; accepted"),
-        (dict(env=defaults.environment("sudoku"), opponents__self_share=0.5, opponents__pool_size=2), "have one seat"),
-        (dict(agents={"seat_0": "main", "seat_1": "bot:random"}, opponents__self_share=0.5), "have one seat only"),
-        (dict(env__context="history"), "config.env.context is 'history'; accepted: one of turn"),
-        (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__games=1), "groups that share a prompt stay"),
+        (dict(env=defaults.environment("sudoku"), opponents__self_play_frac=0.5, opponents__pool_size=2), "one seat"),
+        (dict(agents={"seat_0": "main", "seat_1": "bot:random"}, opponents__self_play_frac=0.5), "have one seat only"),
+        (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__games=1), "games x turns is 16, not a multi"),
     ],
 )  # fmt: skip
 def test_refused(changes, message):
@@ -185,9 +226,61 @@ def test_a_missing_field_is_told():
         validate.check(config)
 
 
+@pytest.fixture
+def sums(monkeypatch):
+    """A run whose world is a task."""
+
+    @dataclasses.dataclass
+    class Sums:
+        digits: int = 1
+        roles = ("solver", "checker")
+
+    registry = Registry("tasks")
+    registry.add("sums", Sums)
+    monkeypatch.setattr(task_combinations, "tasks", lambda: registry)
+    config = defaults.get_config()
+    defaults.use_task(config, "sums", digits=2)
+    return config
+
+
+def test_the_world_is_a_game_or_a_task(sums):
+    validate.check(sums)
+    assert sums.task.params.digits == 2 and sums.eval.opponents == ()
+    sums.rollout.games = 7  # nothing is played
+    sums.rollout.in_flight_updates = True
+    validate.check(sums)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(task__name="smus"), "config.task.name is 'smus'; accepted: one of sums; did you mean sums?"),
+        (dict(task__n_episodes=12, algo=algorithms.grpo()), "config.task.n_episodes is 12, not a multiple of"),
+        (dict(task__params={"size": 4}), "config.task.params: "),
+        (dict(agents={"solver": "main"}), "config.agents has no policy for checker; accepted: every seat, or 'all'"),
+        (dict(agents={"all": "main", "judge": "main"}), "config.agents.judge is no seat of sums; accepted: all"),
+        (dict(task__time_limit=0.0), "config.task.time_limit is 0.0; accepted: a number above 0"),
+        (dict(task__max_length=256), "config.task.max_new_tokens is 256 with task.max_length 256"),
+        (dict(algo=algorithms.sft()), "config.algo.name is 'sft' with task.name 'sums', which no bot plays"),
+        (dict(agents__all="bot:random"), "config.agents.all is 'bot:random' with task.name 'sums'"),
+        (dict(opponents__pool_size=2), "config.opponents has other players with task.name 'sums'"),
+        (dict(curriculum__enabled=True), "config.curriculum.enabled is True with task.name 'sums'"),
+    ],
+)
+def test_refused_for_a_task(sums, changes, message):
+    with pytest.raises(ConfigError) as refused:
+        validate.check(changed(sums, **changes))
+    assert any(message in problem for problem in refused.value.problems), refused.value.problems
+
+
+@pytest.mark.parametrize("step", ["newest", "best", "0", "120"])
+def test_checkpoints_are_named_by_words_or_numbers(step):
+    validate.check(config_with(eval__step=step))
+
+
 def test_nearest_sizes():
-    assert validate.nearest(10, 8) == (8, 16)
-    assert validate.nearest(3, 8) == (8,)
+    assert nearest(10, 8) == (8, 16)
+    assert nearest(3, 8) == (8,)
 
 
 def test_hanabi_pays_at_the_process_level_only_with_a_consolation():
@@ -201,7 +294,7 @@ def test_hanabi_pays_at_the_process_level_only_with_a_consolation():
         validate.check(config)
 
 
-def test_the_best_metric_is_a_figure_that_there_is_and_matters_only_where_something_is_learnt():
+def test_the_best_metric_is_one_that_there_is_and_matters_only_where_something_is_learnt():
     validate.check(config_with(checkpoint__best_metric="random/win_rate_low"))
     validate.check(config_with(checkpoint__best_metric="random/win_rate_seat_1"))
     validate.check(config_with(checkpoint__best_metric="minimax/win_rate"), mode="eval")

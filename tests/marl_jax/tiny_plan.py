@@ -5,6 +5,7 @@ import contextlib
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from configs import planning
 from experiments import plan_path
 
 
@@ -20,7 +21,10 @@ def get_config(form="at_grpo"):
     config.optim.warmup = 1
     config.eval.update(dict(every=0, games=16))
     config.checkpoint.update(dict(every=2, best_metric=""))
-    config.sft.update(dict(steps=4, games=16, turns=4, minibatches=2, warmup=1, schedule="constant", lr=1e-2))
+    if planning.imitates(form):
+        config.rollout.update(dict(games=16, turns=4))
+        config.algo.minibatches = 2
+        config.optim.update(dict(schedule="constant", lr=1e-2))
     config.log.update(dict(games=0, tensorboard=False, progress=False))
     return config
 

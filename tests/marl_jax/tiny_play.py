@@ -9,7 +9,12 @@ import jax.numpy as jnp
 from configs import algorithms
 from envs.games import registry as games
 from envs.games import text as texts
-from marl_jax.agents.policy import Free, LoraSpec, Policy
+from envs.games.parser import make_parser
+from marl_jax.agents.answers import Constrained, FreeText
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.agents.seating import Seating
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.rollouts.games import GameRollout
 from marl_jax.sampling.choice import make_choices
 from models import registry
 from models.model import build
@@ -25,23 +30,57 @@ def prompt(style="brief", name="tic_tac_toe"):
     return texts.make(games.make(name), style).compile(TOKENIZER)
 
 
+def answers(text, names=None, free=0):
+    """Names of legal actions, or up to `free` tokens of any text."""
+    if free:
+        parse = make_parser(text.text.names, TOKENIZER.token_bytes(skip_special=True))
+        return FreeText(parse, text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free)
+    names = names or [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
+    return Constrained(make_choices(names, TOKENIZER.eos_id))
+
+
 @functools.cache
 def policy(critic="head", lora=None, style="brief", long_names=False, free=0):
     """A policy of a few thousand parameters for tic-tac-toe, in float32."""
-    model = build(dataclasses.replace(registry.get("tiny").config, **SHAPE))
     text = prompt(style)
-    names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
+    names = None
     if long_names:
-        names = [[*b"cell ", *name] if i % 2 else [*b"c", *name] for i, name in enumerate(names)]
+        names = [[*(b"cell " if i % 2 else b"c"), *str(i + 1).encode()] for i in range(9)]
     return Policy(
-        model=model,
-        choices=make_choices(names, TOKENIZER.eos_id),
-        prefix=text.prefix,
+        model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
+        answers=answers(text, names, free),
+        rules=text.prefix,
         lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
         critic=critic,
-        free=Free(text.action_ids, text.action_lengths, TOKENIZER.stop_ids, free) if free else None,
         dtype=jnp.float32,
     )
+
+
+def team(policy, prompt):
+    """A policy as a team of one backbone, called main; with adapters policy_0, policy_1, …"""
+    names = tuple(f"policy_{i}" for i in range(policy.lora.n)) if policy.lora else ("main",)
+    backbone = Backbone(
+        "main", names, (True,) * len(names), None, None, policy.model, TOKENIZER, prompt, policy, mesh=None
+    )
+    return Team((backbone,), names)
+
+
+def seating(*policies):
+    """Seats with these policies at all turns."""
+    return Seating(tuple((policy,) for policy in policies))
+
+
+@functools.cache
+def _prompt_of(game):
+    return texts.make(game, "brief").compile(TOKENIZER)
+
+
+def rollout(game, policy, rows, turns, seats=None, learns=None, prompt=None, kind=GameRollout, **settings):
+    """The program that plays a game with one policy, or with an adapter for each seat."""
+    seats = seats or (tuple(range(policy.lora.n)) if policy.lora else (0,) * game.n_players)
+    learns = learns or (True,) * (policy.lora.n if policy.lora else 1)
+    text = prompt or _prompt_of(game)
+    return kind(game, team(policy, text), rows, turns, seating(*seats), learns, **settings)
 
 
 def weights(policy, seed=0, reference=False):

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from configs import algorithms
 from envs.games import registry as games
 from envs.games import text as texts
+from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import LoraSpec, Policy
-from marl_jax.rollouts.games import Sections
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.sampling.choice import make_choices
 from models import registry
 from models.model import build
-from tests.marl_jax.tiny_play import SHAPE, TOKENIZER
+from tests.marl_jax.tiny_play import SHAPE, TOKENIZER, rollout
 
 K, ROWS, TURNS = 4, 6, 10
 PARAMS = dict(size=5, n_train=24, n_test=8, budget=10)
@@ -34,7 +34,7 @@ def prompt(roles="two"):
 
 
 @functools.cache
-def policy(roles="two", lora=None, long_names=False, share=1):
+def policy(roles="two", lora=None, long_names=False):
     """A policy without a critic; `lora` adapters, names of one letter or several."""
     text = prompt(roles)
     names = [row[:n].tolist() for row, n in zip(text.action_ids, text.action_lengths, strict=True)]
@@ -42,33 +42,27 @@ def policy(roles="two", lora=None, long_names=False, share=1):
         names = [[*b"go ", *name] if i % 2 else [*b"g", *name] for i, name in enumerate(names)]
     return Policy(
         model=build(dataclasses.replace(registry.get("tiny").config, **SHAPE)),
-        choices=make_choices(names, TOKENIZER.eos_id),
-        prefix=text.prefix,
+        answers=Constrained(make_choices(names, TOKENIZER.eos_id)),
+        rules=text.prefix,
         lora=LoraSpec(lora, 2, 4.0, ("q", "v", "down")) if lora else None,
         critic="none",
         dtype=jnp.float32,
-        **({"share": share} if share > 1 else {}),
     )
 
 
 def tree(roles="two", lora=None, long_names=False, rows=ROWS, turns=TURNS, kind=TreeRollout, **changes):
     """The program of AT-GRPO."""
-    seats = (0, 1) if lora else (0,) * game(roles).n_players
-    learns = (True,) * (lora or 1)
     made = policy(roles, lora, long_names)
-    return kind(game(roles), prompt(roles), made, Sections(rows), turns, seats, learns, **{"candidates": K, **changes})
+    return rollout(game(roles), made, rows, turns, prompt=prompt(roles), kind=kind, **{"candidates": K, **changes})
 
 
 def episodes(roles="two", rows=2 * K, turns=45, **changes):
     """The program of GRPO."""
-    seats = (0,) * game(roles).n_players
-    return GroupRollout(
-        game(roles), prompt(roles), policy(roles), Sections(rows), turns, seats, **{"candidates": K, **changes}
-    )
+    return tree(roles, rows=rows, turns=turns, kind=GroupRollout, **changes)
 
 
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
     config = getattr(algorithms, name)(K)
-    config.update(dict(tis_clip=0.0, minibatches=1, share_prefix=False) | changes)
+    config.update(dict(tis_clip=0.0, minibatches=1) | changes)
     return config

@@ -3,31 +3,37 @@
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.samples import Samples, join_answer
+from marl_jax.samples import Samples, from_prompts
 
 PREFIX = tuple(range(10, 44))  # long enough to be kept
 VOCABULARY = 256
 
 
-def make(n: int, prompt: int, width: int, group: int = 1, adapters: int = 1, seed: int = 0) -> Samples:
-    """n samples with prompts of up to `prompt` tokens behind `PREFIX`; `group` neighbours share theirs."""
+def make(
+    n: int, prompt: int, width: int, group: int = 1, adapters: int = 1, seed: int = 0, kept: bool = False
+) -> Samples:
+    """n prompts of up to `prompt` tokens behind `PREFIX` with `group` answers each; `kept` leaves the prefix out."""
     rng = np.random.default_rng(seed)
-    time = len(PREFIX) + prompt + width - 1
-    per_group = lambda x: np.repeat(x, group, axis=0)  # noqa: E731
-    tokens = per_group(rng.integers(1, VOCABULARY, (n // group, time)))
+    skip = len(PREFIX) if kept else 0
+    time = len(PREFIX) + prompt + (width - 1 if group == 1 else 0)
+    tokens = rng.integers(1, VOCABULARY, (n, time))
     tokens[:, : len(PREFIX)] = PREFIX
-    lengths = per_group(len(PREFIX) + rng.integers(1, prompt + 1, n // group)).astype(np.int32)
-    said = rng.integers(1, width + 1, n).astype(np.int32)
-    mask = np.arange(width) < said[:, None]
-    answers = (rng.integers(1, VOCABULARY, (n, width)) * mask).astype(np.int32)
-    noise = lambda: jnp.asarray(rng.standard_normal((n, width)) * mask, jnp.float32)  # noqa: E731
-    column = jnp.zeros((n,), jnp.int32)
+    lengths = (len(PREFIX) + rng.integers(1, prompt + 1, n)).astype(np.int32)
+    said = rng.integers(1, width + 1, (n, group)).astype(np.int32)
+    mask = np.arange(width) < said[..., None]
+    answers = (rng.integers(1, VOCABULARY, mask.shape) * mask).astype(np.int32)
+
+    def noise():
+        return jnp.asarray(rng.standard_normal(mask.shape) * mask, jnp.float32)
+
+    def flat(x):
+        return x.reshape(n, -1)
+
     tokens = np.where(np.arange(time) < lengths[:, None], tokens, 0).astype(np.int32)
-    return Samples(
-        tokens=join_answer(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(answers)),
-        prompt_lengths=jnp.asarray(lengths), answers=jnp.asarray(answers), answer_lengths=jnp.asarray(said),
-        action=column, legal=jnp.ones((n, 9), bool), logps=-5.0 * mask + 0.1 * noise(), values=noise(),
-        weights=jnp.ones((n,)), agent=column, policy=jnp.asarray(per_group(rng.integers(0, adapters, n // group))),
-        episode=column, turn=column, rewards=jnp.zeros((n, 1)), ends=jnp.ones((n,), bool), group=jnp.arange(n) // group,
-        advantages=noise(), returns=noise(),
+    samples = from_prompts(
+        jnp.asarray(tokens[:, skip:]), jnp.asarray(lengths - skip), jnp.asarray(answers), jnp.asarray(said),
+        -5.0 * mask + 0.1 * noise(), skip=skip, rewards=jnp.zeros((n, group, 1)),
+        legal=jnp.ones((n, group, 9), bool), action=jnp.zeros((n, group), jnp.int32),
+        policy=jnp.asarray(rng.integers(0, adapters, n), jnp.int32),
     )  # fmt: skip
+    return samples.replace(values=flat(noise()), advantages=flat(noise()), returns=flat(noise()))

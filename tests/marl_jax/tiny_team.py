@@ -50,7 +50,9 @@ def config(folder: Path, algo: str = "at_grpo", **policies):
     for name, changes in policies.items():
         c.policies[name].update(changes)
     c.algo = algorithms.ppo() if algo == "ppo" else getattr(algorithms, algo)(2)
-    c.algo.update(dict(epochs=1, minibatches=1, tis_clip=0.0, filter_zero_std_groups=False))
+    c.algo.update(dict(epochs=1, minibatches=1, tis_clip=0.0))
+    if algo != "ppo":
+        c.algo.filter_zero_std_groups = False
     c.steps = 2
     c.optim.warmup = 1
     c.rollout.update(dict(games=8, turns=20 if algo == "grpo" else 4))

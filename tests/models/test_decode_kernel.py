@@ -58,6 +58,40 @@ def test_interpreted_it_equals_plain_attention(group, window):
     check(group, window, block=BLOCK, interpret=True)
 
 
+ROWS = np.array([9, 0, 3, 11, 4, 10, 6, 2])  # rows of a cache of twelve
+
+
+def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOTS, atol=2e-6, **opts):
+    """Rows of a larger cache, behind one of n prefixes: equal to the same keys and values laid out row by row."""
+    heads, rng = group * kv_heads, np.random.default_rng(7)
+    qkv, cos, sin, k, v, starts = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
+    prefix = tuple(jnp.asarray(rng.standard_normal((n, length, kv_heads, size)), dtype) for _ in range(2))
+    readers = None if n == 1 else jnp.asarray(rng.integers(0, n, len(STARTS)), jnp.int32)
+    going = jnp.asarray(GOING, jnp.int32)
+    large = tuple(jnp.full((12, *x.shape[1:]), 7, dtype).at[ROWS].set(x) for x in (k, v))
+    run = jit(lambda *x: decode_attention(
+        *x, starts, going, heads=heads, window=window, rows=jnp.asarray(ROWS, jnp.int32), prefix=prefix,
+        readers=readers, **opts,
+    ))  # fmt: skip
+    out, *layer = run(qkv, cos, sin, *large)
+    before = prefix if readers is None else tuple(x[readers] for x in prefix)
+    joined = (
+        jnp.concatenate([jnp.broadcast_to(x, (len(STARTS), *x.shape[1:])), y], axis=1)
+        for x, y in zip(before, (k, v), strict=True)
+    )
+    expected = jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *joined, starts + length, heads, window)
+    np.testing.assert_allclose(*(np.asarray(x[GOING > 0], np.float32) for x in (out, expected[0])), atol=atol)
+    for mine, theirs in zip(layer, expected[1:], strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (mine[ROWS], theirs[:, length:])), atol=atol)
+        assert np.all(np.asarray(np.delete(mine, ROWS, axis=0)) == 7), "other rows stay as they are"
+
+
+@pytest.mark.parametrize(("window", "n"), [(None, 1), (None, 3), (5, 3), (30, 1)])
+def test_it_reads_rows_of_a_larger_cache_behind_a_prefix(window, n):
+    """A prefix that is no multiple of a block; windows that end in the cache or in the prefix."""
+    check_rows(7, window, n, block=BLOCK, interpret=True)
+
+
 def test_more_query_heads_than_a_tile():
     check(group=20, kv_heads=1, block=BLOCK, interpret=True)
 
@@ -110,6 +144,16 @@ def test_it_lowers_for_cuda_without_a_gpu(group, kv_heads, size):
     assert "triton" in text.lower()
 
 
+def test_with_rows_and_a_prefix_it_lowers_for_cuda():
+    inputs = step_inputs(7, 64, 2, jnp.bfloat16, slots=128)
+    prefix, rows = (jnp.zeros((2, 316, 2, 64), jnp.bfloat16),) * 2, jnp.arange(8, dtype=jnp.int32)
+    text = lowered(
+        lambda *x: decode_attention(*x, rows, heads=14, rows=rows, prefix=prefix, readers=rows % 2), inputs,
+        donate_argnums=(3, 4),
+    )  # fmt: skip
+    assert "triton" in text.lower() and text.count("tf.aliasing_output") == 2
+
+
 def test_it_aliases_the_cache():
     """The kernel writes into the cache it was given: no second cache of that size appears."""
     inputs = step_inputs(7, 64, 2, jnp.bfloat16, slots=128)
@@ -124,6 +168,12 @@ def test_it_aliases_the_cache():
 @pytest.mark.parametrize("window", [None, 100])
 def test_on_the_device_it_equals_plain_attention(group, kv_heads, size, window):
     check(group, window, size, kv_heads, jnp.bfloat16, slots=512, atol=0.04)
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="the compiled kernel runs on an NVIDIA GPU only")
+@pytest.mark.parametrize("window", [None, 100])
+def test_on_the_device_it_reads_rows_behind_a_prefix(window):
+    check_rows(7, window, n=3, length=316, size=64, dtype=jnp.bfloat16, slots=512, atol=0.04)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_qwens_window_counts_only_when_switched_on():
     assert loaded(sliding_window=32).sliding_window is None
     assert loaded(sliding_window=32, use_sliding_window=True, max_window_layers=4).sliding_window is None
     assert loaded(sliding_window=32, use_sliding_window=True, max_window_layers=0).sliding_window == 32
-    with pytest.raises(hf_config.ConfigError, match="max_window_layers is 2; accepted: 0 or at least"):
+    with pytest.raises(hf_config.ModelConfigError, match="max_window_layers is 2; accepted: 0 or at least"):
         loaded(sliding_window=32, use_sliding_window=True, max_window_layers=2)
 
 
@@ -93,16 +93,16 @@ def test_stop_ids_come_from_the_generation_config(tmp_path):
     ],
 )
 def test_what_cannot_be_computed_is_refused(fields, message):
-    with pytest.raises(hf_config.ConfigError, match=f"^some/config.json: {message}"):
+    with pytest.raises(hf_config.ModelConfigError, match=f"^some/config.json: {message}"):
         hf_config.from_dict(QWEN | fields, source="some/config.json")
 
 
 def test_broken_files_are_named(tmp_path):
-    with pytest.raises(hf_config.ConfigError, match="config.json is absent"):
+    with pytest.raises(hf_config.ModelConfigError, match="config.json is absent"):
         hf_config.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(hf_config.ConfigError, match="config.json is not JSON"):
+    with pytest.raises(hf_config.ModelConfigError, match="config.json is not JSON"):
         hf_config.read(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(hf_config.ConfigError, match="config.json holds a list; expected an object"):
+    with pytest.raises(hf_config.ModelConfigError, match="config.json holds a list; expected an object"):
         hf_config.read(tmp_path)

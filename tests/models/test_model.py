@@ -190,8 +190,14 @@ def test_calls_that_make_no_sense_are_refused():
         model.forward(params, tokens, new_cache=3)
     with pytest.raises(ValueError, match="cache and new_cache are both given"):
         model.forward(params, tokens, cache=cache, new_cache=8)
-    with pytest.raises(ValueError, match="a layout or prefix is given with a cache"):
-        model.forward(params, tokens, cache=cache, prefix=cache.layers[0])
+    with pytest.raises(ValueError, match="a layout is given with a cache"):
+        model.forward(params, tokens, cache=cache, layout=Branches(jnp.array([1]), 1, 1))
+    with pytest.raises(ValueError, match="rows are given without a cache"):
+        model.forward(params, tokens, rows=jnp.array([0]))
+    with pytest.raises(ValueError, match=r"rows have the shape \(2,\); expected \(1,\)"):
+        model.forward(params, tokens, cache=cache, rows=jnp.array([0, 1]))
+    with pytest.raises(ValueError, match="stacked parameters need a stacked prefix"):
+        model.forward(params, tokens, prefix=cache.layers)
     model, params = make("gpt2")
     with pytest.raises(ValueError, match="tokens are 65 wide; this model has learned 64 positions"):
         model.forward(params, random_tokens(1, 65))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import lora, peft
+from models import families, lora, peft
 from models.model import build
 from models.weights import WeightsError, export, load
 from tests.models.hf_folders import same, write_folder
@@ -24,7 +24,7 @@ CASES = ("qwen2", "phi3", "gpt2")
 
 def random_stack(cfg, n=3, rank=4, targets=None, dtype=np.float32):
     """A stack of n adapters with nothing zero in it, and their scales."""
-    targets = targets or [t for t in lora.TARGETS if not (cfg.family == "gpt2" and t == "gate")]
+    targets = targets or families.FAMILIES.get(cfg.family).lora_targets
     rng = np.random.default_rng(5)
     sizes = {target: lora.sizes(cfg, target) for target in targets}
 

@@ -12,11 +12,13 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from models import fetch, registry
 from models.tokenizers import ByteTokenizer, Tokenizer, check_fits, load
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, byte_characters, byte_level_bpe
 from models.tokenizers.tiktoken_file import from_tiktoken
+from models.tokenizers.token_bytes import TokenBytes
 from tests.conftest import published, shared_data
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tokenizers.json").read_text(encoding="utf-8"))
@@ -135,7 +137,6 @@ def tok512() -> Tokenizer:
 def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
     for text, ids in zip(TEXTS, GOLDEN["ids"]["qwen2.5"], strict=True):
         assert qwen.encode(text) == qwen_gguf.encode(text) == qwen_tiktoken.encode(text) == ids, text
-    assert qwen.encode_batch(TEXTS) == GOLDEN["ids"]["qwen2.5"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -271,6 +272,64 @@ def test_bytes_are_the_ids(text):
 def test_broken_bytes_decode_to_replacement_characters():
     assert ByteTokenizer().decode([104, 0xC3]) == "h\ufffd"
     assert ByteTokenizer().decode([104, 259], skip_special=True) == "h"
+
+
+# ---------------------------------------------------------------------------------------------------- bytes of tokens
+
+
+@pytest.fixture(scope="module", params=["bytes", "added", "gguf", "qwen", "smollm2", "tok512", "saved"])
+def with_bytes(request, tmp_path_factory) -> tuple[Tokenizer, TokenBytes, TokenBytes]:
+    """A tokenizer with its bytes, and with those without special tokens."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param in ("qwen", "tok512"):
+        tokenizer = request.getfixturevalue(request.param)
+    elif request.param == "gguf":
+        tokenizer = load(write_gguf(folder / "small.gguf", small_fields()))
+    elif request.param == "smollm2":
+        tokenizer = load(published("smollm2-135m"))
+    elif request.param == "saved":
+        request.getfixturevalue("tok512").save(folder)
+        tokenizer = load(folder)
+    else:
+        tokenizer = ByteTokenizer()
+        if request.param == "added":  # some of them not in the alphabet of bytes, which has Ġ for a space
+            tokenizer.rust.add_tokens(["<tool é>", "two words", "Ġ", "你"])
+            tokenizer.rust.add_special_tokens(["<special>"])
+    return tokenizer, tokenizer.token_bytes(), tokenizer.token_bytes(skip_special=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_bytes_of_tokens_are_those_of_the_decoded_text(with_bytes, data):
+    tokenizer, *tables = with_bytes
+    any_ids = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=12)
+    ids = data.draw(MIXED.map(tokenizer.encode) | any_ids)
+    for skip, table in enumerate(tables):
+        assert len(table) == tokenizer.vocab_size
+        found, decoded = table.join(ids), tokenizer.decode(ids, skip_special=bool(skip))
+        try:
+            assert found.decode() == decoded
+        except UnicodeDecodeError:
+            assert "\ufffd" in decoded
+            if not table.strips_space:  # byte-level: only the broken bytes differ
+                assert found.decode(errors="replace") == decoded
+
+
+def test_bytes_of_single_tokens(tok512, qwen):
+    table = tok512.token_bytes()
+    assert table.of(1) == b"<s>" and tok512.token_bytes(skip_special=True).of(1) == b""
+    assert table.of(3 + 0xC3) == b"\xc3" and table.of(512) == table.of(-1) == b""
+    space = tok512.rust.token_to_id("▁")
+    assert table.of(space) == b" " and table.join([space, space]) == b" " and table.join([1, space]) == b"<s> "
+    assert qwen.token_bytes(skip_special=True).join(qwen.encode("<tool_call>é<|im_end|>")) == "<tool_call>é".encode()
+
+
+def test_decoders_that_are_not_known_are_refused():
+    rust = ByteTokenizer().rust
+    for decoder in (decoders.WordPiece(), decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)])):
+        rust.decoder = decoder
+        with pytest.raises(ValueError, match="decoder of the tokenizer is .*accepted: ByteLevel"):
+            dataclasses.replace(ByteTokenizer(), rust=rust).token_bytes()
 
 
 # ---------------------------------------------------------------------------------------------------- files

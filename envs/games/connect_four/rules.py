@@ -150,8 +150,3 @@ def stones(board: Board) -> jax.Array:
 def cells(state: State) -> jax.Array:
     """What each place holds: int8[6, 7], row 0 at the top; 0 empty, 1 a stone of player 0, 2 one of player 1."""
     return stones(state.first).astype(jnp.int8) + 2 * stones(state.second).astype(jnp.int8)
-
-
-def winner(state: State) -> jax.Array:
-    """0 or 1 for the player with four in a line, -1 if there is none: int32[]."""
-    return jnp.where(has_four(state.first), 0, jnp.where(has_four(state.second), 1, -1))

@@ -1,1 +1,13 @@
 """Hanabi: rules, bots, symmetries, drawings and text."""
+
+from envs.games.entry import GameEntry
+from envs.games.hanabi import bots, draw, rules, symmetry, text
+
+GAME = GameEntry(
+    rules=rules.Hanabi,
+    text=text.text,
+    draw=draw,
+    bots={"convention": bots.ConventionBot},
+    symmetry=symmetry.Symmetry,
+    reward_params=frozenset({"consolation"}),
+)

@@ -53,6 +53,7 @@ class PlanPath(Puzzle):
     name: ClassVar[str] = "plan_path"
     symbols: ClassVar[tuple[str, ...]] = (".", "#", "G", "A", "*")
     process_rewards: ClassVar[tuple[str, ...]] = ("shaping_reward",)
+    success_reward: ClassVar[str] = "goal_reward"
     n_actions: ClassVar[int] = 4
     action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
 

@@ -3,8 +3,18 @@
 import jax
 import jax.numpy as jnp
 
-from envs.games.plan_path.rules import PlanPath, State
-from envs.games.puzzle_text import Words, puzzle_text
+from envs.games.plan_path.rules import WALL, PlanPath, State
+from envs.games.puzzle_notation import (
+    BRIEF,
+    COMPACT,
+    COMPACT_WORDS,
+    FULL,
+    Notation,
+    places,
+    walking_help,
+    window,
+)
+from envs.games.puzzle_text import Words, in_notations, puzzle_text
 from envs.games.roles import TwoRole
 from envs.games.template import Fixed, Table
 from envs.games.text import Text
@@ -14,27 +24,52 @@ RULES = (
     "the goal. Every move goes one cell up, down, left or right; a move into a wall or off the grid changes nothing "
     "and costs extra."
 )
+COMPACT_RULES = (
+    "Walk from A to the goal G in few moves. # is a wall, a dot is free, * is A on the goal. A move into a wall or off "
+    "the grid is blocked. Later lines give a move, where A is after it, and the moves left."
+)
 
 
 def text(game: PlanPath | TwoRole, style: str) -> Text:
     """Full: the grid in lines, places by row and column. Brief: one character per cell, moves by their first letter."""
+    notations = {"full": (FULL,), "compact": COMPACT, "brief": (BRIEF,)}[style]
+    return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
+
+
+def _words(game: PlanPath | TwoRole, style: str, notation: Notation) -> Words:
+    """Where there is room for words, the board is followed by the places of A and the goal."""
     puzzle = game.game if isinstance(game, TwoRole) else game
-    if style == "brief":
-        return puzzle_text(game, style, Words("", puzzle.symbols, tuple("udlr"), puzzle.cells))
-    height, width = puzzle.shape
-    places = tuple(f" row {r}, column {c}\n" for r in range(1, height + 1) for c in range(1, width + 1))
+    digits = len(str(max(puzzle.shape)))
+    blocked, stands, facts = "#", places(puzzle.shape, f"{{:0{digits}}}{{:0{digits}}}"), ()
+    if notation is FULL:
+        there = tuple(f"{place}\n" for place in places(puzzle.shape, " row {}, column {}"))
+        facts = (Fixed("A is at"), Table(there), Fixed("The goal is at"), Table((*there, " a place out of sight\n")))
+        blocked, stands = ", which was blocked", places(puzzle.shape, "; A is at row {}, column {}")
+    elif notation is COMPACT_WORDS:
+        blocked, stands = " blocked", places(puzzle.shape, " r{} c{}")
+        facts = (Fixed("A"), Table(stands), Fixed(" G"), Table((*stands, " hidden")))
+    sight, sight_cells = window(puzzle.shape, game.radius if isinstance(game, TwoRole) else 1, notation)
 
     def fact_indices(state: State, seen: jax.Array | None) -> jax.Array:
-        goal = state.goal if seen is None else jnp.where(seen[state.goal], state.goal, len(places))
-        return jnp.stack([state.position, goal])
+        goal = state.goal if seen is None else jnp.where(seen[state.goal], state.goal, len(stands))
+        return jnp.stack([state.position, goal]) if facts else jnp.zeros((0,), jnp.int32)
 
-    words = Words(
-        rules=RULES,
+    return Words(
+        rules={"full": RULES, "compact": COMPACT_RULES + walking_help(notation), "brief": ""}[style],
         symbols=puzzle.symbols,
-        names=puzzle.action_names,
+        names=puzzle.action_names if facts else tuple("udlr"),
         codes=puzzle.cells,
         ask="Answer with one word only: up, down, left or right.",
-        facts=(Fixed("A is at"), Table(places), Fixed("The goal is at"), Table((*places, " a place out of sight\n"))),
+        facts=facts,
         fact_indices=fact_indices,
+        outcome=(Table(("", blocked)), Table(("", *stands))),
+        outcome_indices=_outcome_indices,
+        sight=sight,
+        sight_cells=sight_cells,
+        off_board=WALL,
     )
-    return puzzle_text(game, style, words)
+
+
+def _outcome_indices(before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
+    """Whether the move was blocked, and where A is now: int32[2]."""
+    return jnp.stack([before.position == after.position, after.position + 1])

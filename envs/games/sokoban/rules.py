@@ -63,6 +63,7 @@ class Sokoban(Puzzle):
     name: ClassVar[str] = "sokoban"
     symbols: ClassVar[tuple[str, ...]] = levels_.SYMBOLS
     process_rewards: ClassVar[tuple[str, ...]] = ("deadlock_reward", "shaping_reward")
+    success_reward: ClassVar[str] = "solved_reward"
     n_actions: ClassVar[int] = 4
     action_names: ClassVar[tuple[str, ...]] = ("up", "down", "left", "right")
 
@@ -234,6 +235,10 @@ class Sokoban(Puzzle):
     def success(self, state: State) -> jax.Array:
         """Every box on a goal."""
         return state.missing == 0
+
+    def lost(self, state: State) -> jax.Array:
+        """A deadlock was seen."""
+        return state.deadlocked
 
     def cells(self, state: State) -> jax.Array:
         """The codes of Boxoban, 0 wall to 6 player on a goal: int32[C]."""

@@ -1,8 +1,23 @@
 """Sokoban as text: the board in signs that are one token each, and moves in words."""
 
-from envs.games.puzzle_text import Words, puzzle_text
+import jax
+import jax.numpy as jnp
+
+from envs.games.puzzle_notation import (
+    BRIEF,
+    COMPACT,
+    COMPACT_WORDS,
+    FULL,
+    Notation,
+    places,
+    walking_help,
+    window,
+)
+from envs.games.puzzle_text import Words, in_notations, puzzle_text
 from envs.games.roles import TwoRole
-from envs.games.sokoban.rules import Sokoban
+from envs.games.sokoban.rules import Sokoban, State
+from envs.games.sokoban.solver import WALL
+from envs.games.template import Table
 from envs.games.text import Text
 
 SYMBOLS = ("#", ".", "G", "B", "*", "A", "+")
@@ -13,18 +28,44 @@ RULES = (
     "# a wall and a dot free floor. Every move goes one cell up, down, left or right. Moving against a box pushes it "
     "one cell further if that cell holds no wall and no box; boxes cannot be pulled."
 )
+COMPACT_RULES = (
+    "Push every box B onto a goal G; boxes cannot be pulled. You are A, or + on a goal. * is a box on a goal, # is a "
+    "wall, a dot is free. Later lines give a move, where A is after it, the box B that it pushed, and the moves left."
+)
 
 
 def text(game: Sokoban | TwoRole, style: str) -> Text:
-    """Full: the board in lines. Brief: one character per cell, moves by their first letter."""
+    """Full and compact: the board in lines. Brief: one character per cell, moves by their first letter."""
+    notations = {"full": (FULL,), "compact": COMPACT, "brief": (BRIEF,)}[style]
+    return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
+
+
+def _words(game: Sokoban | TwoRole, style: str, notation: Notation) -> Words:
     puzzle = game.game if isinstance(game, TwoRole) else game
-    if style == "brief":
-        return puzzle_text(game, style, Words("", SYMBOLS, tuple("udlr"), puzzle.cells))
-    words = Words(
-        rules=RULES,
+    digits = len(str(max(puzzle.shape)))
+    blocked, stands = "#", f"{{:0{digits}}}{{:0{digits}}}"
+    box = "B" + stands
+    if notation is FULL:
+        blocked, stands = ", which was blocked", "; A is at row {}, column {}"
+        box = ", the box that it pushed at row {}, column {}"
+    elif notation is COMPACT_WORDS:
+        blocked, stands, box = " blocked", " r{} c{}", " B r{} c{}"
+    sight, sight_cells = window(puzzle.shape, game.radius if isinstance(game, TwoRole) else 1, notation)
+    return Words(
+        rules={"full": RULES, "compact": COMPACT_RULES + walking_help(notation), "brief": ""}[style],
         symbols=SYMBOLS,
-        names=puzzle.action_names,
+        names=puzzle.action_names if notation in (FULL, COMPACT_WORDS) else tuple("udlr"),
         codes=puzzle.cells,
         ask="Answer with one word only: up, down, left or right.",
+        outcome=tuple(Table(("", *texts)) for texts in ((blocked,), *(places(puzzle.shape, p) for p in (stands, box)))),
+        outcome_indices=_outcome_indices,
+        sight=sight,
+        sight_cells=sight_cells,
+        off_board=WALL,
     )
-    return puzzle_text(game, style, words)
+
+
+def _outcome_indices(before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
+    """Whether the move was blocked, where A is now, and where the box is that it pushed: int32[3]."""
+    pushed = jnp.max(jnp.where(before.boxes != after.boxes, after.boxes, -1))
+    return jnp.stack([before.position == after.position, after.position + 1, pushed + 1])

@@ -145,26 +145,15 @@ def unique(puzzle: np.ndarray) -> np.ndarray:
     return np.array([solve(grid) is not None for grid in puzzle], bool)
 
 
-def read(path: str | os.PathLike, prefix: str = "") -> dict[str, np.ndarray]:
-    """Arrays `<prefix>puzzle` and `<prefix>solution` of an .npz file; puzzles with several solutions are left out."""
-    arrays = pools.read_npz(path)
-    names = {name: prefix + name for name in SCHEMA}
-    for name in names.values():
-        if name not in arrays:
-            raise ValueError(f"{path}: no array {name!r}; found {', '.join(sorted(arrays))}")
-    levels = {name: arrays[stored] for name, stored in names.items()}
-    check_levels(levels, f"{path} ({prefix}*)")
-    keep = unique(levels["puzzle"])
-    return {name: array[keep] for name, array in levels.items()}
-
-
-def from_file(path: str | os.PathLike, prefix: str = "") -> pools.Pool:
-    """A pool of the puzzles that `read` finds, split by their keys."""
-    return pools.from_levels("sudoku", f"{os.path.basename(path)} {prefix}".strip(), read(path, prefix), keys)
-
-
 def load(path: str | os.PathLike) -> pools.Pool:
-    """A pool from a file that `pools.save` wrote, every solution checked."""
+    """A pool from a file that `pools.save` wrote, or of an .npz file of puzzles and solutions; every one checked."""
+    arrays = pools.read_npz(path)
+    if SCHEMA.keys() <= arrays.keys():
+        levels = {name: arrays[name] for name in SCHEMA}
+        check_levels(levels, str(path))
+        keep = unique(levels["puzzle"])  # puzzles with several solutions are left out
+        levels = {name: array[keep] for name, array in levels.items()}
+        return pools.from_levels("sudoku", os.path.basename(path), levels, keys)
     pool = pools.load(path, "sudoku", SCHEMA)
     for part in pools.PARTS:
         check_levels(getattr(pool, part).arrays, f"{path} ({part})")

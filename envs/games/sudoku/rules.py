@@ -57,6 +57,7 @@ class Sudoku(Puzzle):
     name: ClassVar[str] = "sudoku"
     symbols: ClassVar[tuple[str, ...]] = tuple(".123456789")
     process_rewards: ClassVar[tuple[str, ...]] = ("cell_reward",)
+    success_reward: ClassVar[str] = "solved_reward"
 
     n_test: int | None = None
     size: int | None = None

@@ -56,7 +56,3 @@ class MinimaxBot:
         best = jnp.asarray(tables()[1])[index(state)]
         choice = pick(best >> jnp.arange(9, dtype=jnp.int16) & 1 == 1, key)
         return jnp.where(state.over, 0, choice)
-
-    def value(self, state: State) -> jax.Array:
-        """What the position is worth to the player to move: int8[], 1 won, 0 drawn, -1 lost."""
-        return jnp.asarray(tables()[0])[index(state)]

@@ -82,11 +82,6 @@ def has_line(board: jax.Array) -> jax.Array:
     return found
 
 
-def winner(state: State) -> jax.Array:
-    """0 or 1 for the player with a line, -1 if there is none: int32[]."""
-    return jnp.where(has_line(state.crosses), 0, jnp.where(has_line(state.noughts), 1, -1))
-
-
 def cells(state: State) -> jax.Array:
     """What each cell holds: int8[9], 0 empty, 1 a cross, 2 a nought."""
     places = jnp.arange(9)

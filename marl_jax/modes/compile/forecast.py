@@ -17,7 +17,8 @@ from marl_jax.modes import setup as setups
 from marl_jax.modes.compile import collectives, operations, programs
 from marl_jax.modes.compile.programs import Traced
 from marl_jax.modes.setup import Setup
-from marl_jax.samples import row_length
+from marl_jax.modes.train import optimiser_of
+from marl_jax.samples import Samples
 from models import cache as kv
 
 log = logging.getLogger(__name__)
@@ -89,25 +90,25 @@ def forecast(
     half  is told what is known once the rollout is compiled: compilers of large models take minutes
     """
     setup = setups.make(config, devices, find)
-    rollout, optimiser = setup.rollout(), programs.optimiser_of(setup)
+    rollout, optimiser = setup.rollout, optimiser_of(config)
     state = programs.abstract_state(setup, rollout, optimiser)
-    counted = Counted.of(setup, rollout)
     found, refused = {}, {}
 
     play = programs.trace_play(setup, rollout, state)
+    counted = Counted.of(setup, play.traced.out_info[0])
     beside = held(state.of_each("optimiser"))
     done, seconds = _compile(setup, "play", play, beside, refused)
     if done is not None:
         found["play"] = _program(setup, play, done, beside, counted.cache, counted.play_flops, seconds)
         samples = programs.results_of(play, done)[0]
     else:  # The update can be forecast all the same.
-        samples = programs.by_rows(play.traced.out_info[0], setup, axis=1)
+        samples = programs.by_rows(play.traced.out_info[0], setup, axis=0)
 
     known = Forecast(config.rollout.games, len(devices), dict(setup.mesh.shape), counted, found, refused)
     half(known)
 
     learn = programs.trace_learn(setup, optimiser, state, samples)
-    beside = held(state.games) + held(state.pool)
+    beside = held(state.rollout)
     done, seconds = _compile(setup, "learn", learn, beside, refused)
     if done is not None:
         found["learn"] = _program(setup, learn, done, beside, 0.0, counted.learn_flops, seconds)
@@ -207,24 +208,23 @@ class Counted:
     cache: float
 
     @classmethod
-    def of(cls, setup: Setup, rollout) -> Counted:
-        """Of a setup; with several models each counts as if it read everything, which is the most it may do."""
-        algo, games = setup.config.algo, rollout.sections.rows
-        prompts = games * (rollout.turns + (setup.game.n_players if algo.name == "ppo" else 0))
-        candidates = algo.group_size if algo.name == "at_grpo" else 1
-        found = cls(row_length(rollout.prompt.first_length, rollout.policy.width), 0, 0, 0.0, 0.0, 0.0)
+    def of(cls, setup: Setup, samples: Samples) -> Counted:
+        """Of a rollout's samples, as shapes; with several models each counts as if it read everything."""
+        algo = setup.config.algo
+        rows, row = samples.tokens.shape
+        prompts = row - samples.n_answers * samples.fan
+        games = setup.config.rollout.games
+        kept = rows if samples.answer_at is None else rows - samples.lookahead * samples.answer_at.shape[1]
+        found = cls(row, 0, 0, 0.0, 0.0, 0.0)
         for backbone in setup.backbones:
             policy, cfg = backbone.policy, backbone.model.cfg
-            skipped = len(policy.prefix) if policy.keeps_prefix else 0
-            read = prompts * (backbone.row - skipped)
-            rows, row = games * rollout.turns * candidates, backbone.row
-            if policy.share > 1:  # a prompt once, then all but the last token of every answer
-                rows, row = rows // policy.share, row + (policy.share - 1) * (policy.width - 1)
-            learnt = rows * row * algo.epochs * any(backbone.learns)
+            read = rows * prompts
+            learnt = kept * row * algo.epochs * any(backbone.learns)
             cache = 0.0
-            if policy.width > 1 or policy.free or skipped:
-                slots = backbone.row + policy.width
-                cache = kv.nbytes(cfg, games * candidates, slots, policy.dtype) / _cache_ways(setup, cfg.n_kv_heads)
+            if policy.decodes or policy.prefix:
+                slots = len(policy.prefix) + backbone.row + policy.width
+                cache = kv.nbytes(cfg, games * samples.n_answers, slots, policy.dtype)
+                cache /= _cache_ways(setup, cfg.n_kv_heads)
             found = cls(
                 row=found.row,
                 read=found.read + read,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import validate
-from marl_jax.devices import mesh as meshes
+from marl_jax.config import batches, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes.compile.forecast import Forecast
 
@@ -20,12 +19,12 @@ def step_of(config: ConfigDict, ways: int) -> int:
     """The smallest number of games that splits as the config and the mesh demand; all others are multiples of it."""
     trial = config.copy_and_resolve_references()
     # Every condition is that of a multiple, and its divisor is one of the numbers that rows are cut by.
-    most = ways * config.algo.minibatches * config.algo.grad_accum_steps * config.algo.group_size
+    most = ways * batches.parts(config) * config.algo.get("group_size", 1)
     for games in range(ways, most + 1, ways):
         trial.rollout.games = games
         try:
             validate.check(trial)
-            meshes.check_batches(trial, ways)
+            batches.check_batches(trial, ways)
         except ConfigError:
             continue
         return games

@@ -17,10 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from marl_jax.devices import compiler, placement
-from marl_jax.learning.update import TrainState, make_optimiser
+from marl_jax.learning.update import TrainState
 from marl_jax.modes.setup import Setup
-from marl_jax.modes.train import all_weights, learn_step, play_step, snapshot_params
-from marl_jax.rollouts import opponents
+from marl_jax.modes.train import all_weights, learn_step
 from models import fetch, registry, tokenizers
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
@@ -72,8 +71,7 @@ class State:
     """What the programs read and write, as shapes on a mesh."""
 
     train_states: dict[str, TrainState]
-    games: Any
-    pool: Any
+    rollout: Any
     key: jax.ShapeDtypeStruct
 
     def of_each(self, field: str) -> dict:
@@ -92,14 +90,14 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
         state = placed(state, placement.like_parameters(setup.mesh, state, trained))
         skipped = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
         train_states[backbone.name] = TrainState(trained, frozen, state, skipped)
-    pool = None
-    if size := setup.config.opponents.pool_size:
-        player = snapshot_params(setup, train_states)
-        make = functools.partial(opponents.new_pool, size=size, dtype=setup.backbones[0].policy.dtype)
-        pool = jax.eval_shape(make, player)
-        pool = placed(pool, placement.like_parameters(setup.mesh, pool, player))
-    games = by_rows(jax.eval_shape(rollout.start, key), setup, axis=0)
-    return State(train_states, games, pool, placed(key, everywhere))
+    weights = all_weights(train_states)
+    abstract = jax.eval_shape(rollout.init, key, weights)
+    shardings = rollout.shardings(
+        abstract,
+        functools.partial(placement.rows, setup.sample_mesh),
+        functools.partial(placement.like_parameters, setup.mesh, parameters=setup.team.acting_params(weights)),
+    )
+    return State(train_states, placed(abstract, shardings), placed(key, everywhere))
 
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
@@ -132,11 +130,11 @@ class Traced:
 
 def trace_play(setup: Setup, rollout, state: State) -> Traced:
     """The rollout of `train.py`."""
-    play = jax.jit(functools.partial(play_step, setup, rollout), donate_argnums=(1,))
+    play = jax.jit(rollout.__call__, donate_argnums=(1,))
     with _mesh(setup):
-        traced = play.trace(all_weights(state.train_states), state.games, state.pool, state.key)
+        traced = play.trace(all_weights(state.train_states), state.rollout, state.key)
     given = dict(parameters=state.of_each("trained"), frozen=state.of_each("frozen"))
-    return Traced(traced, dict(**given, games=state.games, pool=state.pool))
+    return Traced(traced, dict(**given, rollout=state.rollout))
 
 
 def trace_learn(setup: Setup, optimiser, state: State, samples: Any) -> Traced:
@@ -157,12 +155,6 @@ def compiled(setup: Setup, program: Traced) -> jax.stages.Compiled:
 def results_of(program: Traced, done: jax.stages.Compiled) -> Any:
     """What a compiled program gives, as shapes where it puts them."""
     return placed(program.traced.out_info, done.output_shardings)
-
-
-def optimiser_of(setup: Setup):
-    """The optimiser of `train.py`."""
-    c = setup.config
-    return make_optimiser(c.optim, c.steps, c.algo.epochs * c.algo.minibatches)
 
 
 def _mesh(setup: Setup):

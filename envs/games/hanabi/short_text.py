@@ -1,0 +1,312 @@
+"""The compact and the brief style of Hanabi.
+
+Compact comes in two notations. With `WORDS` every fact begins with a space and a letter, and digits follow letters:
+there all byte-pair tokenizers split, and a common word or a digit is one token. `SIGNS` is for bytes. A hand is one
+line of cards and one of what its holder knows; a card there is a colour and a rank:
+
+    any        nothing is known                R    red          r, ry   not red, neither red nor yellow
+    any3, R3   the rank is 3                   R45  4 or 5       R-12    neither 1 nor 2
+"""
+
+import dataclasses
+import itertools
+
+from envs.games.hanabi.rules import COLOR_NAMES, Hanabi, copies
+from envs.games.template import Fixed, Piece, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Notation:
+    """The words of the compact style.
+
+    start: before a line of the observation; gap: before every other fact
+    """
+
+    start: str
+    gap: str
+    fireworks: str
+    information: str
+    lives: str
+    deck: str
+    turns: str
+    discards: str
+    pile: str
+    players: tuple[str, ...]
+    discard: str
+    play: str
+    tell: str
+    places: str
+    built: str
+    lost: str
+    has: str
+    knows: str
+    anything: str
+    nothing: str
+    question: str
+    ask: str
+
+
+WORDS = Notation(
+    start="\n",
+    gap=" ",
+    fireworks="fireworks",
+    information="info",
+    lives="lives",
+    deck="deck",
+    turns="turns",
+    discards="trash",
+    pile="trash",
+    players=("you", "one", "two", "three", "four"),
+    discard="drop",
+    play="play",
+    tell="tell",
+    places="at",
+    built="good",
+    lost="bad",
+    has="has",
+    knows="knows",
+    anything="any",
+    nothing="none",
+    question="\nYour move?",
+    ask=" Your move?",
+)
+SIGNS = Notation(
+    start=" ",
+    gap="",
+    fireworks="",
+    information="i",
+    lives="l",
+    deck="d",
+    turns="t",
+    discards="",
+    pile="x",
+    players=tuple("01234"),
+    discard="-",
+    play="+",
+    tell=">",
+    places="@",
+    built="!",
+    lost="~",
+    has=":",
+    knows="=",
+    anything="?",
+    nothing=".",
+    question="?",
+    ask=" ?",
+)
+
+
+def rules(game: Hanabi, notation: Notation) -> str:
+    """What matters of the rules, the notation by examples, and what the answers mean."""
+    n, letters = notation, _letters(game)
+    card = letters[0] + "1"
+    others = [f"{name} moves {when}" for name, when in zip(n.players[1 : game.players], _WHEN, strict=False)]
+    colors = ", ".join(f"{letter} {color}" for letter, color in zip(letters, COLOR_NAMES, strict=False))
+    ranks = ", ".join(f"{count} of rank {r + 1}" for r, count in enumerate(copies(game.ranks)))
+    answers = ", ".join(
+        f"{name} {action.lstrip()}" for name, action in zip(game.action_names, _actions(game, n, 0), strict=True)
+    )
+
+    def fact(*words: str) -> str:
+        return f'"{n.gap.join(words)}"'
+
+    red, first, not_first = COLOR_NAMES[0], fact(n.anything + "1"), fact(n.anything + "-1")
+    return (
+        f"Hanabi for {game.players} players who see each other's cards but not their own. Together they build each "
+        f"colour in the order of its ranks. Colours: {colors}. Each has {ranks}. The score is the number of cards "
+        "built; without lives it is 0. When the deck is empty everybody moves once more.\n"
+        f"{fact(n.players[0])} is the reader, {', '.join(others)}. {fact(n.play + '1', card, n.built)}: card 1 was "
+        f"played, was {red} 1 and was built; {fact(n.lost)}: it did not fit and a life was lost. "
+        f"{fact(n.discard + '1', card)}: it was discarded, which regains a token. "
+        f"{fact(n.tell, n.players[1], letters[0], n.places + '12')}: told that cards 1 and 2 are {red}, which costs a "
+        f"token; {first} in place of the colour is rank 1. Building the highest rank regains a token. Who plays or "
+        "discards draws a card, which becomes the last; the cards behind the one that went move up.\n"
+        f"Numbers: {fact(n.information)} tokens, {fact(n.lives)} lives, {fact(n.deck)} cards in the deck, "
+        f"{fact(n.turns)} turns left. Discarded ranks stand behind a colour; in a move {fact(n.pile)} counts the "
+        f"copies of its card that are discarded now. A hand is its cards behind {fact(n.has)} and, behind "
+        f"{fact(n.knows)}, what hints tell its holder: {fact(n.anything)} nothing, {fact(letters[0])} {red}, "
+        f"{fact(letters[0].lower())} not {red}, {first} rank 1, {not_first} not rank 1, {fact(n.nothing)} no card.\n"
+        f"Answer with one letter: {answers}."
+    )
+
+
+def observation(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
+    """What a seat sees: fireworks, counts, discards, the latest move of everybody, hands, the own hand."""
+    n, letters = notation, _letters(game)
+    known = _known(game, n)
+    card = Table((n.gap + n.nothing, *(n.gap + c for c in _cards(game))))
+    pieces: list[Piece] = [Fixed(n.fireworks)]
+    for letter in letters:
+        pieces += [Fixed(n.gap + letter), Table(tuple(map(str, range(game.ranks + 1))))]
+    pieces += [Fixed(n.start + n.information), _count(game.max_information_tokens)]
+    pieces += [Fixed(n.gap + n.lives), _count(game.max_life_tokens)]
+    pieces += [Fixed(n.gap + n.deck), _count(game.n_cards - game.players * game.hand_size)]
+    pieces += [Table(("", *(f"{n.gap}{n.turns}{turns}" for turns in range(1, game.players + 1))))]
+    pieces += [Fixed(n.start + n.discards)]
+    for letter in letters:
+        pieces += [Fixed(n.gap + letter), Table(tuple(_piles(game)))]
+    for offset in range(game.players):
+        moves = (n.gap + n.nothing, *_actions(game, n, offset))
+        pieces += [Fixed(n.start + n.players[offset]), Table(moves), Table(tuple(_outcomes(game, n)))]
+    for offset in range(1, game.players):
+        pieces += [Fixed(n.start + n.players[offset] + n.gap + n.has), *[card] * game.hand_size]
+        pieces += [Fixed(n.gap + n.knows), *known * game.hand_size]
+    return *pieces, Fixed(n.start + n.players[0] + n.gap + n.knows), *known * game.hand_size
+
+
+def events(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
+    """One move."""
+    n = notation
+    who = [(n.gap or " ") + name for name in n.players[: game.players]]
+    moves = tuple(who[offset] + action for offset in range(game.players) for action in _actions(game, n, offset))
+    card = Table(("", n.gap + n.nothing, *(n.gap + c for c in _cards(game))), linked=True)
+    return (
+        Table(moves),
+        Table(tuple(_outcomes(game, n))),
+        Table(("", *(f"{n.gap}{n.pile}{count}" for count in range(1, max(copies(game.ranks)) + 1)))),
+        _changed(n.gap + n.information, game.max_information_tokens),
+        _changed(n.gap + n.lives, game.max_life_tokens),
+        _changed(n.gap + n.deck, game.n_cards - game.players * game.hand_size),
+        Table(("", *(f"{n.gap}{n.turns}{turns}" for turns in range(1, game.players + 1)))),
+        Table(("", n.gap + n.has)),
+        *[card] * game.hand_size,
+        Fixed(n.gap + n.knows),
+        *_known(game, n) * game.hand_size,
+    )
+
+
+_WHEN = ("next", "after that", "third", "fourth")
+
+
+def _letters(game: Hanabi) -> tuple[str, ...]:
+    return tuple(color[0].upper() for color in COLOR_NAMES[: game.colors])
+
+
+def _cards(game: Hanabi) -> list[str]:
+    return [f"{letter}{r + 1}" for letter in _letters(game) for r in range(game.ranks)]
+
+
+def _count(most: int) -> Table:
+    return Table(tuple(map(str, range(most + 1))))
+
+
+def _changed(label: str, most: int) -> Table:
+    return Table(("", *(f"{label}{n}" for n in range(most + 1))))
+
+
+def _piles(game: Hanabi) -> list[str]:
+    """Every content of a colour's discard pile, rank by rank; the count of the lowest rank changes fastest."""
+    piles = itertools.product(*(range(count + 1) for count in reversed(copies(game.ranks))))
+    return ["".join(str(r + 1) * count for r, count in enumerate(reversed(pile))) for pile in piles]
+
+
+def _actions(game: Hanabi, n: Notation, offset: int) -> list[str]:
+    """Every action of the player at `offset` from the reader."""
+    told = [n.players[(offset + o) % game.players] for o in range(1, game.players)]
+    return [
+        *(f"{n.gap}{verb}{h + 1}" for verb in (n.discard, n.play) for h in range(game.hand_size)),
+        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{letter}" for name in told for letter in _letters(game)),
+        *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{n.anything}{r + 1}" for name in told for r in range(game.ranks)),
+    ]
+
+
+def _outcomes(game: Hanabi, n: Notation) -> list[str]:
+    """Nothing; a card discarded, built, lost; the places that a hint named."""
+    cards = [n.gap + card for card in _cards(game)]
+    masks = range(2**game.hand_size)
+    places = ["".join(str(h + 1) for h in range(game.hand_size) if mask >> h & 1) for mask in masks]
+    return [
+        "",
+        *cards,
+        *(card + n.gap + n.built for card in cards),
+        *(card + n.gap + n.lost for card in cards),
+        *(f"{n.gap}{n.places}{named}" if named else "" for named in places),
+    ]
+
+
+def _known(game: Hanabi, n: Notation) -> tuple[Table, Table]:
+    """What a bit mask of colours and one of ranks leave possible."""
+    letters, ranks = _letters(game), tuple(map(str, range(1, game.ranks + 1)))
+
+    def color(mask: int) -> str:
+        held, rest = _split(letters, mask)
+        if len(held) == 1:
+            return held[0]
+        return n.anything if not rest else "".join(rest).lower() if held else n.nothing
+
+    def rank(mask: int) -> str:
+        held, rest = _split(ranks, mask)
+        if not held or (not rest and len(held) > 1):
+            return ""
+        return "".join(held) if len(held) <= len(rest) else "-" + "".join(rest)
+
+    return (
+        Table(tuple(n.gap + color(mask) for mask in range(2**game.colors))),
+        Table(tuple(rank(mask) for mask in range(2**game.ranks))),
+    )
+
+
+def _split(values: tuple[str, ...], mask: int) -> tuple[list[str], list[str]]:
+    """The values that are in a bit mask, and those that are not."""
+    held = [value for bit, value in enumerate(values) if mask >> bit & 1]
+    return held, [value for value in values if value not in held]
+
+
+# --- Brief style ----------------------------------------------------------------------------------------------------
+
+
+def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
+    """The same tables as in the full style, each with variants of one width; spaces between groups."""
+    numbers = tuple(map(str, range(game.ranks + 1)))
+    known = _flagged(game)
+    piles = itertools.product(*(range(n + 1) for n in reversed(copies(game.ranks))))
+    discarded = Table(tuple("".join(map(str, reversed(pile))) for pile in piles))
+    pieces: list[Piece] = [Table(numbers)] * game.colors
+    for most in (game.max_information_tokens, game.max_life_tokens, game.n_cards - game.players * game.hand_size):
+        digits = len(str(most))
+        pieces += [Fixed(" "), Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1)))]
+    pieces += [Fixed(" "), Table(tuple(map(str, range(game.players + 1))))]
+    pieces += [Fixed(" "), discarded] * game.colors
+    pieces += [Fixed(" "), Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
+    pieces += [Fixed(" "), Table(("--", *_cards(game))), *known] * ((game.players - 1) * game.hand_size)
+    pieces += [Fixed(" "), *known] * game.hand_size
+    return tuple(pieces)
+
+
+def brief_events(game: Hanabi) -> tuple[Piece, ...]:
+    """The mover's place after the reader, the letter of the action, its outcome, and what changed behind a letter."""
+    moves = tuple(f" {offset}{name}" for offset in range(game.players) for name in game.action_names)
+    return (
+        Table(moves),
+        Table(tuple(_brief_outcomes(game))),
+        Table(("", *(f"x{count}" for count in range(1, max(copies(game.ranks)) + 1)))),
+        _changed("i", game.max_information_tokens),
+        _changed("l", game.max_life_tokens),
+        _changed("d", game.n_cards - game.players * game.hand_size),
+        Table(("", *(f"t{n}" for n in range(1, game.players + 1)))),
+        Table(("", ":")),
+        *[Table(("", "--", *_cards(game)), linked=True)] * game.hand_size,
+        Fixed("="),
+        *_flagged(game) * game.hand_size,
+    )
+
+
+def _brief_outcomes(game: Hanabi) -> list[str]:
+    """A card in capitals was built, in small letters discarded or lost; a hint shows the places it named."""
+    cards = _cards(game)
+    width = max(2, game.hand_size)
+    outcomes = ["-", *(c.lower() for c in cards), *cards, *(c.lower() for c in cards)]
+    outcomes += [_flags(tuple("*" * game.hand_size), mask) for mask in range(2**game.hand_size)]
+    return [outcome.ljust(width, "-") for outcome in outcomes]
+
+
+def _flagged(game: Hanabi) -> tuple[Table, Table]:
+    ranks = tuple(map(str, range(1, game.ranks + 1)))
+    return tuple(
+        Table(tuple(_flags(values, mask) for mask in range(2 ** len(values)))) for values in (_letters(game), ranks)
+    )
+
+
+def _flags(values: tuple[str, ...], mask: int) -> str:
+    """Each value that is in the bit mask, a dash for each that is not."""
+    return "".join(value if mask >> bit & 1 else "-" for bit, value in enumerate(values))

@@ -1,0 +1,133 @@
+"""Scoring: how likely sampled answers are under some weights, and what the critic says; what the update differentiates.
+
+No token is read more often than loss and gradients need. What all prompts of a policy begin with is read once for a
+whole part of a batch, a conversation once for all of its answers, K candidates behind one prompt, and short rows share
+longer ones (`packing`). Loss and gradients are those of separate, whole prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.agents import critics, packing
+from marl_jax.agents.answering import at
+from marl_jax.agents.policy import Policy
+from marl_jax.samples import Samples
+from models import lora
+from models.layouts import Branches, Conversations, Packed, move
+from models.logprobs import token_logprobs
+
+
+class Scores(NamedTuple):
+    """What the learner sees, float32 [N, X]: log-probabilities, entropies, and values before each token."""
+
+    logps: jax.Array
+    entropy: jax.Array
+    values: jax.Array
+
+
+def score(policy: Policy, weights: dict, samples: Samples) -> Scores:
+    """The samples under these weights; differentiable."""
+    adapters = policy.adapters(weights, samples.policy)
+    before = before_answers(policy, weights["model"], samples, adapters)
+    found = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
+    return Scores(*found, _values(policy, weights.get("critic", {}), samples, before))
+
+
+def reference_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
+    """float32 [N, X] under the policy at the start: the base without adapters, or the copy that was kept."""
+    params, adapters = weights["model"], None
+    if policy.lora is None:
+        params = weights["reference"]
+    elif policy.warm:
+        adapters = policy.adapters({"adapters": weights["reference"]}, samples.policy)
+    before = before_answers(policy, params, samples, adapters)
+    return policy.answers.score(policy.model, params, before, samples, policy.temperature)[0]
+
+
+def score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows) -> Scores:
+    """The same for samples [R·S, …] in the slots of packed rows, answers of any text; 0 in empty slots."""
+    adapters = policy.adapters(weights, jnp.zeros((len(rows.table),), jnp.int32))
+    before, targets, (there, back) = _packed_answers(policy, weights["model"], samples, rows, adapters)
+    found = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
+    values = critics.read(weights["critic"], before) if policy.critic == "head" else jnp.zeros(targets.shape)
+    return Scores(*(move(x, there, back).reshape(samples.targets.shape) for x in (*found, values)))
+
+
+def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
+    """[N, X, D]: the hidden states that predict the tokens of the answers."""
+    read = _reader(policy, params, adapters)
+    if samples.segment is None and samples.branch is None:
+        hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters)
+    else:
+        given = dict(positions=samples.positions, lengths=samples.lengths, layout=_layout(samples))
+        hidden = read(samples.tokens, adapters=adapters, **given)
+    return jnp.take_along_axis(hidden, samples.reads[..., None], axis=1)
+
+
+def _layout(samples: Samples) -> Branches | Conversations:
+    """Who sees whom: a prompt with its candidates has a faster way than conversations of any form."""
+    if samples.fan and samples.segment is None:
+        prompts = samples.sees[:, 0] - samples.positions[:, 0]
+        return Branches(prompts, samples.n_answers, samples.fan)
+    sees = None
+    if samples.branch is not None:
+        sees = jnp.take_along_axis(samples.sees, jnp.maximum(samples.branch, 0), axis=1)
+    return Conversations(samples.positions, samples.segment, samples.branch, sees)
+
+
+def _values(policy: Policy, critic: dict, samples: Samples, before: jax.Array) -> jax.Array:
+    if policy.critic == "none":
+        return jnp.zeros(samples.targets.shape, jnp.float32)
+    if policy.critic == "head":
+        return critics.read(critic, before)
+    if policy.critic == "separate":
+        return critics.read(critic, before_answers(policy, critic["model"], samples, None))
+    settings = dict(remat=policy.remat, unroll=policy.unroll)
+    tokens, lengths = (x.reshape(-1, *x.shape[2:]) for x in samples.central)
+    values = at(critics.trunk(policy.model, critic, tokens, lengths, policy.dtype, **settings), lengths - 1)
+    return samples.to_tokens(values.reshape(samples.answer_lengths.shape))
+
+
+def _packed_answers(policy: Policy, params: dict, samples: Samples, rows: packing.PackedRows, adapters):
+    """Hidden states before the answers and what they predict, answer behind answer: [R, X', D], [R, X'], and places.
+
+    samples   [R·S, …], those in the slots of the rows
+    adapters  the same for all R rows
+    places    (there, back) of `layouts.move` from [R, X'] to samples [R, S·X]
+    """
+    read = _reader(policy, params, adapters)
+    n, slots = rows.starts.shape
+    filled = rows.filled.reshape(-1)
+    sizes = jnp.where(filled, packing.sizes(samples), 0).reshape(n, slots)
+    layout = Packed(rows.starts, sizes, samples.tokens.shape[1])
+    there, back = layout.places(rows.room)
+    in_rows = lambda x: move(x.reshape(n, -1), back, there)  # noqa: E731
+    hidden = read(
+        in_rows(samples.tokens), positions=in_rows(samples.positions), layout=layout, adapters=adapters
+    )
+    said = jnp.where(filled, packing.answer_sizes(samples), 0).reshape(n, slots)
+    there, back = Packed(rows.answer_starts, said, samples.width).places(rows.answer_room)
+    before = rows.starts[..., None] + samples.reads.reshape(n, slots, -1)
+    before = move(before.reshape(n, -1), back, there)
+    targets = move(samples.targets.reshape(n, -1), back, there)
+    return jnp.take_along_axis(hidden, before[..., None], axis=1), targets, (there, back)
+
+
+def _reader(policy: Policy, params: dict, adapters: lora.Lora | None):
+    """`Model.forward` behind the policy's prefix, giving hidden states."""
+    settings = dict(dtype=policy.dtype, remat=policy.remat, unroll=policy.unroll)
+    prefix = None
+    if policy.prefix:
+        # With adapters the prefix reads differently for each of them.
+        n = 1 if adapters is None else len(adapters.scale)
+        tokens = jnp.broadcast_to(jnp.asarray(policy.prefix, jnp.int32), (n, len(policy.prefix)))
+        readers = None if adapters is None else dataclasses.replace(adapters, ids=jnp.arange(n))
+        prefix = policy.model.read_prefix(params, tokens, adapters=readers, **settings)
+    forward = functools.partial(policy.model.forward, params, prefix=prefix, **settings)
+    return lambda *args, **more: forward(*args, **more)[0]

@@ -1,0 +1,9 @@
+"""The algorithms, each a file in this folder and a line here."""
+
+from registries import Registry
+
+ALGORITHMS = Registry("algorithms")
+ALGORITHMS.add("ppo", "marl_jax.algorithms.ppo:PPO")
+ALGORITHMS.add("grpo", "marl_jax.algorithms.grpo:GRPO")
+ALGORITHMS.add("at_grpo", "marl_jax.algorithms.at_grpo:AT_GRPO")
+ALGORITHMS.add("sft", "marl_jax.algorithms.sft:SFT")

@@ -1,0 +1,150 @@
+"""What an algorithm is, and the parts that several share.
+
+An algorithm says how it rolls out, how samples get their advantages, what loss they have, which config fields it reads
+and what it rejects. It is one file in this folder and one line in the registry; nothing else knows its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from marl_jax.agents import scoring
+from marl_jax.agents.policy import Policy
+from marl_jax.agents.scoring import Scores
+from marl_jax.learning import losses
+from marl_jax.samples import Samples, split, unsplit
+
+
+def no_conditions(config: ConfigDict) -> Iterator[str]:
+    """For algorithms that accept whatever their fields do."""
+    yield from ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """One entry of the registry.
+
+    fields     the config fields it reads, each a `marl_jax.fields.Field`
+    rollout    from the parts of a run (`modes.setup.Setup`) to the rollout that gathers its samples
+    prepare    (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
+    objective  see `learning.update.Objective`
+    check      (config) -> problems of a config with this algorithm
+    critic     whether it has one
+    examine    from the parts of a run to a function of the parameters that counts something on held-out games; None
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    rollout: Callable[[Any], Any]
+    prepare: Callable[[Policy, dict, Samples, ConfigDict], tuple[Samples, dict[str, jax.Array]]]
+    objective: Any
+    check: Callable[[ConfigDict], Iterator[str]] = no_conditions
+    critic: bool = False
+    examine: Callable[[Any], Callable[[dict], Examined]] | None = None
+
+
+class Examined(NamedTuple):
+    """How often something was right: the name of the row and of the metric, and counts, of distinct cases too."""
+
+    name: str
+    metric: str
+    right: int
+    total: int
+    distinct: int
+
+
+def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
+    """`function` (samples -> tree of [N, …]) over parts of the rows, so that memory stays that of a minibatch."""
+    while samples.n % parts:
+        parts -= 1
+    return unsplit(jax.lax.map(function, split(samples.replace(answer_at=None), parts)))
+
+
+def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
+    """The samples with what the update compares them with: reference log-probabilities, and a KL in the reward.
+
+    A KL in the reward is subtracted from what the answering seat was paid.
+    """
+    if algo.kl_coef:
+        ref = in_parts(lambda s: scoring.reference_logps(policy, weights, s), samples, algo.minibatches)
+        samples = samples.replace(ref_logps=ref)
+    if algo.kl_coef and algo.kl_in == "reward":
+        paid = losses.kl(samples.logps, samples.ref_logps, algo.kl_kind) * samples.mask()
+        own = jax.nn.one_hot(samples.seat, samples.n_seats)
+        penalty = algo.kl_coef * samples.to_answers(paid)
+        samples = samples.replace(rewards=samples.rewards - penalty[..., None] * own)
+    return samples
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedObjective:
+    """PPO's clipped loss with its options, shared by PPO and the GRPO family.
+
+    critic  also fit the critic's values, at the first token of each answer or at every one (`algo.gae`)
+    """
+
+    critic: bool
+
+    def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+        """Weights of the tokens in the policy's loss and in the critic's."""
+        length = samples.width // samples.n_answers
+        weighed = {"policy": losses.token_weights(samples, algo.loss_agg, length)}
+        if self.critic:
+            weighed["value"] = losses.token_weights(samples, "token", mask=value_mask(samples, algo.gae))
+        return weighed
+
+    def loss(self, samples: Samples, weighed: dict, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+        """The loss of some rows, and metrics; both are sums over tokens with the minibatch's weights."""
+        old = samples.logps if samples.old_logps is None else samples.old_logps
+        correction = losses.truncated_importance(old, samples.logps, algo.tis_clip) if algo.tis_clip else 1.0
+        clip = losses.policy_loss(
+            samples, scores.logps, old, clip_low=algo.clip_low, clip_high=algo.clip_high, dual_clip=algo.dual_clip,
+            ratio=algo.ratio, correction=correction,
+        )  # fmt: skip
+
+        def total(x):
+            return jnp.sum(weighed["policy"] * x)
+
+        metrics = {
+            "policy_loss": total(clip.loss),
+            "entropy": total(scores.entropy),
+            "ratio": total(clip.ratio),
+            "clip_frac_low": total(clip.clip_frac_low),
+            "clip_frac_high": total(clip.clip_frac_high),
+            "approx_kl": total(losses.kl(scores.logps, old, "k3")),
+            "logprob_diff": total(jnp.abs(scores.logps - samples.logps)),
+        }
+        loss = metrics["policy_loss"]
+        if algo.entropy_coef:
+            loss -= algo.entropy_coef * metrics["entropy"]
+        if self.critic:
+            value = losses.value_loss(scores.values, samples.values, samples.returns, algo.value_clip)
+            metrics["value_loss"] = jnp.sum(weighed["value"] * value)
+            loss += algo.value_coef * metrics["value_loss"]
+        if algo.kl_coef:
+            metrics["kl"] = total(losses.kl(scores.logps, samples.ref_logps, algo.kl_kind))
+            loss += algo.kl_coef * metrics["kl"] if algo.kl_in == "loss" else 0.0
+        return loss, {**metrics, "loss": loss}
+
+    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+        """How well the critic had foreseen the returns."""
+        if not self.critic:
+            return {}
+        asked = value_mask(samples, algo.gae) * samples.to_tokens(samples.loss_weights)
+        count = jnp.maximum(jnp.sum(asked), 1e-8)
+        return {
+            "explained_variance": losses.explained_variance(samples.values, samples.returns, asked),
+            "value": jnp.sum(samples.values * asked) / count,
+            "return": jnp.sum(samples.returns * asked) / count,
+        }
+
+
+def value_mask(samples: Samples, gae: str) -> jax.Array:
+    """float32 [N, X]: where the critic is asked. Over turns, before the first token; over tokens, before each."""
+    return samples.mask() if gae == "token" else samples.first()

@@ -1,0 +1,40 @@
+"""AT-GRPO: at every turn of every agent K candidates of one prompt, compared with each other; one is continued."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from marl_jax.agents.policy import Policy
+from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective
+from marl_jax.algorithms.grpo import group_metrics, group_settings, with_advantages, with_old_logps
+from marl_jax.learning import groups
+from marl_jax.rollouts.tree import TreeRollout
+from marl_jax.samples import Samples
+
+
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+    """Samples with the advantages of each candidate within its group, by what its own seat was paid, and metrics."""
+    samples = with_old_logps(policy, weights, samples, algo)
+    place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
+    exists = samples.answer_lengths > 0
+    rewards = jnp.zeros(size).at[place].add(samples.own_rewards() * exists)
+    members = jnp.zeros(size, bool).at[place].max(exists)
+    agents = jnp.zeros(size[:1], jnp.int32).at[samples.group].max(samples.seat * exists)
+    found = groups.advantages(rewards, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
+    counts = jnp.any(jnp.zeros(size, bool).at[place].max(samples.loss_weights > 0), axis=1)
+    metrics = group_metrics(found, counts, rewards, members)
+    return with_advantages(samples, found.advantages[place], found.informative[samples.group], algo), metrics
+
+
+def rollout(run) -> TreeRollout:
+    """Candidates of one prompt at every turn."""
+    algo = run.config.algo
+    return TreeRollout(
+        **run.rollout_settings(), candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term
+    )
+
+
+AT_GRPO = Algorithm("at_grpo", fields.AT_GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.at_grpo)

@@ -1,0 +1,75 @@
+"""The config fields of the algorithms: `config.algo` holds the name of one and exactly its fields."""
+
+from __future__ import annotations
+
+from marl_jax.fields import SWITCH, TEXT, Field, choice, integer, number, off_or, with_defaults
+
+BATCHES = {
+    "minibatches": Field(4, integer(1), "updates per pass over the samples of a rollout"),
+    "grad_accum_steps": Field(1, integer(1), "parts of a minibatch whose gradients are summed before one update"),
+}
+
+COMMON = {  # of every policy gradient
+    "clip_low": Field(0.2, number(0, 1, above=True), "the ratio is clipped below 1 minus this"),
+    "clip_high": Field(0.2, number(0, above=True), "the ratio is clipped above 1 plus this"),
+    "dual_clip": Field(0.0, off_or(number(1, above=True)), "bound on the loss of negative advantages; 0 is off"),
+    "kl_coef": Field(0.0, number(0), "weight of the KL to the policy at the start (LoRA: the base without adapters)"),
+    "kl_kind": Field("k3", choice("k1", "k2", "k3"), "estimator of the KL"),
+    "kl_in": Field("loss", choice("loss", "reward"), "where the KL is charged"),
+    "entropy_coef": Field(0.01, number(0), "weight of the entropy bonus"),
+    "epochs": Field(2, integer(1), "passes over the samples of a rollout"),
+    **BATCHES,
+    "loss_agg": Field(
+        "token",
+        choice("token", "sequence", "constant"),
+        "token: mean over tokens; sequence: mean of means; constant: sum over a fixed length",
+    ),
+    "ratio": Field("token", choice("token", "sequence"), "importance ratio per token, or per sequence (GSPO)"),
+    "tis_clip": Field(2.0, off_or(number(1)), "bound on the importance weight of stale samples; 0 is off"),
+    "overlong": Field(
+        "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
+    ),
+    "overlong_buffer": Field(2, integer(1), "tokens before the limit over which the penalty grows from 0 to 1"),
+}
+
+_PACK = {"pack": Field(0, integer(0), "short free answers share rows of this many times the longest; 0 is off")}
+
+PPO = {
+    **COMMON,
+    **_PACK,
+    "gamma": Field(1.0, number(0, 1), "discount per turn of the agent"),
+    "gamma_token": Field(1.0, number(0, 1), "discount per token, where gae is token"),
+    "lam": Field(0.95, number(0, 1), "GAE's trade of bias for variance"),
+    "gae": Field("turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"),
+    "critic": Field(
+        "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, or one for all seats"
+    ),
+    "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
+    "value_coef": Field(0.5, number(0), "weight of the value loss"),
+    "whiten": Field(True, SWITCH, "advantages are standardised per agent"),
+}
+
+GRPO = {
+    **with_defaults(COMMON, epochs=1, loss_agg="sequence", entropy_coef=0.0),
+    **_PACK,
+    "group_size": Field(8, integer(2), "samples that are compared with each other"),
+    "group_std": Field(True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"),
+    "group_baseline": Field("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO"),
+    "normalise": Field("group", choice("group", "agent"), "standard deviation per group, or per agent (Dr. MAS)"),
+    "filter_zero_std_groups": Field(True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"),
+}
+
+AT_GRPO = {
+    **with_defaults({name: field for name, field in GRPO.items() if name not in _PACK}, group_size=4),
+    "continuation": Field("best", choice("best", "random", "first"), "the candidate with which an episode continues"),
+    "team_term": Field(
+        "immediate", choice("immediate", "lookahead"), "team reward of a candidate: of its step, or of what follows"
+    ),
+}
+
+SFT = {
+    "epochs": Field(1, integer(1), "passes over the demonstrations of a step"),
+    **BATCHES,
+    "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
+    "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),
+}

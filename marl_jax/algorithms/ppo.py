@@ -1,0 +1,54 @@
+"""PPO in self-play: generalised advantage estimation over each seat's own turns, and a critic."""
+
+from __future__ import annotations
+
+import jax
+from ml_collections import ConfigDict
+
+from marl_jax.agents import scoring
+from marl_jax.agents.policy import Policy
+from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
+from marl_jax.learning import advantages
+from marl_jax.rollouts.games import GameRollout
+from marl_jax.samples import Samples
+
+
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+    """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
+    # A critic that reads conversations by itself is not asked while they are sampled.
+    unasked = policy.keeps_cache and policy.critic == "separate"
+    if algo.tis_clip or algo.gae == "token" or unasked:
+        scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
+        samples = samples.replace(values=scores.values)
+        if algo.tis_clip:
+            samples = samples.replace(old_logps=scores.logps)
+    samples = with_reference(policy, weights, samples, algo)
+
+    values = samples.at_first(samples.values)
+    in_time = samples.in_time
+    credit = advantages.gae(
+        in_time(samples.rewards), in_time(values), in_time(samples.seat), in_time(samples.ends), algo.gamma, algo.lam,
+        tail=samples.lookahead,
+    )  # fmt: skip
+    advantage, known = samples.from_time(credit.advantages), samples.from_time(credit.known)
+    mask = samples.mask()
+    if algo.gae == "token":
+        result, returns = advantages.token_gae(samples, advantage, values, algo.gamma_token, algo.lam)
+    else:
+        result = samples.to_tokens(advantage) * mask
+        returns = samples.to_tokens(samples.from_time(credit.returns)) * samples.first()
+    loss_weights = samples.loss_weights * known
+    if algo.whiten:
+        counts = samples.to_tokens(loss_weights) * mask
+        result = advantages.whiten(result, samples.to_tokens(samples.seat), counts, samples.n_seats) * mask
+    samples = samples.replace(advantages=result, returns=returns, loss_weights=loss_weights)
+    return samples.without_lookahead(), {}
+
+
+def rollout(run) -> GameRollout:
+    """Games in rows that never idle, with opponents."""
+    return GameRollout(**run.rollout_settings(), opponents=run.opponents())
+
+
+PPO = Algorithm("ppo", fields.PPO, rollout, prepare, ClippedObjective(critic=True), critic=True, check=checks.ppo)

@@ -1,0 +1,63 @@
+"""Whether the batches of a run divide: into minibatches, their parts and the parts of a mesh.
+
+The learner's unit is a row of `Samples`: an answer with its prompt, all candidates of one prompt, or with `history` the
+conversations of one seat. Rows are never split, and a task makes as many as its episodes need, which are padded.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ml_collections import ConfigDict
+
+from envs.games import registry as games
+from marl_jax.errors import ConfigError, nearest
+
+
+def rows_per_game(config: ConfigDict) -> tuple[str, int]:
+    """How many rows one of the games of a rollout makes: what they are called, and their number."""
+    if config.env.context == "history":
+        return "seats", games.make(config.env.name, **config.env.params.to_dict()).n_players
+    return "turns", config.rollout.turns
+
+
+def rows(config: ConfigDict) -> int | None:
+    """Rows of one rollout; None for a task."""
+    return None if config.task.name else config.rollout.games * rows_per_game(config)[1]
+
+
+def parts(config: ConfigDict) -> int:
+    """In how many parts the rows of a rollout are read, one after the other."""
+    return config.algo.get("minibatches", 1) * config.algo.get("grad_accum_steps", 1)
+
+
+def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:
+    """Refuses batches that the parts do not divide, with the nearest sizes that do.
+
+    ways           parts of a batch that is learnt from
+    sampling_ways  parts of a batch of games, where that is another number; the first divides it
+    """
+    if config.task.name:
+        return
+    problems = []
+    play_ways = sampling_ways or ways
+    if config.rollout.games % play_ways:
+        near = " or ".join(map(str, nearest(config.rollout.games, play_ways)))
+        axes = "mesh.data x mesh.fsdp" if play_ways == ways else f"mesh.sampling {config.mesh.sampling!r}"
+        problems.append(
+            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_ways} parts of the batch "
+            f"({axes}); nearest: {near}"
+        )
+    if config.eval.games % play_ways:
+        near = " or ".join(map(str, nearest(config.eval.games, play_ways)))
+        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_ways}; nearest: {near}")
+    total, all_parts = rows(config), parts(config) * ways
+    if not problems and total % all_parts:
+        step = math.lcm(play_ways, all_parts // math.gcd(all_parts, total // config.rollout.games))
+        near = " or ".join(map(str, nearest(config.rollout.games, step)))
+        problems.append(
+            f"config.rollout.games is {config.rollout.games}: {total} rows do not split into algo.minibatches x "
+            f"algo.grad_accum_steps = {parts(config)} x {ways} parts of the mesh; nearest: {near}"
+        )
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,136 @@
+"""Conditions between the fields of any run; those of an algorithm stand beside it (`marl_jax/algorithms/checks.py`).
+
+Called once every field by itself is right and every name is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from marl_jax.config import batches
+from marl_jax.config.schema import LORA_TARGETS
+from marl_jax.errors import did_you_mean, not_divisible
+from marl_jax.fields import STEP
+from marl_jax.rollouts.opponents import BOT
+from models import registry as models
+from models.config import ModelConfig
+from models.families import FAMILIES
+
+
+def _batch(c: ConfigDict) -> Iterator[str]:
+    rows, parts = batches.rows(c), batches.parts(c)
+    if rows is not None and rows % parts:
+        what = f"algo.minibatches x algo.grad_accum_steps = {parts}"
+        yield not_divisible(f"rollout.games x {batches.rows_per_game(c)[0]}", rows, parts, what)
+    if c.optim.warmup >= c.steps:
+        yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"
+
+
+def _roles(c: ConfigDict) -> Iterator[str]:
+    for agent, player in c.agents.items():
+        if not player.startswith(BOT) and player not in c.policies:
+            known = ", ".join(c.policies) or "none"
+            yield (
+                f"config.agents.{agent} is {player!r}, a policy that is not in config.policies ({known}); accepted: "
+                "one of them, or bot:NAME"
+            )
+    used = set(c.agents.values())
+    for name in c.policies:
+        if name not in used:
+            yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
+    owners: dict[str, str] = {}
+    for name, policy in c.policies.items():
+        if policy.model or not c.model.lora.rank:
+            continue  # weights of its own
+        adapter = policy.adapter or name
+        if adapter in owners:
+            yield (
+                f"config.policies.{name}.adapter is {adapter!r}, the adapter of policy {owners[adapter]!r} too; "
+                "accepted: one adapter per policy, or one policy for both roles"
+            )
+        owners.setdefault(adapter, name)
+    if c.policies and all(policy.frozen for policy in c.policies.values()):
+        yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
+
+
+def _model(c: ConfigDict) -> Iterator[str]:
+    own = {f"policies.{name}.model": policy.model for name, policy in c.policies.items() if policy.model}
+    for field, model in {"model": c.model, **own}.items():
+        yield from _one_model(field, model)
+
+
+def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
+    lora = model.lora
+    if lora.rank and not lora.targets:
+        yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
+    projections = FAMILIES.get(models.get(model.name).config.family).lora_targets
+    for target in (target for target in lora.targets if lora.rank and target not in projections):
+        yield f"config.{field}.lora.targets has {target!r}, which {model.name} does not have; leave it out"
+    known = [part.name for part in dataclasses.fields(ModelConfig)]
+    for part in model.shape:
+        if part not in known:
+            yield f"config.{field}.shape.{part} is not a field of a model{did_you_mean(part, known)}"
+    if set(model.shape) <= set(known):
+        try:
+            dataclasses.replace(models.get(model.name).config, **model.shape.to_dict())
+        except (TypeError, ValueError) as error:
+            yield f"config.{field}.shape: {error}"
+    if model.init_from and not (Path(model.init_from.partition("@")[0]).expanduser() / "config.json").is_file():
+        yield (
+            f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or the "
+            "folder of a run, with @STEP or not"
+        )
+    step = model.init_from.partition("@")[2]
+    if "@" in model.init_from and not STEP.holds(step):
+        yield f"config.{field}.init_from is {model.init_from!r} with the step {step!r}; accepted: {STEP.accepted}"
+    place = model.weights
+    if place not in ("", "random") and not Path(place).expanduser().exists():
+        accepted = "'', 'random', a folder, a GGUF file"
+        yield f"config.{field}.weights is {place!r}, which does not exist; accepted: {accepted}"
+
+
+def _machines(c: ConfigDict) -> Iterator[str]:
+    if sum(ways == -1 for ways in c.mesh.values()) > 1:
+        yield f"config.mesh has more than one -1 ({dict(c.mesh)}); accepted: one axis that takes the devices left"
+    if c.mesh.sampling == "tensor" and c.mesh.tensor == 1:
+        yield "config.mesh.sampling is 'tensor' with mesh.tensor 1, which splits nothing; accepted: same, replicated"
+    d = c.distributed
+    if not d.enabled and (d.coordinator or d.processes or d.index >= 0):
+        yield "config.distributed has an address or a number, and enabled is False; accepted: enabled True"
+    if d.coordinator and not 0 <= d.index < d.processes:
+        yield f"config.distributed.index is {d.index}; accepted: from 0 to processes - 1, {d.processes - 1}"
+
+
+def _packages(c: ConfigDict) -> Iterator[str]:
+    if c.log.wandb and importlib.util.find_spec("wandb") is None:
+        yield "config.log.wandb is True, but the package wandb is not installed; accepted: False, or pip install wandb"
+
+
+def _weights(c: ConfigDict) -> Iterator[str]:
+    if c.reward.team == c.reward.agent == c.reward.process == 0:
+        yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
+
+
+def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
+    """Problems of `config.agents` in a world whose seats have these names, in order."""
+    known = {f"seat_{i}" for i in range(len(named))} | set(named)
+    for agent in c.agents:
+        who, mark, turn = agent.partition("@")
+        if mark and not turn.isdecimal():
+            yield f"config.agents.{agent}; accepted: SEAT@TURN with the number of the seat's own turn, from 0"
+        if who != "all" and who not in known:
+            yield f"config.agents.{agent} is no seat of {world}; accepted: all, {', '.join(sorted(known))}"
+    free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
+    if free:
+        yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+    for i, role in enumerate(named):
+        if role != f"seat_{i}" and {role, f"seat_{i}"} <= set(c.agents):
+            yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
+
+
+COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights)

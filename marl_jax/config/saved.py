@@ -1,0 +1,39 @@
+"""The config that a run wrote into its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from marl_jax.config import renamed
+from marl_jax.errors import ConfigError
+
+
+def read(workdir: Path, hint: str = "") -> ConfigDict:
+    """The config of the run in `workdir`; `hint` says what to do where there is none.
+
+    A folder that an earlier version wrote, with fields of other names, is refused with the new names.
+    """
+    path = workdir / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} does not exist{hint}"]) from None
+    except ValueError as error:
+        raise ConfigError([f"{path} is not JSON: {error}"]) from error
+    if not isinstance(found, dict) or not {"env", "model", "algo"} <= found.keys():
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} is the config of something else{hint}"])
+    config = ConfigDict(_tuples(found)).lock()
+    if problems := renamed.problems(config):
+        raise ConfigError([f"{workdir} is a run of an earlier version, whose config.json has other fields:", *problems])
+    return config
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,52 @@
+"""Conditions between the fields of a run whose world is a host task.
+
+Called once every field by itself is right, every name is known and the task accepts its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from marl_jax.config import combinations
+from marl_jax.rollouts.opponents import BOT
+from registries import Registry
+
+
+def tasks() -> Registry:
+    """The registry of tasks."""
+    from envs.tasks import TASKS
+
+    return TASKS
+
+
+def make(c: ConfigDict) -> Any:
+    """The task of a config; parameters that it does not accept are a TypeError or ValueError."""
+    return tasks().get(c.task.name)(**c.task.params.to_dict())
+
+
+def _seats(c: ConfigDict) -> Iterator[str]:
+    yield from combinations.seats(c, make(c).roles, c.task.name)
+    for agent, player in c.agents.items():
+        if player.startswith(BOT):
+            yield f"config.agents.{agent} is {player!r} with task.name {c.task.name!r}; accepted: the name of a policy"
+
+
+def _games_only(c: ConfigDict) -> Iterator[str]:
+    if c.curriculum.enabled:
+        yield f"config.curriculum.enabled is True with task.name {c.task.name!r}; accepted: False, or a puzzle"
+    if c.opponents.self_play_frac < 1 or c.opponents.bots or c.opponents.pool_size:
+        yield f"config.opponents has other players with task.name {c.task.name!r}; accepted: its defaults, or a game"
+
+
+def _length(c: ConfigDict) -> Iterator[str]:
+    if c.task.max_new_tokens >= c.task.max_length:
+        yield (
+            f"config.task.max_new_tokens is {c.task.max_new_tokens} with task.max_length {c.task.max_length}, which "
+            "leaves no room for a prompt; accepted: less"
+        )
+
+
+COMBINATIONS = (_seats, _games_only, _length)

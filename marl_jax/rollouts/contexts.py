@@ -1,0 +1,145 @@
+"""What a turn's prompt is: one that stands alone, or the next part of a conversation.
+
+A rollout asks its context, and does not know which of the two it has:
+
+    carry = context.begin(…)                           conversations, where there are any
+    asked = context.read(carry, seen)                  what the movers read
+    decision, carry = context.act(…)                   the learner's answers, or several to each prompt
+    decision, carry = context.act_opposite(…)          a historical opponent's, in its own rows
+    carry, places = context.say(…)                     the answers that were given become part of the conversations
+    carry = context.observe(…)                         every seat hears of the move
+    carry = context.restart(carry, ended)              new games
+    samples = context.samples(…)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from marl_jax.agents.answering import Decision
+from marl_jax.agents.team import Team
+from marl_jax.rollouts import transcripts, turns
+from marl_jax.rollouts.threads import History, Read, Threads
+from marl_jax.rollouts.transcripts import Place, Transcript
+from marl_jax.rollouts.turns import Turn
+from marl_jax.samples import Samples
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TurnContext:
+    """Every prompt has the rules and the present position; nothing is remembered."""
+
+    team: Team
+
+    records_prompts = True
+
+    def begin(self, games: int, opposite: int = 0, sampling: bool = True) -> tuple:
+        """Nothing."""
+        return ()
+
+    def read(self, carry: tuple, seen: Any) -> Any:
+        """The prompts of what is seen."""
+        return seen
+
+    def act(self, ready: dict, carry: tuple, asked: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, tuple]:
+        """`Team.act`."""
+        decision = self.team.act(ready, asked.prompts, asked.lengths, asked.legal, keys, asked.policy, **settings)
+        return decision, carry
+
+    def act_opposite(self, ready: dict, carry: tuple, asked: Any, seen: Any, start: int, keys: jax.Array):
+        """`Team.act` with other weights, for some rows."""
+        return self.act(ready, carry, asked, keys)
+
+    def say(self, carry: tuple, asked: Any, decision: Decision, policy: jax.Array) -> tuple[tuple, None]:
+        """Nothing is remembered."""
+        return carry, None
+
+    def observe(self, carry: tuple, before: Any, action: jax.Array, after: Any) -> tuple:
+        """Nothing is remembered."""
+        return carry
+
+    def restart(self, carry: tuple, ended: jax.Array) -> tuple:
+        """Nothing is remembered."""
+        return carry
+
+    def samples(self, carry: tuple, played: Turn, places: None, candidates: int = 1, **more: Any) -> Samples:
+        """A row for every prompt."""
+        return turns.to_samples(played, candidates, **more)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """Conversations, what a historical opponent has read of them (by backbone), and what was written down."""
+
+    threads: Threads
+    opposite: dict
+    script: Transcript
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HistoryContext:
+    """A seat's turns are one conversation.
+
+    turns   of the rollout, those that look ahead included
+    tokens  of a row; 0: by `transcripts.room`
+    """
+
+    history: History
+    turns: int
+    tokens: int = 0
+
+    records_prompts = False
+
+    def begin(self, games: int, opposite: int = 0, sampling: bool = True) -> Carry:
+        """Conversations that have yet to begin; `opposite` games have a historical opponent."""
+        h = self.history
+        room = transcripts.room(h, self.turns, self.tokens)
+        others = h.begin(opposite).caches if opposite else {}
+        script = transcripts.new_transcript(games * h.game.n_players, room)
+        return Carry(h.begin(games, sampling), others, script)
+
+    def read(self, carry: Carry, seen: Any) -> Read:
+        """The opening, or what is new."""
+        return self.history.read(carry.threads, seen.seat, seen.policy, seen.prompts, seen.lengths)
+
+    def act(self, ready: dict, carry: Carry, asked: Read, keys: jax.Array, **settings: Any) -> tuple[Decision, Carry]:
+        """What is new is read and answered."""
+        decision, threads = self.history.act(ready, carry.threads, asked, keys=keys, **settings)
+        return decision, dataclasses.replace(carry, threads=threads)
+
+    def act_opposite(
+        self, ready: dict, carry: Carry, asked: Read, seen: Any, start: int, keys: jax.Array
+    ) -> tuple[Decision, Carry]:
+        """The same with other weights, for the games from `start` on; both read the same conversations."""
+        theirs = dataclasses.replace(asked, row=asked.row - start * self.history.game.n_players)
+        threads = dataclasses.replace(carry.threads, caches=carry.opposite)
+        decision, threads = self.history.act(ready, threads, theirs, keys=keys, legal=seen.legal, policy=seen.policy)
+        return decision, dataclasses.replace(carry, opposite=threads.caches)
+
+    def say(self, carry: Carry, asked: Read, decision: Decision, policy: jax.Array) -> tuple[Carry, Place]:
+        """The conversations with these answers."""
+        kept = self.history.kept(decision, policy)
+        script, _ = transcripts.write_read(carry.script, asked)
+        script, places = transcripts.write_answer(script, asked, decision.answers, kept)
+        threads = self.history.say(carry.threads, asked, decision.answers, kept)
+        return dataclasses.replace(carry, threads=threads, script=script), places
+
+    def observe(self, carry: Carry, before: Any, action: jax.Array, after: Any) -> Carry:
+        """Every seat with the event of a move.
+
+        before, after  `Games` around it
+        """
+        threads = self.history.observe(carry.threads, before.state, action, after.state, before.turn, before.symmetry)
+        return dataclasses.replace(carry, threads=threads)
+
+    def restart(self, carry: Carry, ended: jax.Array) -> Carry:
+        """New conversations in games that ended, bool [B]."""
+        return dataclasses.replace(carry, threads=self.history.restart(carry.threads, ended))
+
+    def samples(self, carry: Carry, played: Turn, places: Place, candidates: int = 1, **more: Any) -> Samples:
+        """A row for every seat of every game."""
+        return transcripts.to_samples(carry.script, played, places, candidates, **more)

@@ -1,0 +1,225 @@
+"""Conversations written down as they go on, and the samples they become.
+
+Every seat of every game has a row. What the seat reads and answers is appended to it, one conversation behind the
+other; a rollout begins with empty rows. Candidates that are not continued stand in a part of their own behind.
+
+Rows have room for a fixed number of tokens (`History`-dependent, see `room`). An answer for which there is none left is
+played but not learned from, and so are the answers behind it in its conversation; how many is reported.
+
+Axis letters: C = B·P rows, T tokens of a row, K candidates of a turn, V turns of the rollout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.rollouts.threads import History, Read
+from marl_jax.rollouts.turns import Turn
+from marl_jax.samples import Samples
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Transcript:
+    """What was written so far.
+
+    tokens, positions, segment  int32 [C, T], as in `Samples`
+    length   int32 [C], tokens written
+    begun    int32 [C], conversations begun
+    answers  int32 [C], answers given, recorded or not
+    whole    bool [C], whether everything of the present conversation is there
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segment: jax.Array
+    length: jax.Array
+    begun: jax.Array
+    answers: jax.Array
+    whole: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the answers of a turn of B games belong.
+
+    row      int32 [B]
+    number   int32 [B], of the answer in its row
+    last     int32 [B], the place of the last token before the answer
+    sees     int32 [B]
+    whole    bool [B], whether it can be learned from
+    kept     int32 [B], the candidate that the conversation goes on with
+    """
+
+    row: jax.Array
+    number: jax.Array
+    last: jax.Array
+    sees: jax.Array
+    whole: jax.Array
+    kept: jax.Array
+
+
+def new_transcript(rows: int, room: int) -> Transcript:
+    """Empty rows."""
+    zeros = jnp.zeros((rows,), jnp.int32)
+    wide = jnp.zeros((rows, room), jnp.int32)
+    return Transcript(wide, wide, wide - 1, zeros, zeros, zeros, jnp.ones((rows,), bool))
+
+
+def room(history: History, turns: int, wanted: int = 0) -> int:
+    """T: `wanted`, or else room for the turns of a seat at their usual length and for two openings or more.
+
+    Events are rarely as long as they can be, and games that end early make more openings; a row that runs out of room
+    loses answers, which is reported.
+    """
+    players, longest = history.game.n_players, history.game.max_turns
+    own = -(-turns // players) + 1
+    backbones = history.team.backbones
+    opening = max(b.prompt_length for b in backbones)
+    event = max((b.prompt.event_length + b.prompt.history.event.min_length) / 2 for b in backbones)
+    ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in backbones)
+    turn = ask + round(players * event) + history.team.width
+    openings = 1 + -(-turns // longest)
+    exact = wanted or openings * opening + own * turn
+    step = 8 if exact <= 512 else 64
+    return -(-exact // step) * step
+
+
+def write_read(script: Transcript, read: Read) -> tuple[Transcript, jax.Array]:
+    """The rows with what the movers read, without their last answers, which are there; and whether it fitted [B]."""
+    row = read.row
+    new = read.lengths - read.answer
+    longest = script.tokens.shape[1]
+    whole = (read.fresh | script.whole[row]) & (script.length[row] + new <= longest)
+    place = jnp.arange(read.tokens.shape[1])
+    real = (place >= read.answer[:, None]) & (place < read.lengths[:, None]) & whole[:, None]
+    at = jnp.where(real, script.length[row][:, None] + place - read.answer[:, None], longest)
+    positions = read.skip[:, None] + read.before[:, None] + place
+    script = _put(script, row, at, read.tokens, positions, script.begun[row] + read.fresh - 1)
+    return dataclasses.replace(
+        script,
+        length=script.length.at[row].add(jnp.where(whole, new, 0)),
+        begun=script.begun.at[row].add(read.fresh),
+        whole=script.whole.at[row].set(whole),
+    ), whole
+
+
+def write_answer(script: Transcript, read: Read, answers: jax.Array, kept: jax.Array) -> tuple[Transcript, Place]:
+    """The rows with the answers int32 [B, W] that the conversations go on with, `kept` [B] tokens of each."""
+    row = read.row
+    length, longest = script.length[row], script.tokens.shape[1]
+    whole = script.whole[row] & (length + kept <= longest)
+    place = jnp.arange(answers.shape[1])
+    real = (place < kept[:, None]) & whole[:, None]
+    at = jnp.where(real, length[:, None] + place, longest)
+    positions = read.sees[:, None] + place
+    where = Place(row, script.answers[row], length - 1, read.sees, whole, jnp.zeros_like(row))
+    script = _put(script, row, at, answers, positions, script.begun[row] - 1)
+    script = dataclasses.replace(
+        script,
+        length=script.length.at[row].add(jnp.where(whole, kept, 0)),
+        answers=script.answers.at[row].add(1),
+        whole=script.whole.at[row].set(whole),
+    )
+    return script, where
+
+
+def _put(script: Transcript, row, at, tokens, positions, segment) -> Transcript:
+    rows = row[:, None]
+    put = lambda old, new: old.at[rows, at].set(new, mode="drop")  # noqa: E731
+    return dataclasses.replace(
+        script,
+        tokens=put(script.tokens, tokens),
+        positions=put(script.positions, positions),
+        segment=put(script.segment, jnp.broadcast_to(segment[:, None], at.shape)),
+    )
+
+
+def to_samples(script: Transcript, turns: Turn, places: Place, candidates: int = 1, **more) -> Samples:
+    """Rows with all answers of their seat.
+
+    turns    [V, B, …], without prompts; of K candidates [V, B·K, …]
+    places   [V, B]
+    more     fields of `Samples`; `group` and `member` [V, B·K] where answers are to be compared otherwise
+    """
+    v, games = turns.seat.shape
+    n, room = script.tokens.shape
+    k, w = candidates, turns.decision.answers.shape[-1]
+    s = v * k
+    number = places.number[..., None] * k + jnp.arange(k)  # [V, B, K]
+    rows = jnp.broadcast_to(places.row[..., None], number.shape)
+    flat = (rows.reshape(-1), number.reshape(-1))
+
+    def spread(x, fill=0):
+        """[V, B·K, …] -> [N, S, …]."""
+        x = x.reshape(v * games * k, *x.shape[2:])
+        return jnp.full((n, s, *x.shape[1:]), fill, x.dtype).at[flat].set(x)
+
+    def each(x):
+        """[V, B, …] -> [V, B·K, …]."""
+        return jnp.repeat(x, k, axis=1)
+
+    decision = turns.decision
+    whole = each(places.whole)
+    lengths = spread(decision.lengths)
+    inside = (jnp.arange(w) < lengths[..., None]).reshape(n, s * w)
+    answer_of = jnp.where(inside, jnp.repeat(jnp.arange(s), w), -1)
+    # The kept candidate stands on the trunk, right behind what it answers; the others, as far as they are read, behind.
+    kept = (jnp.arange(k) == places.kept[..., None]).reshape(v, games * k)
+    on_trunk, last = spread(kept), spread(each(places.last))
+    place = jnp.arange(w)
+    fan = w - 1 if k > 1 else 0
+    trunk = last[..., None] + place
+    behind = room + (jnp.arange(s) * fan)[:, None] + place - 1
+    reads = jnp.where((place == 0) | on_trunk[..., None], trunk, behind)
+    tokens, positions, segment, branch = script.tokens, script.positions, script.segment, None
+    if fan:
+        answers = spread(decision.answers)[..., :fan].reshape(n, s * fan)
+        places_of = (spread(each(places.sees))[..., None] + place[:fan]).reshape(n, s * fan)
+        own = jnp.take_along_axis(script.segment, jnp.clip(last, 0, room - 1), axis=1)
+        real = (place[:fan] < lengths[..., None]) & ~on_trunk[..., None] & spread(whole)[..., None]
+        of_segment = jnp.where(real, own[..., None], -1).reshape(n, s * fan)
+        tokens = jnp.concatenate([tokens, answers], axis=1)
+        positions = jnp.concatenate([positions, places_of], axis=1)
+        segment = jnp.concatenate([segment, of_segment], axis=1)
+        numbers = jnp.broadcast_to(jnp.repeat(jnp.arange(s), fan), (n, s * fan))
+        branch = jnp.concatenate([jnp.full(script.tokens.shape, -1), numbers], axis=1).astype(jnp.int32)
+    wide = jnp.zeros((n, s * w), jnp.float32)
+    values = spread(decision.values)[..., None] * (place == 0)
+    fields = dict(
+        tokens=tokens,
+        positions=positions,
+        lengths=script.length if not fan else jnp.full_like(script.length, tokens.shape[1]),
+        segment=segment,
+        branch=branch,
+        policy=jnp.full((n,), -1, jnp.int32).at[places.row.reshape(-1)].max(turns.policy.reshape(-1)),
+        answer_lengths=lengths,
+        sees=spread(each(places.sees)),
+        seat=spread(each(turns.seat)),
+        episode=spread(each(turns.episode)),
+        turn=spread(each(turns.turn)),
+        group=spread(each(jnp.arange(v * games, dtype=jnp.int32).reshape(v, games))),
+        member=jnp.broadcast_to(jnp.arange(s, dtype=jnp.int32) % k, (n, s)),
+        ends=spread(turns.ends),
+        loss_weights=spread(turns.counts * whole),
+        rewards=spread(turns.rewards),
+        action=spread(decision.action, -1),
+        legal=spread(each(turns.legal), True),
+        central=None if turns.central is None else tuple(spread(each(x), 1) for x in turns.central),
+        answer_of=answer_of.astype(jnp.int32),
+        reads=jnp.clip(reads, 0, tokens.shape[1] - 1).reshape(n, s * w).astype(jnp.int32),
+        targets=spread(decision.answers).reshape(n, s * w),
+        logps=spread(decision.logps).reshape(n, s * w),
+        values=values.reshape(n, s * w) * inside,
+        advantages=wide,
+        returns=wide,
+        answer_at=(places.row * s + places.number).astype(jnp.int32) if k == 1 else None,
+        n_groups=v * games,
+        group_size=k,
+    )
+    fields |= {name: spread(more.pop(name)) for name in ("group", "member") if name in more}
+    return Samples(**{**fields, **more})
