@@ -6,6 +6,10 @@ A row holds the chat's ids up to the last answer of the policy, then the ids of 
     branch     - - - - - - - - - - | 2 2 | 3 3 3      c and d: other candidates for b's place
     positions  0 1 2 3 4 5 6 7 8 9 | 7 8 | 7 8 9
 
+Candidates of one turn are a group, their number is the member. Answers without competitors are compared with those of
+the other episodes of their example: they are a group per example and label, and the number of the episode is the
+member; the learner takes seats apart.
+
 The stop token of an answer is among its `targets` and not among the `tokens`; the hidden state that predicts it is that
 of the token before. Sizes are rounded up to a few values, so that the learner's programs are compiled a few times only.
 """
@@ -13,64 +17,25 @@ of the token before. Sizes are rounded up to a few values, so that the learner's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
 from marl_jax.rollouts.conversation import Said, TokenChat
 from marl_jax.rollouts.episodes import Episode
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Samples:
-    """As in the spec of `marl_jax.samples`; to be replaced by `from marl_jax.samples import Samples`."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segment: np.ndarray | None
-    branch: np.ndarray | None
-    lengths: np.ndarray
-    policy: np.ndarray
-    answer_lengths: np.ndarray
-    sees: np.ndarray
-    seat: np.ndarray
-    episode: np.ndarray
-    turn: np.ndarray
-    group: np.ndarray
-    member: np.ndarray
-    ends: np.ndarray
-    loss_weights: np.ndarray
-    version: np.ndarray
-    rewards: np.ndarray
-    answer_of: np.ndarray
-    reads: np.ndarray
-    targets: np.ndarray
-    logps: np.ndarray
-    values: np.ndarray
-    advantages: np.ndarray
-    returns: np.ndarray
-    action: np.ndarray | None = None
-    legal: np.ndarray | None = None
-    central: tuple[np.ndarray, np.ndarray] | None = None
-    ref_logps: np.ndarray | None = None
-    old_logps: np.ndarray | None = None
-    answer_at: np.ndarray | None = None
-    lookahead: int = dataclasses.field(default=0, metadata=dict(static=True))
-    n_groups: int = dataclasses.field(default=0, metadata=dict(static=True))
-    group_size: int = dataclasses.field(default=1, metadata=dict(static=True))
+from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes of a batch: N, T, S, X, groups, answers of an episode in time order, and whether it has branches."""
+    """Static sizes of a batch: N, T, S, X, groups and their members, turns of an episode, whether it has branches."""
 
     rows: int = 1
     tokens: int = 1
     answers: int = 1
     answer_tokens: int = 1
     groups: int = 1
+    members: int = 1
     turns: int = 1
     branches: bool = False
 
@@ -82,14 +47,14 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """A candidate in a row."""
+    """A candidate in a row; `time` sorts the turns of an episode: by number, then by seat and chat, nobody's speed."""
 
     said: Said
     k: int
     branch: bool
     group: tuple
-    last: bool
-    number: tuple  # identifies the turn within the batch
+    member: int
+    time: tuple
 
     @property
     def sampled(self):
@@ -128,22 +93,31 @@ def bucket(n: int, unit: int = 1) -> int:
 
 
 def sizes_for(
-    episodes: Sequence[Episode], *, candidates: int = 1, row_multiple: int = 1, token_unit: int = 64
+    episodes: Sequence[Episode],
+    *,
+    samples: int = 1,
+    candidates: int = 1,
+    time_order: bool = False,
+    row_multiple: int = 1,
+    token_unit: int = 64,
 ) -> Sizes:
     """Sizes that hold the episodes.
 
+    samples       episodes of an example
     candidates    K of the run: with more than one there are branches, whether or not this batch has any
+    time_order    as for `collate`; needs a row to spare
     row_multiple  N is a multiple of this
     token_unit    T and X are multiples of this
     """
     rows = _rows(episodes)
     answers = [a for row in rows for a in row.answers]
     return Sizes(
-        rows=bucket(len(rows), row_multiple),
+        rows=bucket(len(rows) + time_order, row_multiple),
         tokens=bucket(max((r.length for r in rows), default=1), token_unit),
         answers=bucket(max((len(r.answers) for r in rows), default=1)),
         answer_tokens=bucket(max((r.answer_tokens for r in rows), default=1), token_unit),
         groups=bucket(len({a.group for a in answers})),
+        members=max([samples, candidates, *(a.member + 1 for a in answers)]),
         turns=bucket(max((len(_turns(e)) for e in episodes), default=1)),
         branches=candidates > 1 or any(a.branch for a in answers),
     )
@@ -154,22 +128,21 @@ def collate(
     sizes: Sizes,
     *,
     n_seats: int,
-    group_size: int,
     reward_levels: Mapping[str, float] | None = None,
-    first_group: int = 0,
-    n_groups: int | None = None,
-    numbers: Sequence[int] | None = None,
+    time_order: bool = False,
+    process: tuple[int, int] = (0, 1),
 ) -> Samples:
     """The samples of all episodes that did not fail.
 
-    group_size            members of the largest group: episodes of an example, or candidates of a turn
-    reward_levels         weights of team, agent and process rewards
-    first_group, n_groups of this process among all; the groups of a batch are numbered from the first on
-    numbers               the episodes' numbers; their places in the list if not given
+    reward_levels  weights of team, agent and process rewards
+    time_order     fill `answer_at`, for advantages over time: `ends` marks the last answer of an episode. Otherwise it
+                   marks the last answer of each member of a group, with which its return is complete
+    process        (number, how many): rows, groups and episodes are numbered through all processes, whose sizes agree
     """
     rows = _rows(episodes)
-    if len(rows) > sizes.rows:
+    if len(rows) + time_order > sizes.rows:
         raise ValueError(f"{len(rows)} rows do not fit into sizes.rows = {sizes.rows}")
+    number, count = process
     N, T, S, X = sizes.rows, sizes.tokens, sizes.answers, sizes.answer_tokens
     per_token = {name: np.zeros((N, T), np.int32) for name in ("tokens", "positions")}
     branch = np.full((N, T), -1, np.int32)
@@ -179,50 +152,50 @@ def collate(
     }
     per_answer |= {"ends": np.zeros((N, S), bool), "loss_weights": np.zeros((N, S), np.float32)}
     rewards = np.zeros((N, S, n_seats), np.float32)
+    per_answer_token = {name: np.zeros((N, X), np.int32) for name in ("reads", "targets")}
+    per_answer_token |= {name: np.zeros((N, X), np.float32) for name in ("logps", "values", "advantages", "returns")}
     answer_of = np.full((N, X), -1, np.int32)
-    reads, targets = np.zeros((N, X), np.int32), np.zeros((N, X), np.int32)
-    logps = np.zeros((N, X), np.float32)
     lengths, policy = np.zeros((N,), np.int32), np.full((N,), -1, np.int32)
     levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
-    groups = _number_groups(a for row in rows for a in row.answers)
-    numbers = range(len(episodes)) if numbers is None else numbers
+    groups = {key: i for i, key in enumerate(dict.fromkeys(a.group for row in rows for a in row.answers))}
+    last = _last_times(rows, time_order)
     for n, row in enumerate(rows):
-        trunk = row.trunk
-        end = len(trunk)
+        trunk, seat = row.trunk, row.chat.seat
+        end, x = len(trunk), 0
         per_token["tokens"][n, :end], per_token["positions"][n, :end] = trunk, np.arange(end)
         policy[n] = row.policy
-        x = 0
         for s, answer in enumerate(row.answers):
             said, sampled, content = answer.said, answer.sampled, answer.said.contents[answer.k]
             start, length = said.start, len(sampled.tokens)
-            place = np.arange(start - 1, start - 1 + length)  # what predicts each token
+            reads = np.arange(start - 1, start - 1 + length)
             if answer.branch:
-                place[1:] = np.arange(end, end + length - 1)
-                per_token["tokens"][n, end : end + len(content)] = content
-                per_token["positions"][n, end : end + len(content)] = np.arange(start, start + len(content))
-                branch[n, end : end + len(content)] = s
+                reads[1:] = np.arange(end, end + length - 1)
+                here = slice(end, end + len(content))
+                per_token["tokens"][n, here], branch[n, here] = content, s
+                per_token["positions"][n, here] = np.arange(start, start + len(content))
                 end += len(content)
-            reply = said.replies[answer.k].rewards
-            seat = row.chat.seat
-            rewards[n, s] = levels["team"] * reply.team
-            rewards[n, s, seat] += levels["agent"] * reply.agent + levels["process"] * reply.process
+            paid = said.replies[answer.k].rewards
+            rewards[n, s] = levels["team"] * paid.team
+            rewards[n, s, seat] += levels["agent"] * paid.agent + levels["process"] * paid.process
             values = {
-                "answer_lengths": length, "sees": start, "seat": seat, "episode": numbers[row.episode],
-                "turn": said.turn, "group": first_group + groups[answer.group],
-                "member": answer.k if len(said.answers) > 1 else episodes[row.episode].job.sample,
-                "version": sampled.versions[0], "ends": answer.last, "loss_weights": row.policy >= 0,
+                "answer_lengths": length, "sees": start, "seat": seat, "turn": said.turn,
+                "episode": number * len(episodes) + row.episode,
+                "group": number * sizes.groups + groups[answer.group], "member": answer.member,
+                "version": sampled.versions[0], "loss_weights": row.policy >= 0,
+                "ends": answer.time == last[_owner(row, answer, time_order)],
             }  # fmt: skip
             for name, value in values.items():
                 per_answer[name][n, s] = value
-            answer_of[n, x : x + length], reads[n, x : x + length] = s, place
-            targets[n, x : x + length], logps[n, x : x + length] = sampled.tokens, sampled.logps
+            here = slice(x, x + length)
+            answer_of[n, here], per_answer_token["reads"][n, here] = s, reads
+            per_answer_token["targets"][n, here], per_answer_token["logps"][n, here] = sampled.tokens, sampled.logps
             x += length
         lengths[n] = end
+    answer_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
     return Samples(
-        **per_token, segment=None, branch=branch if sizes.branches else None, lengths=lengths, policy=policy,
-        **per_answer, rewards=rewards, answer_of=answer_of, reads=reads, targets=targets, logps=logps,
-        values=np.zeros_like(logps), advantages=np.zeros_like(logps), returns=np.zeros_like(logps),
-        answer_at=_time_order(episodes, rows, sizes), n_groups=n_groups or sizes.groups, group_size=group_size,
+        **per_token, lengths=lengths, policy=policy, **per_answer, rewards=rewards, answer_of=answer_of,
+        **per_answer_token, branch=branch if sizes.branches else None, answer_at=answer_at,
+        n_groups=count * sizes.groups, group_size=sizes.members,
     )  # fmt: skip
 
 
@@ -230,50 +203,57 @@ def _rows(episodes: Sequence[Episode]) -> list[_Row]:
     """Rows in the order of episodes, seats, chats and policies; chats in which nobody answered have none."""
     rows = []
     for e, episode in enumerate(episodes):
-        if episode.failed:
-            continue
-        last = max(_turns(episode), default=None)
-        for c, chat in enumerate(episode.chats):
+        job = episode.job
+        for c, chat in enumerate([] if episode.failed else episode.chats):
             answers: dict[int, list[_Answer]] = {}
             for said in chat.said:
-                number = (said.turn, chat.seat, chat.path, c)
-                if len(said.answers) > 1:
-                    group = (1, episode.job.position, episode.job.sample, chat.seat, chat.path, said.turn)
-                else:
-                    group = (0, episode.job.position, chat.seat, said.label or "")
+                several = len(said.answers) > 1
+                group = (job.position, job.sample, c, said.turn) if several else (job.position, said.label or "")
                 answers.setdefault(said.speaker.number, []).extend(
-                    _Answer(said, k, k != said.kept, group, number == last, (e, number))
+                    _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
                     for k in range(len(said.answers))
                 )
             rows += [_Row(e, chat, policy, found) for policy, found in sorted(answers.items())]
     return rows
 
 
+def _time(said: Said, chat: TokenChat, c: int) -> tuple:
+    return said.turn, chat.seat, c
+
+
 def _turns(episode: Episode) -> list[tuple]:
-    """The turns of an episode in time: by their number, then by seat, so that nobody's speed matters."""
-    if episode.failed:
-        return []
-    return sorted((s.turn, chat.seat, chat.path, c) for c, chat in enumerate(episode.chats) for s in chat.said)
+    """The times of the turns of an episode, in order."""
+    chats = [] if episode.failed else episode.chats
+    return sorted(_time(said, chat, c) for c, chat in enumerate(chats) for said in chat.said)
 
 
-def _number_groups(answers: Iterable[_Answer]) -> dict[tuple, int]:
-    """Numbers from 0 in the order in which groups appear.
+def _owner(row: _Row, answer: _Answer, time_order: bool) -> tuple:
+    """What ends with an answer: an episode, or a member of a group."""
+    return (row.episode,) if time_order else (answer.group, answer.member)
 
-    Candidates of one turn are a group. Where a turn has one answer, the episodes of an example are: those answers of a
-    seat that carry the same label.
-    """
-    return {key: number for number, key in enumerate(dict.fromkeys(a.group for a in answers))}
+
+def _last_times(rows: Sequence[_Row], time_order: bool) -> dict[tuple, tuple]:
+    last = {}
+    for row in rows:
+        for answer in row.answers:
+            owner = _owner(row, answer, time_order)
+            last[owner] = max(last.get(owner, answer.time), answer.time)
+    return last
 
 
 def _time_order(episodes: Sequence[Episode], rows: Sequence[_Row], sizes: Sizes) -> np.ndarray:
-    """int32 [R, B]: the answer (row · S + number) of turn r of episode b, the kept candidate's; -1 where none is."""
+    """int32 [R, B]: the answer (row · S + number) of turn r of episode b, of candidates the kept one's.
+
+    Behind the end of an episode stand answers of the last row, which is empty: they pay nothing and nobody learns from
+    them.
+    """
     places = {}
     for n, row in enumerate(rows):
         for s, answer in enumerate(row.answers):
-            if not answer.branch or answer.number not in places:
-                places[answer.number] = n * sizes.answers + s
-    order = np.full((sizes.turns, len(episodes)), -1, np.int32)
+            if not answer.branch or (answer.said.kept is None and answer.k == 0):
+                places[row.episode, answer.time] = n * sizes.answers + s
+    order = np.full((sizes.turns, len(episodes)), (sizes.rows - 1) * sizes.answers, np.int32)
     for e, episode in enumerate(episodes):
-        for r, turn in enumerate(_turns(episode)):
-            order[r, e] = places[e, turn]
+        for r, time in enumerate(_turns(episode)):
+            order[r, e] = places[e, time]
     return order

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from marl_jax.rollouts import journal as journals
-from marl_jax.rollouts.collate import Samples, Sizes, collate, sizes_for
+from marl_jax.rollouts.collate import Sizes, collate, sizes_for
 from marl_jax.rollouts.conversation import derive_seed
 from marl_jax.rollouts.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.journal import Journal
+from marl_jax.samples import Samples
 
 State = dict[str, int]
 """{"seed", "epoch", "index", "step"}: where a run is in the data; what a checkpoint saves."""
@@ -35,6 +36,7 @@ class HostRollout:
     samples        episodes of each example: K of GRPO, 1 for AT-GRPO
     part           of the task's examples
     reward_levels  weights of team, agent and process rewards
+    time_order     for advantages over time (PPO); without it, answers are compared in groups
     journal        folder; None: an interrupted step cannot be repeated exactly
     process        (number of this process, how many there are); each plays its share of the examples
     agree          makes sizes the same on all processes
@@ -47,6 +49,7 @@ class HostRollout:
     samples: int = 1
     part: str = "train"
     reward_levels: Mapping[str, float] | None = None
+    time_order: bool = False
     journal: str | Path | None = None
     process: tuple[int, int] = (0, 1)
     agree: Callable[[Sizes], Sizes] = lambda sizes: sizes
@@ -56,7 +59,7 @@ class HostRollout:
     jitted = False
 
     def __post_init__(self):
-        number, count = self.process
+        count = self.process[1]
         if self.n_examples < 1 or self.n_examples % count:
             raise ValueError(f"n_examples is {self.n_examples}; accepted: multiples of the {count} processes")
         if self.samples < 1:
@@ -74,7 +77,7 @@ class HostRollout:
         step = int(state["step"])
         (self.publish or self._publish)(params, step)
         jobs = self.jobs(state)
-        number, count = self.process
+        number = self.process[0]
         header = {"seed": int(state["seed"]), "step": step, "jobs": [jobs[0].id, jobs[-1].id], "process": number}
         journal = Journal(journals.path_of(self.journal, step, number), header)
         try:
@@ -82,18 +85,13 @@ class HostRollout:
         finally:
             journal.close()
         sizes = self.agree(sizes_for(
-            episodes, candidates=self.runner.candidates, row_multiple=self.row_multiple
+            episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
+            row_multiple=self.row_multiple,
         ))  # fmt: skip
         samples = collate(
-            episodes,
-            sizes,
-            n_seats=len(self.runner.task.roles),
-            group_size=max(self.samples, self.runner.candidates),
-            reward_levels=self.reward_levels,
-            first_group=number * sizes.groups,
-            n_groups=count * sizes.groups,
-            numbers=range(number * len(jobs), (number + 1) * len(jobs)),
-        )
+            episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
+            time_order=self.time_order, process=self.process,
+        )  # fmt: skip
         return samples, self._advance(state), summary(episodes, self.runner.task.roles)
 
     def after_update(self, state: State, params: Any, step: int) -> State:

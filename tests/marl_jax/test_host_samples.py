@@ -129,13 +129,15 @@ def test_rewards_stand_at_their_answers():
     assert samples.rewards[samples.answer_lengths == 0].sum() == 0
 
 
-def test_episodes_of_an_example_are_groups_per_seat():
+def test_episodes_of_an_example_are_a_group():
     samples, _, _ = roll(conversation, n_examples=3, samples=4)
     answers = [(n, s) for n, s, _ in answers_of(samples)]
-    keys = {(samples.episode[a] // 4, samples.seat[a], samples.group[a]) for a in answers}
-    assert len(keys) == 6 and {k[2] for k in keys} == set(range(6)), "one number per example and seat, dense from 0"
+    keys = {(samples.episode[a] // 4, samples.group[a]) for a in answers}
+    assert keys == {(0, 0), (1, 1), (2, 2)}, "one number per example, dense from 0"
     assert all(samples.member[a] == samples.episode[a] % 4 for a in answers)
-    assert samples.group_size == 4 and samples.n_groups >= 6
+    assert samples.group_size == 4 and samples.n_groups >= 3
+    ends = [(samples.group[a], samples.member[a]) for a in answers if samples.ends[a]]
+    assert len(ends) == len(set(ends)) == 12, "a member ends once"
 
 
 def test_labels_part_groups():
@@ -149,6 +151,8 @@ def test_labels_part_groups():
     samples, _, _ = roll(phases, n_examples=2, samples=2)
     by_turn = [{samples.group[n, s] for n, s, _ in answers_of(samples) if samples.turn[n, s] == t} for t in range(3)]
     assert len(by_turn[0]) == len(by_turn[1]) == 2 and by_turn[1] == by_turn[2] and not by_turn[0] & by_turn[1]
+    ends = {(int(samples.turn[n, s]), bool(samples.ends[n, s])) for n, s, _ in answers_of(samples)}
+    assert ends == {(0, True), (1, False), (2, True)}, "the plan and the acts are returns of their own"
 
 
 def test_candidates_of_a_turn_are_a_group_with_one_prompt():
@@ -158,7 +162,7 @@ def test_candidates_of_a_turn_are_a_group_with_one_prompt():
         context = visible(samples, n, samples.reads[n, x[0]])
         groups.setdefault(int(samples.group[n, s]), []).append((int(samples.member[n, s]), tuple(context)))
     sizes = [len(members) for members in groups.values()]
-    assert sizes.count(3) == 9 and set(sizes) == {2, 3}, "chat and fork answer once each: a group of the seat"
+    assert sizes.count(3) == 9 and set(sizes) == {2, 3}, "chat and fork answer once each: a group of the example"
     for members in groups.values():
         if len(members) == 3:
             assert [m for m, _ in members] == [0, 1, 2] and len({c for _, c in members}) == 1
@@ -174,10 +178,12 @@ def test_a_fork_is_a_row_of_its_own_and_no_answer_is_there_twice():
 
 
 def test_time_order_is_by_turn_and_seat():
-    samples, _, _ = roll(conversation, FakeSampler(np.random.default_rng(3)))
+    samples, _, _ = roll(conversation, FakeSampler(np.random.default_rng(3)), time_order=True)
     answers = samples.answer_lengths.shape[1]
     for column in samples.answer_at.T:
-        places = [divmod(int(a), answers) for a in column if a >= 0]
+        places = [divmod(int(a), answers) for a in column]
+        assert all(samples.policy[row] == -1 and answer == 0 for row, answer in places[5:]) and len(places) == 6
+        places = places[:5]
         assert [(samples.turn[p], samples.seat[p]) for p in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
         assert [bool(samples.ends[p]) for p in places] == [False] * 4 + [True]
         assert len({samples.episode[p] for p in places}) == 1
@@ -225,7 +231,7 @@ def test_sizes_can_be_agreed_on_and_padding_means_nothing():
     rollout.close()
     sizes = sizes_for(episodes)
     large = sizes.max(Sizes(rows=40, tokens=1000, answers=8, answer_tokens=300, groups=20, turns=9, branches=True))
-    small, padded = (collate(episodes, s, n_seats=2, group_size=2) for s in (sizes, large))
+    small, padded = (collate(episodes, s, n_seats=2) for s in (sizes, large))
     assert padded.tokens.shape == (40, 1000) and padded.n_groups == 20
     for name in ("tokens", "positions", "targets", "logps", "reads", "rewards", "group", "sees", "turn", "ends"):
         a, b = getattr(small, name), getattr(padded, name)
@@ -247,6 +253,21 @@ def test_shares_of_two_processes_are_the_whole():
     assert episodes == [{0, 1, 2, 3}, {4, 5, 6, 7}]
     groups = [set(p.group[p.answer_lengths > 0].tolist()) for p in parts]
     assert not groups[0] & groups[1] and max(groups[1]) < parts[1].n_groups == parts[0].n_groups
+
+
+def test_time_order_is_numbered_through_all_processes():
+    parts = [roll(conversation, n_examples=4, process=(i, 2), time_order=True)[0] for i in range(2)]
+    size = parts[0].answer_lengths.size
+    np.testing.assert_array_equal(parts[0].answer_at + size, parts[1].answer_at)
+
+
+def test_a_task_may_ask_for_more_candidates_than_the_run():
+    async def many(ask, example):
+        await ask.chat(0).say(example, n=5)
+        return Outcome(1)
+
+    samples, _, _ = roll(many, samples=2)
+    assert samples.group_size == 5 and samples.member.max() == 4 and samples.branch is not None
 
 
 # ---------------------------------------------------------------------------------------------------- data
