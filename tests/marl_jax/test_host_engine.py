@@ -9,19 +9,22 @@ import pytest
 
 from envs.tasks.arithmetic_debate import ArithmeticDebate
 from envs.tasks.solver_checker import SolverChecker
+from marl_jax.agents import scoring
 from marl_jax.rollouts.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from models.config import ModelConfig
 from models.logprobs import token_logprobs
 from models.model import build
 from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
 from tests.marl_jax.tiny_host import (
+    CONFIG,
+    MAX_LENGTH,
     Talk,
     answers_of,
     assert_equal_samples,
     conversation,
+    free_policy,
     make_rollout,
     merging_tokenizer,
     tree,
@@ -29,11 +32,6 @@ from tests.marl_jax.tiny_host import (
 )
 from tests.models.tiny_models import random_params
 
-MAX_LENGTH = 512
-CONFIG = ModelConfig(
-    "qwen2", vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
-    max_positions=MAX_LENGTH, qkv_bias=True,
-)  # fmt: skip
 TASKS = [
     (Talk(conversation), 1),
     (Talk(tree), 3),
@@ -79,13 +77,13 @@ def test_other_rows_and_another_order_of_arrival_give_the_same_samples(task, can
 
 
 @functools.partial(quick_jit, static_argnames="model")
-def learner_logps(model, params, tokens, targets, heat):
+def full_logps(model, params, tokens, targets, heat):
     hidden, _ = model.forward(params, tokens, dtype=jnp.float32)
     return token_logprobs(model, params, hidden, targets, heat)[0]
 
 
 @pytest.mark.parametrize(("task", "candidates"), TASKS, ids=["conversation", "tree"])
-def test_log_probs_are_those_of_the_row_as_the_learner_sees_it(task, candidates):
+def test_log_probs_are_those_of_the_learner(task, candidates):
     temperature = 0.7
     model, params = model_and_params(seed=1)
     samples, _, _ = roll(task, candidates, rows=8, temperature=temperature, params=params)
@@ -93,14 +91,21 @@ def test_log_probs_are_those_of_the_row_as_the_learner_sees_it(task, candidates)
     for n, _, x in answers_of(samples):
         contexts.append((visible(samples, n, samples.reads[n, x[0]]), samples.targets[n, x].tolist()))
         expected.append(samples.logps[n, x])
+    assert len(contexts) == (samples.answer_lengths > 0).sum() > 20
+
+    # Each answer behind its own context, read on its own.
     tokens = np.zeros((len(contexts), MAX_LENGTH), np.int32)
     for line, (context, targets) in zip(tokens, contexts, strict=True):
         line[: len(context) + len(targets)] = context + targets
     heat = np.full(len(tokens), temperature, np.float32)
-    logps = np.asarray(learner_logps(model, params, tokens, np.roll(tokens, -1, 1), heat))
+    logps = np.asarray(full_logps(model, params, tokens, np.roll(tokens, -1, 1), heat))
     for line, (context, targets), logp in zip(logps, contexts, expected, strict=True):
         np.testing.assert_allclose(line[len(context) - 1 :][: len(targets)], logp, atol=2e-5)
-    assert len(contexts) == (samples.answer_lengths > 0).sum() > 20
+
+    # Rows as the learner reads them, each once.
+    score = quick_jit(functools.partial(scoring.score, free_policy(temperature)))
+    scores = score({"model": params}, jax.tree.map(jnp.asarray, samples))
+    np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
 
 
 @pytest.mark.parametrize("task", [ArithmeticDebate(n_examples=20), SolverChecker(n_examples=20)], ids=["debate", "two"])

@@ -5,14 +5,19 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs.tasks.task import Outcome
+from marl_jax.agents.answers import FreeText
+from marl_jax.agents.policy import Policy
 from marl_jax.rollouts.conversation import Speaker, derive_seed
 from marl_jax.rollouts.episodes import EpisodeRunner
 from marl_jax.rollouts.host import HostRollout
 from marl_jax.sampling.settings import Sampling
 from models.chat_templates import BUILTIN
+from models.config import ModelConfig
+from models.model import build as build_model
 from models.tokenizers.bpe import CONTROL, NORMAL, byte_characters, byte_level_bpe
 from models.tokenizers.tokenizer import build
 
@@ -27,6 +32,21 @@ def merging_tokenizer():
     rust = byte_level_bpe(tokens, types, merges=[("a", "b")], pre="whole")
     ids = {token: 257 + i for i, token in enumerate(SPECIAL)}
     return build("merging", rust, BUILTIN["chatml"], eos_id=ids["<|eos|>"], pad_id=ids["<|pad|>"])
+
+
+MAX_LENGTH = 512
+CONFIG = ModelConfig(
+    "qwen2", vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
+    max_positions=MAX_LENGTH, qkv_bias=True,
+)  # fmt: skip
+
+
+@functools.cache
+def free_policy(temperature=1.0):
+    """A policy that answers with free text, for learning."""
+    names = np.zeros((1, 1), np.int32), np.ones((1,), np.int32)
+    answers = FreeText(None, *names, stop_ids=merging_tokenizer().stop_ids, max_new=8)
+    return Policy(build_model(CONFIG), answers, critic="none", dtype=jnp.float32, temperature=temperature)
 
 
 @dataclasses.dataclass(frozen=True)
