@@ -1,0 +1,80 @@
+"""Episodes without a model: seats that answer by a function, to try out a task and to check known answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envs.tasks.chat import Chat
+from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Reply, Task, TaskError
+
+Answering = Callable[[int, list[dict[str, str]], int], str]
+"""(seat, messages so far, number of the candidate) -> answer."""
+
+
+class ScriptedChat(Chat):
+    """A chat as a list of `{"role", "content"}` messages."""
+
+    def __init__(self, ask: ScriptedAsk, seat: int, messages: Sequence[dict[str, str]], path: tuple[int, ...] = (0,)):
+        super().__init__(seat, path)
+        self.messages, self._ask, self._texts = [dict(m) for m in messages], ask, ()
+
+    async def _answer(self, text, n, sampling, label):
+        self.messages.append({"role": "user", "content": text})
+        await asyncio.sleep(0)
+        self._texts = [self._ask.answer(self.seat, self.messages, k) for k in range(n)]
+        replies = [Reply(text) for text in self._texts]
+        self._ask.replies += [(self.seat, self.turn, reply) for reply in replies]
+        return replies
+
+    def _keep(self, k):
+        self.messages.append({"role": "assistant", "content": self._texts[k]})
+
+    def _copy(self, path):
+        return ScriptedChat(self._ask, self.seat, self.messages, path)
+
+
+class ScriptedAsk:
+    """An `Ask` whose seats answer by a function; verifiers are called right here, without a time limit.
+
+    replies  (seat, turn, reply) of every answer, candidates included
+    """
+
+    def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0):
+        self.task, self.answer, self.candidates, self.random = task, answer, candidates, random.Random(seed)
+        self.replies: list[tuple[int, int, Reply]] = []
+
+    def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
+        """A new chat."""
+        if not 0 <= seat < len(self.task.roles):
+            raise TaskError(f"chat({seat!r}): expected a seat from 0 to {len(self.task.roles) - 1}")
+        return ScriptedChat(self, seat, [] if system is None else [{"role": "system", "content": system}])
+
+    async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
+        """The function's result."""
+
+        async def call():
+            return function(*args)
+
+        return await self.record(name or function.__name__, call(), limit)
+
+    async def record(self, name: str, call, limit: float | None = None) -> Any:
+        """The result of a coroutine."""
+        try:
+            async with asyncio.timeout(limit):
+                return await call if inspect.isawaitable(call) else call
+        except EpisodeError:
+            raise
+        except TimeoutError:
+            raise CallTimeout(f"{name} took more than {limit:g} s") from None
+        except Exception as error:
+            raise CallFailed(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def play(task: Task, example: Any, answer: Answering, candidates: int = 1) -> tuple[Outcome, ScriptedAsk]:
+    """One episode with seats that answer by a function."""
+    ask = ScriptedAsk(task, answer, candidates)
+    return asyncio.run(task.play(ask, example)), ask

@@ -1,0 +1,248 @@
+"""What a task is, and what it works with: `Task`, `Ask`, `Reply`, `Outcome` and the errors of an episode.
+
+    class Echo:
+        roles = ("speaker",)
+
+        def examples(self, part):
+            return ["red", "green"] if part == "train" else ["blue"]
+
+        async def play(self, ask, example):
+            chat = ask.chat(0, system="Repeat the word.")
+            reply = await chat.say(example)
+            right = reply.text.strip() == example
+            reply.reward(team=float(right))
+            return Outcome(success=right)
+
+An episode is one call of `play`. It runs beside hundreds of others in one event loop, so it never blocks: it awaits
+replies, and leaves everything that takes time to `ask.verify` (a function, in a process of its own) and `ask.record`
+(a coroutine, such as a call to a server). What these two return is written down before the episode continues, so that
+an interrupted run repeats the same episodes; whatever else a task does must follow from the example, the replies and
+`ask.random`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from envs.tasks.chat import Chat
+
+PARTS = ("train", "test")
+"""The parts of a task's examples; they share no example."""
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+class EpisodeError(Exception):
+    """Ends an episode, not the run; `reason` is the name under which such episodes are counted."""
+
+    reason = "error"
+
+
+class TaskError(EpisodeError):
+    """The task used a chat or a reply in a way that has no meaning."""
+
+    reason = "misuse"
+
+
+class ChatFull(EpisodeError):
+    """The conversation leaves no room for another answer."""
+
+    reason = "too_long"
+
+
+class CallTimeout(EpisodeError):
+    """A call of `ask.verify` or `ask.record` ran into its time limit."""
+
+    reason = "call_timeout"
+
+
+class CallFailed(EpisodeError):
+    """A call of `ask.verify` or `ask.record` raised; the message has the type and the text of the error."""
+
+    reason = "call_failed"
+
+
+# ---------------------------------------------------------------------------------------------------- replies
+
+
+@dataclasses.dataclass
+class Rewards:
+    """Rewards of one reply: `team` for every seat, `agent` and `process` for the seat that replied."""
+
+    team: float = 0.0
+    agent: float = 0.0
+    process: float = 0.0
+
+
+class Reply:
+    """One answer of a seat.
+
+    text     without the token that ended it and without other special tokens
+    tokens   the ids as they were sampled
+    finish   "stop", or "length" where the budget ended it
+    rewards  what `reward` has added up
+    """
+
+    def __init__(self, text: str, tokens: Sequence[int] = (), finish: str = "stop"):
+        self._text, self._tokens, self._finish = text, tuple(tokens), finish
+        self.rewards = Rewards()
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self._tokens
+
+    @property
+    def finish(self) -> str:
+        return self._finish
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        """The candidates, of which this reply is the only one."""
+        return (self,)
+
+    def reward(self, *, team: float = 0.0, agent: float = 0.0, process: float = 0.0) -> None:
+        """Adds to the rewards of this reply; all of them are finite numbers."""
+        for level, amount in (("team", team), ("agent", agent), ("process", process)):
+            if isinstance(amount, str) or not math.isfinite(amount):
+                raise TaskError(f"reward({level}={amount!r}): expected a finite number")
+            setattr(self.rewards, level, getattr(self.rewards, level) + float(amount))
+
+    def __repr__(self) -> str:
+        return f"Reply({self.text!r}, finish={self.finish!r})"
+
+
+class Candidates(Reply):
+    """The reply to `say(…, n=K)`: the K candidates in `replies`; after `chat.keep(k)` it reads as the k-th of them."""
+
+    def __init__(self, replies: Sequence[Reply]):
+        self._replies = tuple(replies)
+        self.kept: Reply | None = None
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        return self._replies
+
+    @property
+    def text(self) -> str:
+        return self._chosen("text").text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self._chosen("tokens").tokens
+
+    @property
+    def finish(self) -> str:
+        return self._chosen("finish").finish
+
+    @property
+    def rewards(self) -> Rewards:
+        return self._chosen("rewards").rewards
+
+    def reward(self, **levels: float) -> None:
+        """Adds to the rewards of the candidate that was kept."""
+        self._chosen("reward").reward(**levels)
+
+    def _chosen(self, what: str) -> Reply:
+        if self.kept is None:
+            raise TaskError(
+                f"{what} of a reply with {len(self._replies)} candidates: take one of reply.replies, or call "
+                "chat.keep(k) first"
+            )
+        return self.kept
+
+    def __repr__(self) -> str:
+        return f"Candidates({list(self._replies)!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How an episode ended.
+
+    success  share of the task that was achieved, 0 to 1; a bool will do
+    metrics  further numbers, averaged over episodes
+    reason   why it ended, for counting: "agreed", "turns" …
+    """
+
+    success: float
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reason: str = "done"
+
+    def problem(self) -> str | None:
+        """What is wrong with the values, or None."""
+        numbers = {"success": self.success, **{f"metrics[{k!r}]": v for k, v in dict(self.metrics).items()}}
+        for name, value in numbers.items():
+            try:
+                fine = not isinstance(value, str) and math.isfinite(value)
+            except TypeError:
+                fine = False
+            if not fine:
+                return f"{name} is {value!r}; expected a finite number"
+        if not 0 <= self.success <= 1:
+            return f"success is {self.success!r}; expected 0 to 1"
+        return None if isinstance(self.reason, str) else f"reason is {self.reason!r}; expected a text"
+
+
+# ---------------------------------------------------------------------------------------------------- protocols
+
+
+class Ask(Protocol):
+    """An episode's way to the seats and to everything outside.
+
+    candidates  K of the run: how many candidates per turn the algorithm wants; 1 for most
+    random      a generator that is seeded for this episode
+    """
+
+    candidates: int
+    random: random.Random
+
+    def chat(self, seat: int, system: str | None = None) -> Chat:
+        """A new, empty chat with a seat. Chats that are opened side by side are opened before the first await."""
+        ...
+
+    async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
+        """Calls a function of a module in another process; arguments and result are JSON values.
+
+        Raises `CallTimeout` after `limit` seconds, when the process is killed, and `CallFailed` if the function raises.
+        `name` tells calls apart that run at the same time; otherwise it is the name of the function.
+        """
+        ...
+
+    async def record(self, name: str, call: Coroutine | Awaitable, limit: float | None = None) -> Any:
+        """Awaits something whose result does not follow from the episode, such as a tool or a judge.
+
+        The result is a JSON value and is written down; when the rollout is repeated, it is read, not computed. Raises
+        as `verify` does. Calls of the same name must not overlap.
+        """
+        ...
+
+
+class Task(Protocol):
+    """A task: who takes part, on what, and how an episode goes.
+
+    roles  names of the seats
+    """
+
+    roles: tuple[str, ...]
+
+    def examples(self, part: str) -> Sequence[Any]:
+        """The examples of a part of `PARTS`, always the same ones in the same order."""
+        ...
+
+    async def play(self, ask: Ask, example: Any) -> Outcome:
+        """One episode. Rewards are put on the replies they belong to."""
+        ...
+
+
+def check_part(part: str) -> None:
+    """Refuses a part that does not exist."""
+    if part not in PARTS:
+        raise ValueError(f"part is {part!r}; accepted: {', '.join(PARTS)}")

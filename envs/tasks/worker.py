@@ -1,0 +1,44 @@
+"""The process in which verifiers run: `python -m envs.tasks.worker`, one JSON request and one JSON answer a line."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import operator
+import os
+import resource
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+MEMORY = 4 << 30
+"""Bytes of address space; a call that needs more fails with a MemoryError."""
+
+
+def main() -> None:
+    """Answers requests until the input ends. What functions print goes to standard error."""
+    if sys.platform == "linux":  # a verifier that never ends goes with the run that started it, however that ended
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(request: dict) -> dict:
+    try:
+        module, name = request["function"].split(":")
+        function = operator.attrgetter(name)(importlib.import_module(module))
+        result = None if request.get("import_only") else function(*request["args"])
+        json.dumps(result)
+    except BaseException as error:  # whatever a verifier does, sys.exit included, is the caller's to judge
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"result": result}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Episodes of a task, side by side in one event loop; whatever goes wrong in one of them ends that one only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import logging
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Task, TaskError
+from envs.tasks.workers import Workers
+from marl_jax.errors import RunError
+from marl_jax.rollouts.conversation import Speaker, TokenChat, derive_seed
+from marl_jax.rollouts.journal import Journal
+from marl_jax.rollouts.watchdog import Blocked, Watchdog
+
+log = logging.getLogger(__name__)
+LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
+GRACE = 1.0  # seconds that episodes which ran into their limit have to end, when the runner is closed
+_END = "end"  # the journal's name for how an episode ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """An episode to play: sample `sample` of the example at `position` of the data, in step `step`."""
+
+    step: int
+    position: int
+    sample: int
+    example: Any
+
+    @property
+    def id(self) -> str:
+        """Its name in the journal."""
+        return f"{self.position}.{self.sample}"
+
+
+@dataclasses.dataclass
+class Episode:
+    """An episode that was played.
+
+    chats    by seat and path, so that their order does not depend on who was answered first
+    outcome  None if it failed
+    failed   the reason, or None
+    error    what was raised, in words
+    """
+
+    job: Job
+    chats: list[TokenChat]
+    outcome: Outcome | None = None
+    failed: str | None = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+class EpisodeAsk:
+    """The `Ask` of one episode (see `envs.tasks.task`)."""
+
+    def __init__(self, runner: EpisodeRunner, job: Job, journal: Journal):
+        self._runner, self._job, self._journal = runner, job, journal
+        self.chats: list[TokenChat] = []
+        self.candidates = runner.candidates
+        self.random = random.Random(self.seed("random"))
+        self._opened: Counter[int] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._running: set[str] = set()
+        self._closed = False
+
+    def chat(self, seat: int, system: str | None = None) -> TokenChat:
+        """A new, empty chat with a seat."""
+        seats = len(self._runner.task.roles)
+        if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < seats:
+            raise TaskError(f"chat({seat!r}): expected a seat from 0 to {seats - 1}")
+        if system is not None and not isinstance(system, str):
+            raise TaskError(f"chat(system={system!r}): expected a text or None")
+        number, self._opened[seat] = self._opened[seat], self._opened[seat] + 1
+        return TokenChat(self, seat, system, (number,))
+
+    async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
+        """Calls a function in another process, with a time limit."""
+        call = self._runner.workers.call(function, *args, limit=limit)
+        return await self.record(name or function.__name__, call)
+
+    async def record(self, name: str, call, limit: float | None = None) -> Any:
+        """Awaits something outside the episode; on a replay its result is read from the journal."""
+        if not inspect.isawaitable(call):
+            raise TaskError(f"record({name!r}, {call!r}): expected something to await")
+        if name in self._running or self._closed:
+            _close(call)
+            raise TaskError(
+                "record: the episode is over" if self._closed
+                else f"record: two calls named {name!r} at the same time; give them different names"
+            )  # fmt: skip
+        key = f"{name}#{self._calls[name]}"
+        self._calls[name] += 1
+        entry = self._journal.get(self._job.id, key)
+        if entry is None:
+            self._running.add(name)
+            try:
+                entry = await _entry(name, call, limit)
+                await self._journal.write(self._job.id, key, entry)
+            finally:
+                self._running.discard(name)
+        else:
+            _close(call)
+        if "timeout" in entry:
+            raise CallTimeout(entry["timeout"])
+        if "error" in entry:
+            raise CallFailed(entry["error"])
+        return entry["result"]
+
+    def seed(self, *parts: Any) -> int:
+        """A seed that depends on the run, the step, the example, the sample and the given parts only."""
+        job = self._job
+        return derive_seed(self._runner.seed, job.step, job.position, job.sample, *parts)
+
+    def close(self) -> None:
+        """The episode is over: whatever of it still runs gets no more answers."""
+        self._closed = True
+
+    def speaker(self, seat: int, turn: int) -> Speaker:
+        """Who answers for a seat at a turn."""
+        if self._closed:
+            raise TaskError("say: the episode is over")
+        return self._runner.speakers[self._runner.seating(seat, turn)]
+
+
+def _close(call) -> None:
+    """Ends a coroutine that nobody will await."""
+    if inspect.iscoroutine(call):
+        call.close()
+
+
+async def _entry(name: str, call, limit: float | None) -> dict:
+    """What a call came to, as it is written down; the result is what a reader of the journal would get."""
+    try:
+        async with asyncio.timeout(limit):
+            result = await call
+        return json.loads(json.dumps({"result": result}))
+    except (TimeoutError, CallTimeout) as error:
+        return {"timeout": str(error) or f"{name} took more than {limit or 0:g} s"}
+    except CallFailed as error:
+        return {"error": str(error)}
+    except (Blocked, RunError):
+        raise
+    except Exception as error:
+        return {"error": f"{name}: {type(error).__name__}: {error}"}
+
+
+class EpisodeRunner:
+    """Plays episodes of a task.
+
+    speakers     the policies
+    seating      (seat, turn) -> number of the speaker
+    seed         of the run
+    candidates   K, for tasks that ask for several candidates per turn
+    time_limit   seconds for an episode, from when it starts
+    block_limit  seconds for which an episode may keep the event loop to itself
+    concurrency  episodes that are played at the same time
+    workers      processes for verifiers
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        speakers: Sequence[Speaker],
+        seating: Callable[[int, int], int] = lambda seat, turn: 0,
+        *,
+        seed: int = 0,
+        candidates: int = 1,
+        time_limit: float = 600.0,
+        block_limit: float = 10.0,
+        concurrency: int = 4096,
+        workers: int = 2,
+    ):
+        self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
+        self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
+        self.block_limit, self.workers = block_limit, Workers(workers)
+        self._loop = asyncio.new_event_loop()
+
+    def play(self, jobs: Sequence[Job], journal: Journal | None = None) -> list[Episode]:
+        """Every job's episode, in their order; those that failed say so. Waits for the last one."""
+        return self._loop.run_until_complete(self._play(jobs, journal or Journal(None)))
+
+    def close(self) -> None:
+        """Ends the verifiers' processes and the event loop."""
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self):
+        await self.workers.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=GRACE)
+
+    async def _play(self, jobs, journal):
+        places = asyncio.Semaphore(self.concurrency)
+
+        async def one(job):
+            async with places:
+                return await self.episode(job, journal)
+
+        with Watchdog(self.block_limit):
+            try:
+                async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, ends them all
+                    tasks = [group.create_task(one(job)) for job in jobs]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        journal.check()
+        episodes = [task.result() for task in tasks]
+        for episode in [e for e in episodes if e.failed][:LOGGED_FAILURES]:
+            log.warning("episode %s failed (%s): %s", episode.job.id, episode.failed, episode.error)
+        return episodes
+
+    async def episode(self, job: Job, journal: Journal) -> Episode:
+        """One episode, whatever happens in it. How it ended is in the journal before anybody learns of it."""
+        ended = journal.get(job.id, _END)
+        if ended is not None and ended["failed"]:
+            return Episode(job, [], failed=ended["failed"], error=ended["error"])
+        # One that finished in time does so again, however slow the machine is by now.
+        limit = self.time_limit if ended is None else None
+        ask, episode, started = EpisodeAsk(self, job, journal), Episode(job, []), time.monotonic()
+        play = asyncio.ensure_future(play_safely(self.task, ask, job.example))
+        try:
+            await asyncio.wait({play}, timeout=limit)
+            episode.outcome = _result(play, limit)
+        except RunError:
+            raise
+        except Exception as error:
+            episode.failed, episode.error = getattr(error, "reason", "error"), _in_words(error)
+        finally:
+            ask.close()
+            play.cancel()
+        episode.chats = sorted(ask.chats, key=lambda chat: (chat.seat, chat.path))
+        episode.seconds = time.monotonic() - started
+        if ended is None:
+            await journal.write(job.id, _END, {"failed": episode.failed, "error": episode.error})
+        return episode
+
+
+class TimedOut(EpisodeError):
+    """An episode took longer than its time limit."""
+
+    reason = "timeout"
+
+
+class Nonsense(EpisodeError):
+    """A task's `play` returned something that is no outcome."""
+
+    reason = "nonsense"
+
+
+async def play_safely(task: Task, ask: EpisodeAsk, example: Any) -> Outcome:
+    """`task.play`, whose result is an outcome in order; `sys.exit` and cancelling itself are errors like others."""
+    try:
+        playing = task.play(ask, example)
+        outcome = await playing if inspect.isawaitable(playing) else playing
+    except SystemExit as error:
+        raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
+    if not isinstance(outcome, Outcome):
+        raise Nonsense(f"play returned {outcome!r:.200}; expected an Outcome")
+    if problem := outcome.problem():
+        raise Nonsense(f"play returned an Outcome whose {problem}")
+    return outcome
+
+
+def _result(play: asyncio.Future, limit: float | None) -> Outcome:
+    if not play.done():
+        raise TimedOut(f"more than {limit:g} s")
+    if play.cancelled():
+        raise RuntimeError("the task cancelled its own episode")
+    return play.result()
+
+
+def _in_words(error: Exception) -> str:
+    """Type, text and the last place of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,163 @@
+"""The rollout of host tasks: episodes as coroutines over the batcher, collated into `Samples`.
+
+Which examples a step plays is a function of the seed, the epoch and the index, and the seeds of answers derive from the
+run's seed, the step, the example, the sample, the seat and the turn. So a rollout does not depend on the order in which
+answers arrive, and an interrupted one is repeated: see `marl_jax.rollouts.journal`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_jax.rollouts import journal as journals
+from marl_jax.rollouts.collate import Sizes, collate, sizes_for
+from marl_jax.rollouts.conversation import derive_seed
+from marl_jax.rollouts.episodes import Episode, EpisodeRunner, Job
+from marl_jax.rollouts.journal import Journal
+from marl_jax.samples import Samples
+
+State = dict[str, int]
+"""{"seed", "epoch", "index", "step"}: where a run is in the data; what a checkpoint saves."""
+
+
+@dataclasses.dataclass(eq=False)
+class HostRollout:
+    """A `Rollout` that is not jitted.
+
+    runner         plays the episodes
+    n_examples     examples of a step, of all processes together
+    samples        episodes of each example: K of GRPO, 1 for AT-GRPO
+    part           of the task's examples
+    reward_levels  weights of team, agent and process rewards
+    time_order     for advantages over time (PPO); without it, answers are compared in groups
+    journal        folder; None: an interrupted step cannot be repeated exactly
+    process        (number of this process, how many there are); each plays its share of the examples
+    agree          makes sizes the same on all processes
+    publish        hands new weights to the samplers; by default those of each speaker's backbone to its sampler
+    row_multiple   N is a multiple of this
+    """
+
+    runner: EpisodeRunner
+    n_examples: int
+    samples: int = 1
+    part: str = "train"
+    reward_levels: Mapping[str, float] | None = None
+    time_order: bool = False
+    journal: str | Path | None = None
+    process: tuple[int, int] = (0, 1)
+    agree: Callable[[Sizes], Sizes] = lambda sizes: sizes
+    publish: Callable[[Mapping[str, Any], int], None] | None = None
+    row_multiple: int = 1
+
+    jitted = False
+
+    def __post_init__(self):
+        count = self.process[1]
+        if self.n_examples < 1 or self.n_examples % count:
+            raise ValueError(f"n_examples is {self.n_examples}; accepted: multiples of the {count} processes")
+        if self.samples < 1:
+            raise ValueError(f"samples is {self.samples}; accepted: 1 or more")
+        self.examples = self.runner.task.examples(self.part)
+        if not len(self.examples):
+            raise ValueError(f"the task has no examples in the part {self.part!r}")
+
+    def init(self, key: Any, params: Any) -> State:
+        """The beginning of the data; neither key nor params matter."""
+        return {"seed": self.runner.seed, "epoch": 0, "index": 0, "step": 0}
+
+    def __call__(self, params: Mapping[str, Any], state: State, key: Any = None) -> tuple[Samples, State, dict]:
+        """Plays the next examples with the given weights. The key is not used: seeds follow from the state."""
+        step = int(state["step"])
+        (self.publish or self._publish)(params, step)
+        jobs = self.jobs(state)
+        number = self.process[0]
+        header = {"seed": int(state["seed"]), "step": step, "jobs": [jobs[0].id, jobs[-1].id], "process": number}
+        journal = Journal(journals.path_of(self.journal, step, number), header)
+        try:
+            episodes = self.runner.play(jobs, journal)
+        finally:
+            journal.close()
+        sizes = self.agree(sizes_for(
+            episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
+            row_multiple=self.row_multiple,
+        ))  # fmt: skip
+        samples = collate(
+            episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
+            time_order=self.time_order, process=self.process,
+        )  # fmt: skip
+        return samples, self._advance(state), summary(episodes, self.runner.task.roles)
+
+    def after_update(self, state: State, params: Any, step: int) -> State:
+        """Nothing to do: weights are published when the next rollout begins."""
+        return state
+
+    def checkpointed(self, state: State) -> None:
+        """A checkpoint holds this state: journals of steps before it are removed."""
+        journals.discard_before(self.journal, int(state["step"]), self.process[0])
+
+    def close(self) -> None:
+        """Ends the processes and the event loop of the episodes."""
+        self.runner.close()
+
+    def jobs(self, state: State) -> list[Job]:
+        """This process's episodes of the step."""
+        number, count = self.process
+        share = self.n_examples // count
+        first = int(state["epoch"]) * len(self.examples) + int(state["index"]) + number * share
+        return [
+            Job(int(state["step"]), position, sample, self.examples[self.example_at(int(state["seed"]), position)])
+            for position in range(first, first + share)
+            for sample in range(self.samples)
+        ]
+
+    def example_at(self, seed: int, position: int) -> int:
+        """The number of the example at a position of the data, counted through all epochs."""
+        epoch, index = divmod(position, len(self.examples))
+        return int(_order(seed, epoch, len(self.examples))[index])
+
+    def _advance(self, state: State) -> State:
+        epochs, index = divmod(int(state["index"]) + self.n_examples, len(self.examples))
+        return {**state, "epoch": int(state["epoch"]) + epochs, "index": index, "step": int(state["step"]) + 1}
+
+    def _publish(self, params: Mapping[str, Any], version: int) -> None:
+        for speaker in self.runner.speakers:
+            if speaker.backbone in params:
+                speaker.sampler.set_weights(speaker.policy, params[speaker.backbone], version)
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, n: int) -> np.ndarray:
+    """The order of `n` examples in an epoch."""
+    return np.random.Generator(np.random.Philox(derive_seed("order", seed, epoch))).permutation(n)
+
+
+def summary(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
+    """Metrics of played episodes; means are over those that did not fail."""
+    finished = [e for e in episodes if not e.failed]
+    metrics: dict[str, float] = {
+        "episodes/finished": len(finished),
+        "episodes/failed": len(episodes) - len(finished),
+        **{f"episodes/failed/{reason}": n for reason, n in Counter(e.failed for e in episodes if e.failed).items()},
+        **{f"episodes/ended/{reason}": n for reason, n in Counter(e.outcome.reason for e in finished).items()},
+    }
+    numbers: dict[str, list[float]] = {}
+    for episode in finished:
+        numbers.setdefault("episodes/success", []).append(float(episode.outcome.success))
+        numbers.setdefault("episodes/seconds", []).append(episode.seconds)
+        for name, value in episode.outcome.metrics.items():
+            numbers.setdefault(f"task/{name}", []).append(float(value))
+        for chat in episode.chats:
+            for said in chat.said:
+                for answer, reply in zip(said.answers, said.replies, strict=True):
+                    numbers.setdefault("answers/tokens", []).append(len(answer.tokens))
+                    numbers.setdefault("answers/cut", []).append(answer.finish == "length")
+                    total = reply.rewards.team + reply.rewards.agent + reply.rewards.process
+                    numbers.setdefault(f"reward/{roles[chat.seat]}", []).append(total)
+    return metrics | {name: float(np.mean(values)) for name, values in numbers.items()}

@@ -1,0 +1,226 @@
+"""The tasks: their examples, their verifiers, and episodes whose right rewards are known."""
+
+import ast
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.tasks import TASKS
+from envs.tasks.arithmetic import Arithmetic, Problem, draw_problems, grade, read_answer
+from envs.tasks.arithmetic_debate import ArithmeticDebate, influence_aware, vote
+from envs.tasks.scripted import play
+from envs.tasks.solver_checker import SolverChecker
+
+EXAMPLE = Problem("What is 2 + 3?", 5, 1)
+
+
+def values(tree):
+    """What an expression comes to, by Python's own parser."""
+    return eval(compile(ast.Expression(tree), "", "eval"), {"__builtins__": {}})
+
+
+# ---------------------------------------------------------------------------------------------------- all tasks
+
+
+@pytest.mark.parametrize("name", TASKS.names())
+def test_every_task_keeps_to_the_protocol(name):
+    task = TASKS.get(name)(n_examples=60)
+    parts = {part: task.examples(part) for part in ("train", "test")}
+    assert all(len(examples) == 60 and examples == task.examples(part) for part, examples in parts.items())
+    assert not set(parts["train"]) & set(parts["test"])
+    with pytest.raises(ValueError, match="part is 'dev'; accepted: train, test"):
+        task.examples("dev")
+    example = parts["train"][0]
+    for candidates in (1, 3):
+        outcome, ask = play(task, example, lambda *_: f"so it is\nanswer: {example.answer}", candidates)
+        assert outcome.problem() is None and outcome.success == 1
+        assert {seat for seat, *_ in ask.replies} == set(range(len(task.roles)))
+        outcome, _ = play(task, example, lambda *_: "I do not know", candidates)
+        assert outcome.problem() is None and outcome.success == 0
+
+
+@pytest.mark.parametrize("name", TASKS.names())
+def test_the_known_answers_score_full_marks(name):
+    task = TASKS.get(name)(n_examples=30)
+    for part in ("train", "test"):
+        for example in task.examples(part):
+            assert play(task, example, lambda *_, e=example: f"answer: {e.answer}")[0].success == 1
+
+
+# ---------------------------------------------------------------------------------------------------- arithmetic
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(["train", "test"]))
+def test_answers_are_those_of_python(seed, level, part):
+    for problem in draw_problems(part, (level,), 20, seed):
+        text = problem.question.removeprefix("What is ").removesuffix("?")
+        tree = ast.parse(text, mode="eval").body
+        assert values(tree) == problem.answer
+        assert sum(isinstance(node, ast.BinOp) for node in ast.walk(tree)) == problem.level == level
+
+
+def test_seeds_differ_and_too_many_examples_are_refused():
+    assert Arithmetic(seed=1).examples("train") != Arithmetic(seed=2).examples("train")
+    with pytest.raises(ValueError, match="have only about"):
+        Arithmetic(levels=(1,), n_examples=5000).examples("test")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("answer: 12", 12),
+        ("12", 12),
+        (" -7 \n", -7),
+        ("Answer:\u22127.", -7),
+        ("First 3, then 4.\n**answer: 1,234**", 1234),
+        ("answer: 3\nno, wait\nanswer: 4", 4),
+        ("ANSWER : +5.00", 5),
+        ("answer: 12 apples", None),
+        ("answer: 1 or 2", None),
+        ("answer: 12,34", None),
+        ("answer: 0.5", None),
+        ("answer: 2 + 3", None),
+        ("answer: __import__('os')", None),
+        ("the 12", None),
+        ("answer: 4\nanswer: unsure", None),
+        ("answer: " + "9" * 10_000, None),
+        ("", None),
+        ("answer: \u0664", None),
+    ],
+)
+def test_answers_are_read_strictly(text, number):
+    assert read_answer(text) == number
+
+
+@settings(deadline=1000)
+@given(st.text(), st.integers(-10**9, 10**9), st.sampled_from(["{}", "{:,}", "+{}", "{}.0"]))
+def test_reasoning_before_the_answer_does_not_matter(reasoning, number, form):
+    written = form.format(number) if number >= 0 or form[0] != "+" else str(number)
+    assert read_answer(f"{reasoning}\nanswer: {written}") == number
+
+
+@settings(deadline=1000)
+@given(st.text(alphabet="answer: 0123456789,.+-*\n\u0663\u2212", max_size=200))
+def test_grading_never_fails_and_gives_json(text):
+    verdict = grade(text, 5)
+    assert json.loads(json.dumps(verdict)) == verdict
+
+
+def test_right_answers_are_rewarded_for_the_team_and_readable_ones_for_the_process():
+    answers = ["answer: 4", "hm", "answer: 5"]
+    outcome, ask = play(Arithmetic(), EXAMPLE, lambda seat, messages, k: answers[k], candidates=3)
+    assert [vars(r.rewards) for *_, r in ask.replies] == [
+        {"team": 0.0, "agent": 0.0, "process": 0.1},
+        {"team": 0.0, "agent": 0.0, "process": 0.0},
+        {"team": 1.0, "agent": 0.0, "process": 0.1},
+    ]
+    assert outcome.success and outcome.metrics == {"success_level_1": True, "parse_failure": False}
+
+
+# ---------------------------------------------------------------------------------------------------- debate
+
+
+def debaters(table):
+    """Answers table[turn][agent]."""
+
+    def answer(seat, messages, k):
+        turn = sum(m["role"] == "assistant" for m in messages)
+        return f"answer: {table[turn][seat]}"
+
+    return answer
+
+
+def test_each_agent_sees_the_others_last_answer_and_its_own_chat():
+    seen = {}
+
+    def answer(seat, messages, k):
+        seen[seat, len(messages)] = [m["content"] for m in messages]
+        return f"answer: {10 * (1 + seat) + len(messages)}"
+
+    play(ArithmeticDebate(), EXAMPLE, answer)
+    ada, ben = seen[0, 4], seen[1, 4]
+    assert ada[1] == ben[1] == EXAMPLE.question
+    assert ada[2] == "answer: 12" and "Ben answered:\n```\nanswer: 22\n```" in ada[3] and "12" not in ada[3]
+    assert ben[2] == "answer: 22" and "Ada answered:\n```\nanswer: 12\n```" in ben[3] and EXAMPLE.question in ben[3]
+
+
+def test_rewards_are_aware_of_influence():
+    outcome, ask = play(ArithmeticDebate(gamma=0.5), EXAMPLE, debaters([[5, 1], [5, 2]]))
+    # Turn 1: (s + 0.5 · mean of turn 2) / 1.5; turn 2: s.
+    rewards = {(turn, seat): r.rewards.agent for seat, turn, r in ask.replies}
+    assert rewards == pytest.approx({(0, 0): (1 + 0.25) / 1.5, (0, 1): 0.25 / 1.5, (1, 0): 1, (1, 1): 0})
+    assert outcome.success == 0.5 and outcome.metrics["accuracy_turn_1"] == 0.5
+    assert outcome.metrics["agreement"] == 0
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=4), st.floats(0.01, 1))
+def test_influence_aware_rewards_are_averages(scores, gamma):
+    for t in range(len(scores)):
+        for a in range(3):
+            assert -1e-9 <= influence_aware(scores, t, a, gamma) <= 1 + 1e-9
+    assert influence_aware(scores, len(scores) - 1, 1, gamma) == scores[-1][1]
+
+
+def test_the_format_penalty_is_the_own_answers_alone():
+    _, ask = play(ArithmeticDebate(), EXAMPLE, lambda seat, *_: "answer: 5" if seat == 0 else "5, I think")
+    process = {(turn, seat): r.rewards.process for seat, turn, r in ask.replies}
+    assert process == {(0, 0): 0, (1, 0): 0, (0, 1): -0.1, (1, 1): -0.1}
+
+
+def test_transitions_are_counted():
+    outcome, _ = play(ArithmeticDebate(), EXAMPLE, debaters([[5, 1], [4, 5]]))
+    assert outcome.metrics["right_to_wrong"] == outcome.metrics["wrong_to_right"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answers", "score"),
+    [([5, 5, 4], 1), ([5, 4], 0.5), ([5, None], 1), ([None, None], 0), ([4, 4, 5], 0), ([1, 2, 5], 1 / 3)],
+)
+def test_votes(answers, score):
+    assert vote(answers, 5) == pytest.approx(score)
+
+
+# ---------------------------------------------------------------------------------------------------- two roles
+
+
+def test_the_best_candidate_is_continued_and_read_by_the_other_role():
+    read = []
+
+    def answer(seat, messages, k):
+        read.append((seat, k, messages[-1]["content"]))
+        return f"answer: {k + 4}"
+
+    outcome, ask = play(SolverChecker(), EXAMPLE, answer, candidates=3)
+    assert outcome.reason == "agreed" and outcome.metrics["rounds"] == 1
+    assert "```\nanswer: 5\n```" in next(text for seat, _, text in read if seat == 1)
+    assert [r.rewards.team for *_, r in ask.replies] == [0, 1, 0, 0, 1, 0]
+
+
+def test_a_checker_that_disagrees_sends_the_solver_back():
+    outcome, ask = play(SolverChecker(), EXAMPLE, lambda seat, m, k: f"answer: {4 + seat}")
+    assert outcome.success == 1 and outcome.reason == "rounds" and outcome.metrics["checker_mended"]
+    assert [(seat, turn) for seat, turn, _ in ask.replies] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_random_continuation_follows_from_the_episodes_seed():
+    task = SolverChecker(continuation="random", rounds=1)
+    kept = {play(task, EXAMPLE, lambda s, m, k: f"answer: {k}", 8)[0].success for _ in range(3)}
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SolverChecker(continuation="worst"), "continuation is 'worst'; accepted: best, random, first"),
+        (lambda: SolverChecker(rounds=0), "rounds is 0"),
+        (lambda: ArithmeticDebate(agents=9), "agents is 9; accepted: 1 to 8"),
+        (lambda: ArithmeticDebate(turns=0), "turns is 0"),
+        (lambda: Arithmetic(levels=()).examples("train"), r"levels is \(\)"),
+    ],
+)
+def test_settings_without_meaning_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,122 @@
+"""Calls in other processes: limits, failures, and processes that are replaced."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.tasks.task import CallFailed, CallTimeout
+from envs.tasks.workers import Workers
+from tests.envs.tasks import verifiers
+
+
+def with_workers(act, n=1):
+    async def main():
+        workers = Workers(n)
+        try:
+            return await act(workers)
+        finally:
+            await workers.close()
+
+    return asyncio.run(main())
+
+
+def test_results_come_back_whatever_is_printed():
+    async def act(workers):
+        return await asyncio.gather(*(workers.call(verifiers.double, i, limit=20) for i in range(9)))
+
+    assert with_workers(act, 2) == [2 * i for i in range(9)]
+
+
+def test_a_call_beyond_its_limit_is_killed_and_the_next_one_gets_a_new_process():
+    async def act(workers):
+        before = await workers.call(verifiers.process, limit=20)
+        started = time.monotonic()
+        for function in (verifiers.hang, verifiers.spin):
+            with pytest.raises(CallTimeout, match=f"{function.__name__} took more than 0.2 s"):
+                await workers.call(function, limit=0.2)
+        assert time.monotonic() - started < 20
+        return before, await workers.call(verifiers.process, limit=20)
+
+    before, after = with_workers(act)
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (verifiers.fail, "fail: KeyError: 'gone'"),
+        (verifiers.leave, "leave: SystemExit: 3"),
+        (verifiers.hoard, "hoard: MemoryError"),
+        (verifiers.strange, "strange: TypeError: Object of type set is not JSON"),
+        (verifiers.die, "the process ended without an answer"),
+        ("tests.envs.tasks.verifiers:absent", "AttributeError"),
+    ],
+)
+def test_failures_are_reported_and_leave_the_pool_usable(function, message):
+    async def act(workers):
+        with pytest.raises(CallFailed, match=message):
+            await workers.call(function, limit=20)
+        return await workers.call(verifiers.double, 4, limit=20)
+
+    assert with_workers(act) == 8
+
+
+def test_the_loop_runs_on_while_a_verifier_computes():
+    async def act(workers):
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.ensure_future(tick())
+        with pytest.raises(CallTimeout):
+            await workers.call(verifiers.spin, limit=0.5)
+        ticking.cancel()
+        return ticks
+
+    assert with_workers(act) > 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal")
+def test_a_verifier_does_not_outlive_a_run_that_is_killed(tmp_path):
+    script = (
+        "import asyncio, sys\n"
+        "from envs.tasks.workers import Workers\n"
+        "asyncio.run(Workers(1).call('tests.envs.tasks.verifiers:note_and_spin', sys.argv[1], limit=1000))\n"
+    )
+    note = tmp_path / "pid"
+    run = subprocess.Popen([sys.executable, "-c", script, str(note)], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    wait_until(lambda: note.exists() and note.read_text())
+    worker = int(note.read_text())
+    assert alive(worker)
+    run.kill()
+    run.wait()
+    wait_until(lambda: not alive(worker))
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and is waited for by nobody counts as gone."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_functions_that_another_process_cannot_find_are_refused():
+    with pytest.raises(ValueError, match="expected a function of a module"):
+        with_workers(lambda workers: workers.call(lambda: 1, limit=1))

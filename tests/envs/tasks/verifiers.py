@@ -1,0 +1,49 @@
+"""Functions that are called in other processes by the tests."""
+
+import os
+import sys
+import time
+
+
+def double(x):
+    print("not an answer")
+    return 2 * x
+
+
+def hang():
+    time.sleep(1000)
+
+
+def spin():
+    while True:
+        pass
+
+
+def fail():
+    raise KeyError("gone")
+
+
+def leave():
+    sys.exit(3)
+
+
+def die():
+    os._exit(1)
+
+
+def hoard():
+    return len(bytearray(1 << 36))
+
+
+def strange():
+    return {1, 2}
+
+
+def process():
+    return os.getpid()
+
+
+def note_and_spin(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    spin()

@@ -1,0 +1,118 @@
+"""Host rollouts over a real batcher: the same samples in any order, and log-probs that the learner agrees with."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.tasks.arithmetic_debate import ArithmeticDebate
+from envs.tasks.solver_checker import SolverChecker
+from marl_jax.agents import scoring
+from marl_jax.rollouts.conversation import Speaker
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.settings import Sampling
+from models.logprobs import token_logprobs
+from models.model import build
+from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
+from tests.marl_jax.tiny_host import (
+    CONFIG,
+    MAX_LENGTH,
+    Talk,
+    answers_of,
+    assert_equal_samples,
+    conversation,
+    free_policy,
+    make_rollout,
+    merging_tokenizer,
+    tree,
+    visible,
+)
+from tests.models.tiny_models import random_params
+
+TASKS = [
+    (Talk(conversation), 1),
+    (Talk(tree), 3),
+]
+
+
+@functools.cache
+def model_and_params(seed=0):
+    model = build(CONFIG)
+    return model, random_params(model, seed)
+
+
+@functools.cache
+def engine():
+    """One for all tests of this file, so that programs are compiled once; every rollout publishes its weights."""
+    return QuickEngine(*model_and_params(), dtype=jnp.float32, bucket=128, chunk=4)
+
+
+def roll(task, candidates, *, rows, reverse=False, concurrency=100, temperature=1.0, params=None):
+    """A rollout; `reverse` starts the episodes from the last to the first."""
+    tokenizer = merging_tokenizer()
+    with BatcherThread(Batcher(engine(), rows=rows, max_length=MAX_LENGTH, chunk=4)) as sampler:
+        speaker = Speaker(sampler, tokenizer, Sampling(temperature, max_new_tokens=7), MAX_LENGTH)
+        rollout = make_rollout(task, sampler, speakers=[speaker], candidates=candidates, concurrency=concurrency)
+        if reverse:
+            play = rollout.runner.play
+            rollout.runner.play = lambda jobs, journal: play(jobs[::-1], journal)[::-1]
+        try:
+            return rollout({"policy": params or model_and_params()[1]}, rollout.init(None, None))
+        finally:
+            rollout.close()
+
+
+@pytest.mark.parametrize(("task", "candidates"), TASKS, ids=["conversation", "tree"])
+def test_other_rows_and_another_order_of_arrival_give_the_same_samples(task, candidates):
+    first, _, metrics = roll(task, candidates, rows=4)
+    assert metrics["episodes/failed"] == 0
+    for other in (
+        roll(task, candidates, rows=16, reverse=True),
+        roll(task, candidates, rows=2, concurrency=2),
+    ):
+        assert_equal_samples(first, other[0], atol=1e-5)
+
+
+@functools.partial(quick_jit, static_argnames="model")
+def full_logps(model, params, tokens, targets, heat):
+    hidden, _ = model.forward(params, tokens, dtype=jnp.float32)
+    return token_logprobs(model, params, hidden, targets, heat)[0]
+
+
+@pytest.mark.parametrize(("task", "candidates"), TASKS, ids=["conversation", "tree"])
+def test_log_probs_are_those_of_the_learner(task, candidates):
+    temperature = 0.7
+    model, params = model_and_params(seed=1)
+    samples, _, _ = roll(task, candidates, rows=8, temperature=temperature, params=params)
+    contexts, expected = [], []
+    for n, _, x in answers_of(samples):
+        contexts.append((visible(samples, n, samples.reads[n, x[0]]), samples.targets[n, x].tolist()))
+        expected.append(samples.logps[n, x])
+    assert len(contexts) == (samples.answer_lengths > 0).sum() > 20
+
+    # Each answer behind its own context, read on its own.
+    tokens = np.zeros((len(contexts), MAX_LENGTH), np.int32)
+    for line, (context, targets) in zip(tokens, contexts, strict=True):
+        line[: len(context) + len(targets)] = context + targets
+    heat = np.full(len(tokens), temperature, np.float32)
+    logps = np.asarray(full_logps(model, params, tokens, np.roll(tokens, -1, 1), heat))
+    for line, (context, targets), logp in zip(logps, contexts, expected, strict=True):
+        np.testing.assert_allclose(line[len(context) - 1 :][: len(targets)], logp, atol=2e-5)
+
+    # Rows as the learner reads them, each once.
+    score = quick_jit(functools.partial(scoring.score, free_policy(temperature)))
+    scores = score({"model": params}, jax.tree.map(jnp.asarray, samples))
+    np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
+
+
+@pytest.mark.parametrize("task", [ArithmeticDebate(n_examples=20), SolverChecker(n_examples=20)], ids=["debate", "two"])
+def test_the_projects_tasks_run_on_a_model(task):
+    candidates = 2 if isinstance(task, SolverChecker) else 1
+    samples, state, metrics = roll(task, candidates, rows=8)
+    assert metrics["episodes/finished"] + metrics.get("episodes/failed/too_long", 0) == 6
+    assert metrics["episodes/finished"] >= 1 and state["step"] == 1
+    assert set(samples.seat[samples.answer_lengths > 0].tolist()) == {0, 1}
+    assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), samples))
