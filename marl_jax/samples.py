@@ -100,6 +100,8 @@ class Samples:
     group_size: int = dataclasses.field(default=1, **STATIC)
     fan: int = dataclasses.field(default=0, **STATIC)
     """Tokens of each branch, where a row is a prompt with S branches of equal room behind it."""
+    longest: int = dataclasses.field(default=0, **STATIC)
+    """Tokens that an answer may have, where that is not X / S."""
 
     @property
     def n(self) -> int:
@@ -115,6 +117,11 @@ class Samples:
     def width(self) -> int:
         """X."""
         return self.targets.shape[1]
+
+    @property
+    def max_new(self) -> int:
+        """Tokens that an answer may have."""
+        return self.longest or self.width // self.n_answers
 
     @property
     def n_seats(self) -> int:

@@ -228,3 +228,12 @@ class FreeText:
         """Those of full length that do not end with a stop."""
         stopped = jnp.isin(samples.targets, jnp.asarray(self.stop_ids, jnp.int32)).astype(jnp.int32)
         return (samples.answer_lengths == self.max_new) & (samples.to_answers(stopped) == 0)
+
+
+def free_text(stop_ids: tuple[int, ...], max_new: int) -> FreeText:
+    """Free text that names no actions: whoever asked reads it."""
+
+    def parse(tokens, lengths, legal):
+        return jnp.full(lengths.shape, -1, jnp.int32)
+
+    return FreeText(parse, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids, max_new)

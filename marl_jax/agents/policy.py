@@ -48,6 +48,7 @@ class Policy:
     fuse         decode with fused projections; off when heads are split over a mesh
     warm         adapters begin with those of another run, whose policy is then the reference of a KL
     keeps_cache  conversations go on from turn to turn, so that sampling always needs a cache
+    on_host      answers come from a batcher, which asks no critic: values are filled in by the learner
     """
 
     model: Model
@@ -62,6 +63,7 @@ class Policy:
     fuse: bool = True
     warm: bool = False
     keeps_cache: bool = False
+    on_host: bool = False
 
     @property
     def width(self) -> int:

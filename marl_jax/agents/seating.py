@@ -40,6 +40,10 @@ class Seating:
         padded = [(*row, *row[-1:] * (longest - len(row))) for row in self.table]
         return jnp.asarray(padded, jnp.int32)[seat, jnp.minimum(turn, longest - 1)]
 
+    def policy_at(self, seat: int, turn: int) -> int:
+        """The same for one seat and turn, on the host."""
+        return self.table[seat][min(turn, len(self.table[seat]) - 1)]
+
     def policies(self, seat: int) -> tuple[int, ...]:
         """All policies that ever answer for a seat."""
         return tuple(dict.fromkeys(policy for policy in self.table[seat] if policy >= 0))

@@ -54,6 +54,7 @@ class Backbone:
     learns     for each of them, whether it does
     config     of the model
     place      of its weights; None for a model from scratch
+    prompt     what its policies read of a game; None where the world is a task
     number     its place in the team
     seed       of the run
     reference  whether the update compares with the policy at the start
@@ -67,7 +68,7 @@ class Backbone:
     place: str | None
     model: Model
     tokenizer: Tokenizer
-    prompt: Prompt
+    prompt: Prompt | None
     policy: Policy
     mesh: Mesh
     number: int = 0
@@ -257,7 +258,9 @@ class Team:
         return self._cropped(samples, backbone)
 
     def _cropped(self, samples: Samples, backbone: Backbone) -> Samples:
-        """Rows and answers no longer than those of one backbone."""
+        """Rows and answers no longer than those of one backbone; those of tasks are as long as they have to be."""
+        if backbone.prompt is None:
+            return samples
         if not samples.fan and samples.segment is None:
             short = {name: getattr(samples, name)[:, : backbone.row] for name in ("tokens", "positions")}
             samples = samples.replace(**short)

@@ -93,8 +93,7 @@ class ClippedObjective:
 
     def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Weights of the tokens in the policy's loss and in the critic's."""
-        length = samples.width // samples.n_answers
-        weighed = {"policy": losses.token_weights(samples, algo.loss_agg, length)}
+        weighed = {"policy": losses.token_weights(samples, algo.loss_agg, samples.max_new)}
         if self.critic:
             weighed["value"] = losses.token_weights(samples, "token", mask=value_mask(samples, algo.gae))
         return weighed

@@ -11,6 +11,7 @@ from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective
 from marl_jax.algorithms.grpo import group_metrics, group_settings, with_advantages, with_old_logps
 from marl_jax.learning import groups
+from marl_jax.rollouts.host import HostRollout
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 
@@ -29,9 +30,11 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     return with_advantages(samples, found.advantages[place], found.informative[samples.group], algo), metrics
 
 
-def rollout(run) -> TreeRollout:
+def rollout(run) -> TreeRollout | HostRollout:
     """Candidates of one prompt at every turn."""
     algo = run.config.algo
+    if run.host:
+        return HostRollout(**run.rollout_settings(candidates=algo.group_size))
     return TreeRollout(
         **run.rollout_settings(), candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term
     )

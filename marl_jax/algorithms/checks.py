@@ -18,6 +18,11 @@ def ppo(c: ConfigDict) -> Iterator[str]:
     """PPO: one sample per prompt, values from a critic."""
     yield from _overlong(c)
     yield from _packing(c)
+    if c.task.name and c.algo.critic == "central":
+        yield (
+            f"config.algo.critic is 'central' with task.name {c.task.name!r}, whose seats share no position to read; "
+            "accepted: 'head' or 'separate'"
+        )
     if c.algo.pack and c.algo.critic != "head":
         found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
         yield f"{found}; accepted: 0, or algo.critic 'head'"
@@ -54,6 +59,13 @@ def at_grpo(c: ConfigDict) -> Iterator[str]:
     yield from _no_other_players(c, "whose groups compare the learner with itself")
     if not c.task.name:
         yield from _planner(c)
+        return
+    for name, default in (("continuation", "best"), ("team_term", "immediate")):
+        if c.algo[name] != default:
+            yield (
+                f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
+                f"keeps one itself; accepted: {default!r}, and what task.params offer"
+            )
 
 
 def sft(c: ConfigDict) -> Iterator[str]:

@@ -17,6 +17,7 @@ from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts,
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
 from marl_jax.rollouts.groups import GroupRollout
+from marl_jax.rollouts.host import HostRollout
 from marl_jax.samples import Samples
 
 
@@ -74,8 +75,10 @@ def group_metrics(found: Groups, exists: jax.Array, rewards: jax.Array, members:
     }
 
 
-def rollout(run) -> GroupRollout:
-    """Whole episodes, `group_size` from every start."""
+def rollout(run) -> GroupRollout | HostRollout:
+    """Whole episodes, `group_size` from every start or of every example."""
+    if run.host:
+        return HostRollout(**run.rollout_settings(samples=run.config.algo.group_size))
     return GroupRollout(**run.rollout_settings(), candidates=run.config.algo.group_size)
 
 

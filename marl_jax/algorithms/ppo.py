@@ -11,13 +11,14 @@ from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
+from marl_jax.rollouts.host import HostRollout
 from marl_jax.samples import Samples
 
 
 def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
-    # A critic that reads conversations by itself is not asked while they are sampled.
-    unasked = policy.keeps_cache and policy.critic == "separate"
+    # A batcher asks no critic, and one that reads conversations by itself is not asked while they are sampled.
+    unasked = policy.on_host or (policy.keeps_cache and policy.critic == "separate")
     if algo.tis_clip or algo.gae == "token" or unasked:
         scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
         samples = samples.replace(values=scores.values)
@@ -46,8 +47,10 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     return samples.without_lookahead(), {}
 
 
-def rollout(run) -> GameRollout:
-    """Games in rows that never idle, with opponents."""
+def rollout(run) -> GameRollout | HostRollout:
+    """Games in rows that never idle, with opponents; or the episodes of a task, in order of time."""
+    if run.host:
+        return HostRollout(**run.rollout_settings(), time_order=True)
     return GameRollout(**run.rollout_settings(), opponents=run.opponents())
 
 

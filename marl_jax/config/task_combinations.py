@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from marl_jax.agents.seating import BOT
 from marl_jax.config import combinations
-from marl_jax.rollouts.opponents import BOT
 from registries import Registry
 
 
@@ -49,4 +49,29 @@ def _length(c: ConfigDict) -> Iterator[str]:
         )
 
 
-COMBINATIONS = (_seats, _games_only, _length)
+def _evaluation(c: ConfigDict) -> Iterator[str]:
+    if c.eval.opponents or c.eval.swap_roles:
+        yield (
+            f"config.eval has opponents {c.eval.opponents!r} and swap_roles {c.eval.swap_roles} with task.name "
+            f"{c.task.name!r}; accepted: () and False"
+        )
+
+
+def _best(c: ConfigDict) -> Iterator[str]:
+    found = c.checkpoint.best_metric
+    if not found:
+        return
+    opponent, _, metric = found.partition("/")
+    if opponent != "self" or metric.removesuffix("_low").removesuffix("_high") not in ("success", "reward"):
+        yield (
+            f"config.checkpoint.best_metric is {found!r} with task.name {c.task.name!r}; accepted: self/success, "
+            "self/reward, or an end of their intervals (_low)"
+        )
+    if not c.eval.every:
+        yield f"config.checkpoint.best_metric is {found!r} with eval.every 0; accepted: 1 and more"
+
+
+COMBINATIONS = (_seats, _games_only, _length, _evaluation, _best)
+
+ONLY_LEARNING = (_best,)
+"""Conditions that do not matter where nothing is learnt."""

@@ -14,6 +14,7 @@ checkpoints of tic-tac-toe have two games to play, and their intervals say so; a
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import logging
@@ -34,7 +35,9 @@ from marl_jax.errors import RunError
 from marl_jax.fields import STEP
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run
-from marl_jax.modes.setup import Setup
+from marl_jax.modes.setup.games import GameSetup
+from marl_jax.modes.setup.parts import Setup
+from marl_jax.modes.task_evaluation import TaskEvaluation
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
@@ -54,6 +57,11 @@ class Contestant:
     weights: dict | None = None
 
 
+def evaluation_of(setup: Setup) -> Evaluation | TaskEvaluation:
+    """What evaluates a run."""
+    return (TaskEvaluation if setup.host else Evaluation)(setup)
+
+
 class Evaluation:
     """The matches of a run, compiled at their first use and then kept.
 
@@ -61,9 +69,9 @@ class Evaluation:
     rows = evaluation(weights)     # one dict per opponent: metrics with `_low` and `_high`
     """
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: GameSetup):
         config = setup.config.eval
-        self._config = config
+        self._config, self._setup = config, setup
         self._team = setup.seated()
         self._game = setup.game.held_out()
         self.opponents = contestants(config.opponents, setup)
@@ -100,8 +108,19 @@ class Evaluation:
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
-            log.info("evaluation over %d games, %d distinct: %s", row["games"], row["distinct"], describe(row))
+            log.info("evaluation over %d games, %d distinct: %s", row["games"], row["distinct"], stats.describe(row))
         return rows
+
+    def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
+        """The table of everyone with everyone, where other runs are among the opponents; {} elsewhere."""
+        if self._game.n_players == 1 or all(other.weights is None for other in self.opponents):
+            return {}
+        taken = [other.name for other in self.opponents]
+        name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
+        return everyone(self._setup, [Contestant(name, self._setup.seated(), weights), *self.opponents])
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
 
     def _examined(self, found: Examined) -> dict[str, Any]:
         share = stats.wilson(found.right, found.total, self._config.confidence, found.distinct)
@@ -181,16 +200,6 @@ def match_metrics(
     for name, interval in found.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return row
-
-
-def describe(row: dict[str, Any]) -> str:
-    """One line about a row of metrics."""
-
-    def interval(name):
-        return stats.Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-
-    names = [name for name in row if f"{name}_low" in row]
-    return f"{row['opponent']}: " + ", ".join(f"{name.replace('_', ' ')} {interval(name)}" for name in names)
 
 
 def _points(agent: np.ndarray, seat: np.ndarray) -> np.ndarray:
@@ -340,6 +349,15 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
     return restored.step, weights
 
 
+def present_weights(setup: Setup, workdir: Path) -> tuple[int, dict[str, dict]]:
+    """(step, weights) of the checkpoint that `eval.step` names, or of the models untuned where there is none."""
+    if (workdir / "checkpoints").is_dir():
+        return restore_weights(setup, workdir, setup.config.eval.step)
+    names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
+    log.info("%s has no checkpoints: %s is taken untuned", workdir, names)
+    return 0, untuned_weights(setup)
+
+
 def untuned_weights(setup: Setup) -> dict[str, dict]:
     """The weights of every model before any training."""
     parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
@@ -349,25 +367,15 @@ def untuned_weights(setup: Setup) -> dict[str, dict]:
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the model as it comes, against the opponents of the config."""
     setup = setups.make(config)
-    if setup.game.competitive and not config.eval.opponents:
+    if not setup.host and setup.game.competitive and not config.eval.opponents:
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is played
-    with jax.set_mesh(setup.mesh):
-        if (workdir / "checkpoints").is_dir():
-            step, weights = restore_weights(setup, workdir, config.eval.step)
-        else:
-            names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
-            log.info("%s has no checkpoints: evaluating %s as it comes", workdir, names)
-            step, weights = 0, untuned_weights(setup)
-        evaluation = Evaluation(setup)
-        rows = evaluation(weights, baselines=True)
-        result: dict[str, Any] = {"step": step, "rows": rows}
-        others = evaluation.opponents
-        if setup.game.n_players > 1 and any(other.weights is not None for other in others):
-            taken = [other.name for other in others]
-            name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
-            result |= everyone(setup, [Contestant(name, setup.seated(), weights), *others])
+    with contextlib.closing(setup), jax.set_mesh(setup.mesh):
+        step, weights = present_weights(setup, workdir)
+        with contextlib.closing(evaluation_of(setup)) as evaluation:
+            rows = evaluation(weights, baselines=True)
+            result: dict[str, Any] = {"step": step, "rows": rows, **evaluation.everyone(workdir, weights)}
     if jax.process_index() == 0:
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")
         log.info("step %d, written to %s", step, workdir / "evaluation.json")

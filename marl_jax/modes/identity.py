@@ -24,12 +24,9 @@ def identity(setup: Setup) -> dict:
     return {
         "models": {backbone.name: model_identity(backbone) for backbone in setup.backbones},
         "agents": c.agents.to_dict(),
-        "env": c.env.to_dict(),
+        **setup.world(),
         "algorithm": c.algo.name,
         "critic": c.algo.get("critic", "none"),
-        "games": c.rollout.games,
-        "pool": c.opponents.pool_size,
-        "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
         "seed": c.seed,
     }
 
@@ -80,9 +77,13 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         elif here["weights"] == "random" and not here["init_from"]:  # made from the seed
             problems += differences(run, {"seed": setup.config.seed}, "config")
         problems += differences(models[name], here, f"models.{name}")
-    if env := run.get("env"):
+    for group in ("env", "task") if "env" in run or "task" in run else ():
+        there = {"name": run.get(group, {}).get("name", "")}
+        problems += differences(there, {"name": setup.config[group].name}, group)
+    env = run.get("env")
+    if env and env["name"] == setup.config.env.name:
         there, here = env, setup.config.env.to_dict()
-        problems += differences(there, {name: here[name] for name in ("name", "text", "style", "context")}, "env")
+        problems += differences(there, {name: here[name] for name in ("text", "style", "context")}, "env")
         there, here = of_rules(there["params"]), of_rules(here["params"])
         every = dict.fromkeys([*there, *here])
         problems += differences({**every, **there}, {**every, **here}, "env.params")

@@ -1,19 +1,47 @@
-"""Games as a person reads them: played on the device, then followed again move by move on the host."""
+"""Games and episodes as a person reads them. Games are played on the device and followed again on the host."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from envs.games import view
 from envs.games.game import Game
+from marl_jax.modes import task_records
+from marl_jax.modes.setup.games import GameSetup
+from marl_jax.modes.setup.parts import Setup
+from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
 
 PARSE_FAILURE = "names no legal move; a random one was played"
+
+
+def log_of(setup: Setup) -> Any:
+    """What plays the games or episodes for the logs of a run: (params, key, step) -> records."""
+    return (task_records.EpisodeLog if setup.host else GameLog)(setup)
+
+
+class GameLog:
+    """A few games of the team with itself, as it trains, written out."""
+
+    def __init__(self, setup: GameSetup):
+        self._setup = setup
+        self._table = Match(setup.game, (setup.seated(),))
+
+    def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
+        """The games of a step."""
+        setup = self._setup
+        seating = matches.alone(setup.config.log.games, setup.game.n_players)
+        played = self._table((params,), seating, key, setup.config.rollout.temperature)
+        return write_out(self._table, played, seating, key, [setup.seat_labels()], "train")
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
 
 
 def write_out(

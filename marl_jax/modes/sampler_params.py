@@ -20,7 +20,7 @@ class SamplerParams:
     """
 
     def __init__(self, setup: Setup):
-        self.apart = setup.config.mesh.sampling != "same" and setup.mesh.size > 1
+        self.apart = setup.reshards
         self._layout = jax.jit(setup.team.sampling_layout)
         self._frozen: dict[str, dict] | None = None
 

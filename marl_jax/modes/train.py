@@ -28,8 +28,6 @@ from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import identity
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
@@ -44,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def train(config: ConfigDict, workdir: Path) -> None:
     """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
-    setup = setups.make(config)
+    setup = setups.make(config, workdir=workdir)
     with workdir_lock(workdir), GracefulStop() as stop:
         _train(setup, workdir, stop)
 
@@ -62,12 +60,13 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
 
     c = config.checkpoint
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
-    restored = checkpoints.restore(saved(states, rollout_state), run=identity(setup))
+    restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
     if main:
         write_config(config, workdir, done=start >= config.steps)
     if restored is not None:
-        states, rollout_state = resumed(states, restored.state)
+        states, kept = resumed(states, restored.state)
+        rollout_state = kept if rollout.jitted else restored.meta["rollout"]
         log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
     else:
         for backbone in setup.backbones:
@@ -78,22 +77,21 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     # ------------------------------------------------------------------------------------------------- programs
     roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
     sampler = SamplerParams(setup)
-    evaluation = evaluate.Evaluation(setup)
-    table = Match(setup.game, (setup.seated(),))
+    evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
 
     # ----------------------------------------------------------------------------------------------------- loop
     metrics = Metrics(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
-    if start == 0 and config.eval.every:
-        with sample_mesh():
-            metrics.write_eval(0, evaluation(sampler(states), baselines=True))
     if start >= config.steps:
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
     step, stopping = start, False
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
-        for resource in (checkpoints, metrics, logs, trace):
+        for resource in (setup, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
             closing.callback(resource.close)
+        if start == 0 and config.eval.every:
+            with sample_mesh():
+                metrics.write_eval(0, evaluation(sampler(states), baselines=True))
         while step < config.steps and not stopping:
             with trace.step(step):
                 step_key, clock = jax.random.fold_in(key, step), Clock()
@@ -123,17 +121,21 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                     metric = best_metric(config, rows)
                 if logs.due(step):
                     with sample_mesh(), clock.phase("logs"):
-                        logs.write(step, some_games(setup, table, sampler(states), step_key))
+                        logs.write(step, logged(sampler(states), step_key, step))
                 metrics.write(step, {**found, **clock.metrics(found)})
                 stopping = processes.anyone(stop.asked)
                 # A step whose update was skipped is no place to continue from.
                 wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
                 if wanted or checkpoints.improves(metric) or step == config.steps or stopping:
-                    checkpoints.save(step, saved(states, rollout_state), {"run": identity(setup)}, metric)
+                    kept, noted = saved(states, arrays(rollout, rollout_state)), {"run": identity(setup)}
+                    noted |= {} if rollout.jitted else {"rollout": rollout_state}
+                    checkpoints.save(step, kept, noted, metric)
+                    rollout.checkpointed(checkpoints.durable)
 
         # ------------------------------------------------------------------------------------------------- end
         if step > start:
             checkpoints.finish(step)
+            rollout.checkpointed(step)
         if stopping and step < config.steps:
             who = stop.name or "a signal to another process"
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
@@ -150,6 +152,8 @@ def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str
     """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
     states = {b.name: new_train_state(*b.weights_at_start(), optimiser, setup.mesh) for b in setup.backbones}
     weights = all_weights(states)
+    if not rollout.jitted:
+        return states, rollout.init(key, weights)
 
     def places(state):
         rows = functools.partial(placement.rows, setup.sample_mesh)
@@ -211,16 +215,14 @@ def merge_metrics(found: dict[str, dict]) -> dict:
     return metrics
 
 
-def some_games(setup: Setup, table: Match, params: dict, key: jax.Array):
-    """A few games of the team with itself, as it trains, written out."""
-    seating = matches.alone(setup.config.log.games, setup.game.n_players)
-    played = table((params,), seating, key, setup.config.rollout.temperature)
-    return records.write_out(table, played, seating, key, [setup.seat_labels()], "train")
-
-
 def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
     """The weights of every backbone."""
     return {name: state.weights for name, state in states.items()}
+
+
+def arrays(rollout, rollout_state: Any) -> Any:
+    """The rollout's state as far as it is arrays; that of a host rollout is a small JSON value and none of them."""
+    return rollout_state if rollout.jitted else {}
 
 
 def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:

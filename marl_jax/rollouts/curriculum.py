@@ -132,6 +132,14 @@ class Curriculum:
         """The rollout's."""
         return self.rollout.changes_after(step)
 
+    def checkpointed(self, step: int) -> None:
+        """The rollout's."""
+        self.rollout.checkpointed(step)
+
+    def close(self) -> None:
+        """The rollout's."""
+        self.rollout.close()
+
     def _at(self, ladder: Ladder) -> GameRollout:
         game = self.rollout.game
         count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.grades, 1)

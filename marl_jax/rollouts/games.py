@@ -130,6 +130,12 @@ class GameRollout:
         """Whether `after_update` has anything to do after this step."""
         return self.opponents is not None and self.opponents.snapshot_due(step)
 
+    def checkpointed(self, step: int) -> None:
+        """All that a rollout needs to be repeated is in its state."""
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
     def __call__(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, dict[str, jax.Array]]:
         """Samples of R turns and of those that look ahead, the state after R turns, and metrics.
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from marl_jax.errors import RunError
+from marl_jax.rollouts import episode_metrics
 from marl_jax.rollouts import journal as journals
 from marl_jax.rollouts.collate import Sizes, collate, sizes_for
 from marl_jax.rollouts.conversation import derive_seed
-from marl_jax.rollouts.episodes import Episode, EpisodeRunner, Job
+from marl_jax.rollouts.episodes import EpisodeRunner, Job
 from marl_jax.rollouts.journal import Journal
 from marl_jax.samples import Samples
 
@@ -39,8 +40,9 @@ class HostRollout:
     time_order     for advantages over time (PPO); without it, answers are compared in groups
     journal        folder; None: an interrupted step cannot be repeated exactly
     process        (number of this process, how many there are); each plays its share of the examples
-    agree          makes sizes the same on all processes
+    gather         from a JSON value of this process to those of all, in their order
     publish        hands new weights to the samplers; by default those of each speaker's backbone to its sampler
+    place          puts the samples of this process where the learner finds those of all; by default they stay NumPy's
     row_multiple   N is a multiple of this
     """
 
@@ -52,8 +54,9 @@ class HostRollout:
     time_order: bool = False
     journal: str | Path | None = None
     process: tuple[int, int] = (0, 1)
-    agree: Callable[[Sizes], Sizes] = lambda sizes: sizes
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
     publish: Callable[[Mapping[str, Any], int], None] | None = None
+    place: Callable[[Samples], Samples] = lambda samples: samples
     row_multiple: int = 1
 
     jitted = False
@@ -84,23 +87,31 @@ class HostRollout:
             episodes = self.runner.play(jobs, journal)
         finally:
             journal.close()
-        sizes = self.agree(sizes_for(
+        self._check_candidates(episodes)
+        sizes = sizes_for(
             episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
             row_multiple=self.row_multiple,
-        ))  # fmt: skip
+        )  # fmt: skip
+        sizes = functools.reduce(Sizes.max, (Sizes(*found) for found in self.gather(dataclasses.astuple(sizes))))
         samples = collate(
             episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
             time_order=self.time_order, process=self.process,
         )  # fmt: skip
-        return samples, self._advance(state), summary(episodes, self.runner.task.roles)
+        samples = samples.replace(longest=max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers))
+        totals = episode_metrics.merge(self.gather(episode_metrics.totals(episodes, self.runner.task.roles)))
+        return self.place(samples), self._advance(state), episode_metrics.means(totals)
 
     def after_update(self, state: State, params: Any, step: int) -> State:
         """Nothing to do: weights are published when the next rollout begins."""
         return state
 
-    def checkpointed(self, state: State) -> None:
-        """A checkpoint holds this state: journals of steps before it are removed."""
-        journals.discard_before(self.journal, int(state["step"]), self.process[0])
+    def changes_after(self, step: int) -> bool:
+        """Whether `after_update` has anything to do after this step: never."""
+        return False
+
+    def checkpointed(self, step: int) -> None:
+        """A checkpoint of this step is on disk: journals of the steps before it are removed."""
+        journals.discard_before(self.journal, step, self.process[0])
 
     def close(self) -> None:
         """Ends the processes and the event loop of the episodes."""
@@ -126,6 +137,15 @@ class HostRollout:
         epochs, index = divmod(int(state["index"]) + self.n_examples, len(self.examples))
         return {**state, "epoch": int(state["epoch"]) + epochs, "index": index, "step": int(state["step"]) + 1}
 
+    def _check_candidates(self, episodes) -> None:
+        """Candidates that no task asks for leave nothing to compare."""
+        said = [said for e in episodes if not e.failed for chat in e.chats for said in chat.said]
+        if self.runner.candidates > 1 and said and all(len(one.answers) == 1 for one in said):
+            raise RunError(
+                f"the task asked for one answer at every turn, and the algorithm compares {self.runner.candidates} "
+                "candidates; say(…, n=ask.candidates) asks for them, or choose an algorithm that compares episodes"
+            )
+
     def _publish(self, params: Mapping[str, Any], version: int) -> None:
         for speaker in self.runner.speakers:
             if speaker.backbone in params:
@@ -136,28 +156,3 @@ class HostRollout:
 def _order(seed: int, epoch: int, n: int) -> np.ndarray:
     """The order of `n` examples in an epoch."""
     return np.random.Generator(np.random.Philox(derive_seed("order", seed, epoch))).permutation(n)
-
-
-def summary(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """Metrics of played episodes; means are over those that did not fail."""
-    finished = [e for e in episodes if not e.failed]
-    metrics: dict[str, float] = {
-        "episodes/finished": len(finished),
-        "episodes/failed": len(episodes) - len(finished),
-        **{f"episodes/failed/{reason}": n for reason, n in Counter(e.failed for e in episodes if e.failed).items()},
-        **{f"episodes/ended/{reason}": n for reason, n in Counter(e.outcome.reason for e in finished).items()},
-    }
-    numbers: dict[str, list[float]] = {}
-    for episode in finished:
-        numbers.setdefault("episodes/success", []).append(float(episode.outcome.success))
-        numbers.setdefault("episodes/seconds", []).append(episode.seconds)
-        for name, value in episode.outcome.metrics.items():
-            numbers.setdefault(f"task/{name}", []).append(float(value))
-        for chat in episode.chats:
-            for said in chat.said:
-                for answer, reply in zip(said.answers, said.replies, strict=True):
-                    numbers.setdefault("answers/tokens", []).append(len(answer.tokens))
-                    numbers.setdefault("answers/cut", []).append(answer.finish == "length")
-                    total = reply.rewards.team + reply.rewards.agent + reply.rewards.process
-                    numbers.setdefault(f"reward/{roles[chat.seat]}", []).append(total)
-    return metrics | {name: float(np.mean(values)) for name, values in numbers.items()}

@@ -61,6 +61,7 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / "checkpoints"
         self._every, self._read_only, self._sign = every, read_only, -1.0 if best_mode == "min" else 1.0
         self._pending: int | None = None
+        self.durable = 0  # the newest step that is known to be on the disk
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._clean()
@@ -251,6 +252,7 @@ class Checkpoints:
         """Waits for the save under way; a full disk is told and forgotten, anything else is raised."""
         try:
             self._manager.wait_until_finished()
+            self.durable = self._pending or self.durable
         except (OSError, ValueError) as error:
             self._failed(error)
         self._pending = None

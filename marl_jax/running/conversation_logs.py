@@ -1,4 +1,4 @@
-"""Games written out for a person to read, bounded by sampling: a few games now and then, never all of them.
+"""Games, and episodes of tasks, written out for a person to read: a few now and then, never all of them.
 
     logs/game_results_<time>.log       moves, boards and outcomes
     logs/llm_conversation_<time>.log   every prompt and answer in full
@@ -24,14 +24,16 @@ from marl_jax.running.metrics import JsonLines, read_json_lines, replace_text
 log = logging.getLogger(__name__)
 
 RULE = "-" * 80
+LINE = 60  # characters of an answer in the list of results
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
     """One decision: what the player was shown, what it wrote, what was done.
 
-    `reward` is per player, what the step paid; `board` and `svg` show the position after the move; `error` tells why
-    an answer could not be used; `seconds` is the time the answer took, where it was measured.
+    `action` is "" where the answer itself is what was done; `reward` is per player, what the step paid; `board` and
+    `svg` show the position after the move; `error` tells why an answer could not be used; `seconds` is the time the
+    answer took, where it was measured.
     """
 
     player: int
@@ -50,7 +52,8 @@ class GameRecord:
     """One game from the first move to the last.
 
     `players` names who sits in each seat; `outcome` is one of "win" (with `winner`), "draw", "end" (a cooperative
-    game, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat; `solved` is of puzzles.
+    game or a task, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat; `solved` is of puzzles and
+    tasks; `error` says why an episode failed.
     """
 
     game: str
@@ -63,6 +66,7 @@ class GameRecord:
     start_svg: str = ""
     source: str = "train"  # train or eval
     solved: bool | None = None
+    error: str = ""
 
     def __post_init__(self):
         if self.outcome not in ("win", "draw", "end", "incomplete"):
@@ -79,7 +83,7 @@ class GameRecord:
             score = statistics.fmean(self.scores)
             how = "ended" if self.solved is None else "solved" if self.solved else "not solved"
             return f"{how} with score {score:.3g}"
-        return self.outcome
+        return f"{self.outcome} ({self.error})" if self.error else self.outcome
 
 
 class GameLogs:
@@ -101,7 +105,8 @@ class GameLogs:
         self._results = folder / f"game_results_{now}.log"
         self._conversation = folder / f"llm_conversation_{now}.log"
         self._summary = folder / f"game_summary_{model}.txt"
-        game = " ".join([config.env.name, *(f"{k}={v}" for k, v in config.env.params.items())])
+        world = config.task if config.task.name else config.env
+        game = " ".join([world.name, *(f"{k}={v}" for k, v in world.params.items())])
         self._head = f"{config.name}: {game}, model {config.model.name}, from step {start}\n"
 
     def due(self, step: int) -> bool:
@@ -191,7 +196,7 @@ def _results(game: GameRecord):
         yield game.start_board + "\n\n"
     for turn, move in enumerate(game.moves):
         paid = f", reward {' '.join(f'{r:g}' for r in move.reward)}" if any(move.reward) else ""
-        yield f"turn {turn}: player {move.player} plays {move.action}{paid}{_error(move)}\n"
+        yield f"turn {turn}: player {move.player} {_done(move)}{paid}{_error(move)}\n"
         yield f"{move.board}\n\n" if move.board else ""
     scores = " ".join(f"{score:g}" for score in game.scores)
     yield f"result: {game.result}; scores {scores}; {len(game.moves)} moves\n"
@@ -202,7 +207,16 @@ def _conversation(game: GameRecord):
         took = "" if move.seconds is None else f" ({move.seconds:.3f} s)"
         yield f"\n[turn {turn}, player {move.player}] prompt\n{move.prompt}\n"
         yield f"[turn {turn}, player {move.player}] answer{took}\n{move.answer}\n"
-        yield f"[turn {turn}, player {move.player}] plays {move.action}{_error(move)}\n"
+        if move.action or move.error:
+            yield f"[turn {turn}, player {move.player}] {_done(move)}{_error(move)}\n"
+
+
+def _done(move: Move) -> str:
+    """What a player did, in a line."""
+    if move.action:
+        return f"plays {move.action}"
+    line = " ".join(move.answer.split())
+    return f"answers {line[:LINE]!r}{' …' if len(line) > LINE else ''}"
 
 
 def _error(move: Move) -> str:

@@ -22,7 +22,7 @@ from marl_jax.running.console import Progress
 
 log = logging.getLogger(__name__)
 
-BAR = ("return", "entropy", "kl", "approx_kl", "games_per_s", "tokens_per_s")
+BAR = ("success", "return", "entropy", "kl", "approx_kl", "games_per_s", "episodes_per_s", "tokens_per_s")
 """What the progress bar shows, where a step reports it, after the newest result against each opponent."""
 
 

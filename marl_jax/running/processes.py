@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,17 +69,19 @@ def anyone(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
+def gather(value: Any) -> list[Any]:
+    """A JSON value of every process, in their order; all must ask."""
+    if jax.process_count() == 1:
+        return [value]
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(mine.size))
+    padded = multihost_utils.process_allgather(np.pad(mine, (0, int(sizes.max()) - mine.size)))
+    return [json.loads(row[:size].tobytes()) for row, size in zip(padded, sizes, strict=True)]
+
+
 def first(text: str | None) -> str | None:
     """The text of the first process that has one, None if none has; all must ask."""
-    if jax.process_count() == 1:
-        return text
-    mine = np.frombuffer((text or "").encode(), np.uint8)
-    longest = int(np.max(multihost_utils.process_allgather(np.array(mine.size))))
-    if not longest:
-        return None
-    everyone = multihost_utils.process_allgather(np.pad(mine, (0, longest - mine.size)))
-    found = next(row for row in everyone if row.any())
-    return found.tobytes().rstrip(b"\0").decode()
+    return next((found for found in gather(text) if found), None)
 
 
 def meet(place: str) -> None:

@@ -32,9 +32,9 @@ class Clock:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
-        """Seconds per phase, and games and tokens per second of playing and learning."""
+        """Seconds per phase, and games or episodes and tokens per second of playing and learning."""
         busy = sum(self._seconds.get(phase, 0.0) for phase in ("reshard", "rollout", "update"))
-        rates = {"games_per_s": counted["games"] / busy, "tokens_per_s": counted["tokens"] / busy}
+        rates = {f"{name}_per_s": counted[name] / busy for name in ("games", "episodes", "tokens") if name in counted}
         return {**{f"seconds/{phase}": s for phase, s in self._seconds.items()}, **rates}
 
 

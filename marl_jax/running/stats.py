@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,3 +105,13 @@ def _values(values) -> np.ndarray:
     if not values.size:
         raise ValueError("no values: a mean needs one at least")
     return values
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """One line about a row of metrics."""
+
+    def interval(name):
+        return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+    names = [name for name in row if f"{name}_low" in row]
+    return f"{row['opponent']}: " + ", ".join(f"{name.replace('_', ' ')} {interval(name)}" for name in names)

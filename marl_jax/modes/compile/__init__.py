@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from marl_jax.errors import ConfigError
 from marl_jax.modes.compile import largest, render, topology
 from marl_jax.modes.compile.forecast import Forecast, forecast
 from marl_jax.modes.compile.programs import Finder
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 def main(config: ConfigDict, workdir: Path, name: str) -> None:
     """Prints the forecast of a config for the topology called `name`, and writes it to `compile-NAME.json`."""
+    if config.task.name:
+        problem = f"config.task.name is {config.task.name!r}, whose rollout is Python on the host, not one program"
+        raise ConfigError([f"{problem}; accepted with --mode=compile: a game"])
     target = topology.parse(name)
     devices, note = topology.devices(target)
     finder = Finder()

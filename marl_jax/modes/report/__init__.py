@@ -19,8 +19,8 @@ from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
 
-FIRST = ("reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss", "policy_loss",
-         "value_loss", "grad_norm")  # fmt: skip
+FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss",
+         "policy_loss", "value_loss", "grad_norm")  # fmt: skip
 """Curves shown at the top, by how their names begin; the others are folded away."""
 
 GAMES_SHOWN = 6
@@ -54,7 +54,7 @@ def build(
     matches: Mapping,
 ) -> str:
     """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not."""
-    title = text(f"{config.get('name') or 'run'}: {config['env']['name']} with {config['model']['name']}")
+    title = text(f"{config.get('name') or 'run'}: {_world(config)['name']} with {config['model']['name']}")
     style = Path(__file__).with_name("page.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     body = "\n".join(
@@ -64,7 +64,7 @@ def build(
             *_evaluation(evals),
             *_everyone(matches),
             *_curves(metrics),
-            *_games(games),
+            *_games(games, "Games" if _world(config) is config["env"] else "Episodes"),
             "<h2>Config</h2>",
             f"<details><summary>all fields</summary><pre>{text(json.dumps(config, indent=2))}</pre></details>",
         ]
@@ -83,8 +83,11 @@ def text(value: object) -> str:
 
 
 def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
-    algo, rollout = config["algo"]["name"], config["rollout"]
-    yield f'<p class="quiet">{text(algo)}, {text(rollout["games"])} games at once, seed {text(config["seed"])}</p>'
+    algo, seed = config["algo"]["name"], config["seed"]
+    size = f"{config['rollout']['games']} games at once"
+    if _world(config) is not config["env"]:
+        size = f"{_world(config)['n_episodes']} episodes a step"
+    yield f'<p class="quiet">{text(algo)}, {text(size)}, seed {text(seed)}</p>'
     if not metrics:
         yield "<p>No step has been logged yet.</p>"
         return
@@ -94,12 +97,18 @@ def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping])
         for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
             value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
-    for name, words in (("games_per_s", "games/s"), ("tokens_per_s", "tokens/s")):
+    for name, words in (("games_per_s", "games/s"), ("episodes_per_s", "episodes/s"), ("tokens_per_s", "tokens/s")):
         values = sorted(row[name] for row in metrics if isinstance(row.get(name), int | float))
         if values:  # the median: the first steps compile
             shown.append((words, label(values[len(values) // 2])))
     cards = (f'<div class="card"><span class="quiet">{text(n)}</span><b>{text(v)}</b></div>' for n, v in shown)
     yield f'<div class="figures">{"".join(cards)}</div>'
+
+
+def _world(config: Mapping) -> Mapping:
+    """The group of the task, or of the game."""
+    task = config.get("task", {})
+    return task if task.get("name") else config["env"]
 
 
 def is_share(name: str) -> bool:
@@ -190,12 +199,12 @@ def _curve(metrics: Sequence[Mapping], name: str) -> str:
     return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line])}</div>'
 
 
-def _games(games: Sequence[Mapping]) -> Iterator[str]:
+def _games(games: Sequence[Mapping], title: str) -> Iterator[str]:
     if not games:
         return
     shown = spread(games, GAMES_SHOWN)
-    yield "<h2>Games</h2>"
-    yield f'<p class="quiet">{len(shown)} of the {len(games)} games written out, from the first to the last.</p>'
+    what = f"{len(shown)} of the {len(games)} {title.lower()} written out, from the first to the last"
+    yield f'<h2>{title}</h2>\n<p class="quiet">{what}.</p>'
     for number, game in enumerate(shown):
         players = ", ".join(f"player {seat} is {who}" for seat, who in enumerate(game["players"]))
         opened = " open" if number == len(shown) - 1 else ""
@@ -210,7 +219,7 @@ def _frames(game: Mapping) -> Iterator[str]:
     for turn, move in enumerate(game["moves"][:MOVES_SHOWN]):
         paid = " ".join(f"{r:+g}" for r in move["reward"]) if any(move["reward"]) else ""
         yield '<div class="frame">' + _drawing(move.get("svg"), move.get("board"))
-        who, what = text(move["player"]), text(move["action"])
+        who, what = text(move["player"]), text(move["action"] or "answers")
         yield f'<p>{turn + 1}. player {who}: <b>{what}</b> <span class="quiet">{paid}</span></p>'
         if move.get("error"):
             yield f'<p class="bad">{text(move["error"])}</p>'

@@ -1,0 +1,142 @@
+"""The models of a team behind the interface of one batcher, for episodes on the host.
+
+Every process has a sampler of its own, on its own devices and with whole copies of the weights. `publish` hands it new
+ones; policies have the numbers that they have in the team.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.devices import placement
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.batchers import Batchers
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.settings import Sampling
+from models import lora
+from models.sharding import MESH_AXES
+
+
+class TeamSampler:
+    """Answers for all policies of a team, with the weights that were published last.
+
+    mesh               of the run, arranged for sampling; a process samples on its own part of it
+    rows, max_length   see `Batcher`
+    in_flight_updates  see `Batcher`
+    fixed_shapes       see `Batcher`: answers that are equal bit for bit, which a resumed run needs to be
+    """
+
+    def __init__(
+        self, team: Team, mesh: Mesh, *, rows: int, max_length: int, in_flight_updates: bool = False,
+        fixed_shapes: bool = False,
+    ):  # fmt: skip
+        self.team, self.mesh = team, mesh
+        self._local = local_mesh(mesh)
+        self._settings = dict(
+            rows=rows, max_length=max_length, in_flight_updates=in_flight_updates, fixed_shapes=fixed_shapes
+        )
+        self._thread: BatcherThread | None = None
+
+    def publish(self, params: Mapping[str, dict], version: int) -> None:
+        """Gives every policy its weights, by the names of the backbones; returns when they are in place.
+
+        All processes call it, because weights that are split over them are gathered.
+        """
+        backbones = self.team.backbones
+        if self._thread is None:
+            batchers = [self._batcher(backbone, self._whole(params[backbone.name]), version) for backbone in backbones]
+            routes = [_route(backbones, name) for name in self.team.policies]
+            self._thread = BatcherThread(Batchers(batchers, routes))
+            return
+        for backbone in backbones:
+            weights = params[backbone.name]
+            if backbone.policy.lora is None:
+                number = self.team.policies.index(backbone.name)
+                self._thread.set_weights(number, self._whole({"model": weights["model"]})["model"], version)
+                continue
+            adapters = self._whole({"adapters": weights["adapters"]})["adapters"]
+            for index, name in enumerate(backbone.policies):
+                number = self.team.policies.index(name)
+                self._thread.set_weights(number, _adapter(adapters, index), version)
+
+    async def answer(
+        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
+    ) -> list[Answer]:
+        """As `BatcherThread.answer`."""
+        return await self._thread.answer(ids, sampling, policy, n, deadline)
+
+    @property
+    def usage(self) -> Usage:
+        """As `BatcherThread.usage`; zeros before the first weights."""
+        return Usage() if self._thread is None else self._thread.usage
+
+    def close(self) -> None:
+        """Ends the thread. Weights that are published later start another one."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    def _batcher(self, backbone: Backbone, weights: dict, version: int) -> Batcher:
+        policy, more = backbone.policy, {}
+        if policy.lora is not None:
+            scale = lora.scales(policy.lora.n, policy.lora.rank, policy.lora.alpha)
+            more = dict(adapters=weights["adapters"], lora_scale=scale)
+        engine = Engine(backbone.model, weights["model"], dtype=policy.dtype, mesh=self._local, **more)
+        engine.versions = [version] * engine.n_policies
+        return Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)
+
+    def _whole(self, weights: Mapping[str, Any]) -> dict:
+        """The parts with which a policy acts, as arrays that this process can read alone."""
+        weights = {name: part for name, part in weights.items() if name in ("model", "adapters")}
+        if jax.process_count() == 1:
+            return weights
+        return jax.tree.map(functools.partial(_own_copy, self._local), _gather(self.mesh)(weights))
+
+
+def local_mesh(mesh: Mesh) -> Mesh | None:
+    """This process's part of a mesh; None where that is one device.
+
+    With several processes, each has its devices to itself: rows are split over them, or heads where the mesh says so.
+    """
+    if mesh.size == 1:
+        return None
+    if jax.process_count() == 1:
+        return mesh
+    devices = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(devices) == 1:
+        return None
+    shape = (len(devices) // mesh.shape["tensor"], 1, mesh.shape["tensor"])
+    return jax.make_mesh(shape, MESH_AXES, devices=devices, axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES))
+
+
+@functools.cache
+def _gather(mesh: Mesh):
+    return jax.jit(lambda tree: tree, out_shardings=placement.replicated(mesh))
+
+
+def _own_copy(mesh: Mesh | None, x: jax.Array) -> jax.Array:
+    """An array that every device has all of, as one of this process's devices alone."""
+    pieces = [shard.data for shard in x.addressable_shards]
+    if mesh is None:
+        return pieces[0]
+    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, PartitionSpec()), pieces)
+
+
+def _route(backbones: Sequence[Backbone], name: str) -> tuple[int, int]:
+    """The batcher of a policy, and its number there."""
+    return next((b.number, b.policies.index(name)) for b in backbones if name in b.policies)
+
+
+def _adapter(adapters: dict, index: int) -> dict:
+    """One of n adapters: arrays [L, n, …] -> [L, …]."""
+    return jax.tree.map(lambda x: jnp.asarray(x[:, index]), adapters)

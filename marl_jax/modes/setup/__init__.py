@@ -1,0 +1,35 @@
+"""From a config to the parts a run is made of. Nothing is trained here.
+
+    parts.py   what every run has: algorithm, mesh, models with their policies, who sits where
+    games.py   the parts of a run whose world is a game
+    tasks.py   the parts of a run whose world is a host task
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from marl_jax.modes.setup import games, tasks
+from marl_jax.modes.setup.parts import Find, Setup, found, models_of
+
+__all__ = ["Setup", "found", "make", "models_of"]
+
+
+def make(
+    config: ConfigDict,
+    devices: Sequence[jax.Device] | None = None,
+    find: Find | None = None,
+    workdir: Path | None = None,
+) -> Setup:
+    """Builds everything that a config names; what does not fit together is refused here, before anything compiles.
+
+    devices  those of the mesh; None: all
+    find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
+    workdir  where a rollout may keep what it needs to be repeated; None: nowhere
+    """
+    world = tasks if config.task.name else games
+    return world.make(config, devices, find or found, workdir)

@@ -1,0 +1,179 @@
+"""The parts of a run whose world is a game: rules, texts, opponents, curriculum and the jitted rollout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from envs.games import registry as games
+from envs.games import text as texts
+from envs.games.bots import Bot, bot_names, make_bot
+from envs.games.game import Game
+from envs.games.parser import make_parser
+from envs.games.text import Prompt
+from marl_jax.agents.answers import Answers, Constrained, FreeText
+from marl_jax.agents.seating import BOT, Seating, seat_names
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config.batches import check_batches
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError
+from marl_jax.modes.setup.parts import Find, Setup, make_backbones
+from marl_jax.rollouts.curriculum import Curriculum, LadderRule
+from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.rollouts.opponents import Opponents, make_sections
+from marl_jax.sampling.choice import make_choices
+from models import chat
+from models.config import ModelConfig
+from models.tokenizers import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GameSetup(Setup):
+    """What a config stands for whose world is a game."""
+
+    game: Game
+
+    host = False
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the seats."""
+        return tuple(self.game.seat_names)
+
+    @property
+    def reshards(self) -> bool:
+        """Whether sampling and learning split the parameters differently."""
+        return self.config.mesh.sampling != "same" and self.mesh.size > 1
+
+    @property
+    def rollout(self) -> Any:
+        """What gathers the samples, with a curriculum around it if there is one."""
+        rollout, c = self.algorithm.rollout(self), self.config.curriculum
+        if not c.enabled:
+            return rollout
+        settings = {name: value for name, value in c.items() if name != "enabled"}
+        # Where games go on from rollout to rollout, those of the grade before are still ending after a change.
+        wait = self.game.max_turns if rollout.games_go_on else 0
+        return Curriculum(rollout, LadderRule(**settings, wait=wait))
+
+    def rollout_settings(self) -> dict[str, Any]:
+        """The arguments that all rollouts of games share."""
+        c = self.config
+        return dict(
+            game=self.game,
+            team=self.team,
+            rows=c.rollout.games,
+            turns=c.rollout.turns,
+            seating=self.seating,
+            learns=self.learns,
+            symmetry=games.symmetry(self.game) if c.env.symmetry else None,
+            reward_weights=(c.reward.team, c.reward.agent, c.reward.process),
+            dense=c.reward.dense,
+            parse_failure_reward=c.rollout.parse_failure_reward,
+            history_turns=self.history_turns,
+            history_tokens=c.env.history_tokens,
+        )
+
+    def world(self) -> dict[str, Any]:
+        """What a checkpoint must agree with to be continued."""
+        c = self.config
+        return {
+            "env": c.env.to_dict(),
+            "games": c.rollout.games,
+            "pool": c.opponents.pool_size,
+            "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
+        }
+
+    def opponents(self) -> Opponents | None:
+        """Who sits opposite the learner; None where it only meets itself."""
+        o = self.config.opponents
+        bots = [make_bot(self.game, name) for name in o.bots]
+        sections = make_sections(self.config.rollout.games, o.self_play_frac, bots, o.bot_frac)
+        if sections.own == sections.rows and not o.pool_size:
+            return None
+        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritised)
+
+    def demonstrator(self) -> Bot:
+        """The bot that is imitated: that of the config, or the best that the game has."""
+        name = self.config.algo.bot or bot_names(self.config.env.name)[-1]
+        return make_bot(self.game, name)
+
+    def seated(self, swapped: bool = False) -> SeatedTeam:
+        """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
+        return SeatedTeam(self.team, self.seating.swapped() if swapped else self.seating, self.history_turns)
+
+    @property
+    def history_turns(self) -> int:
+        """Answers after which a seat's conversation begins again; 0 where every prompt stands alone."""
+        return self.config.env.history_turns if self.config.env.context == "history" else 0
+
+
+def make(
+    config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
+) -> GameSetup:
+    """The parts of a run whose world is a game; arguments as for `setup.make`."""
+    mesh = meshes.make(config, devices)
+    sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
+    check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
+    game = games.make(config.env.name, **config.env.params.to_dict())
+    algorithm = ALGORITHMS.get(config.algo.name)
+    policies = tuple(config.policies)
+
+    def world(cfg: ModelConfig, tokenizer: Tokenizer):
+        prompt = _prompt(config, game, tokenizer)
+        history = config.env.context == "history"
+        return prompt, dict(answers=_answers(config, prompt, tokenizer), rules=prompt.prefix, keeps_cache=history)
+
+    backbones = make_backbones(config, algorithm, mesh, find, world)
+    _check_tokenizers(config, backbones)
+    seating = _seating(config, game, policies)
+    return GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)
+
+
+def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
+    parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
+    return texts.make(game, config.env.text).compile(
+        tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
+    )
+
+
+def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> None:
+    """Refuses modes in which one model reads what was written for another, where their tokenizers differ."""
+    if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
+        return
+    words = ", ".join(f"{backbone.name} has that of {backbone.config.name}" for backbone in backbones)
+    if config.algo.get("critic", "none") == "central":
+        raise ConfigError(
+            [
+                "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "
+                f"policies differ ({words}); accepted: 'head', 'separate', or models with one tokenizer"
+            ]
+        )
+
+
+def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answers:
+    """How the policies answer."""
+    if config.rollout.answer == "constrained":
+        names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
+        return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
+    longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens
+    if longest > limit:
+        problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
+        raise ConfigError([f"{problem}; accepted: {longest} and more"])
+    parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True))
+    return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
+
+
+def _seating(config: ConfigDict, game: Game, policies: tuple[str, ...]) -> Seating:
+    seats = seat_names(config.agents, game.seat_names)
+    bots = [names[0].removeprefix(BOT) if names[0].startswith(BOT) else None for names in seats]
+    return Seating(
+        table=tuple(tuple(-1 if name.startswith(BOT) else policies.index(name) for name in names) for names in seats),
+        bots=tuple(None if name is None else make_bot(game, name) for name in bots),
+    )

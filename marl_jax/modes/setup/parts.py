@@ -1,0 +1,186 @@
+"""What every run has, whatever its world: algorithm, mesh, models with their policies, and who sits where."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.agents.seating import Seating, seat_names
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError
+from marl_jax.modes import init_from
+from models import fetch, tokenizers
+from models import registry as models
+from models.config import ModelConfig
+from models.model import build
+from models.tokenizers import Tokenizer
+from models.weights.load import read_config
+
+Find = Callable[[ConfigDict], tuple[ModelConfig, str | None, Tokenizer]]
+"""From a model's config: its shape, the place of its weights, its tokenizer."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """The parts that do not depend on the world. `GameSetup` and `TaskSetup` add theirs:
+
+    host                whether episodes run in Python on the host
+    rollout             what gathers the samples
+    rollout_settings()  the arguments that all rollouts of this world share
+    roles               the names of the seats
+    world()             what a checkpoint must agree with to be continued
+    reshards            whether parameters are laid out for sampling by a program of their own
+    """
+
+    config: ConfigDict
+    mesh: Mesh
+    team: Team
+    seating: Seating
+    algorithm: Algorithm
+    workdir: Path | None = None
+
+    @property
+    def sample_mesh(self) -> Mesh:
+        """The devices as they are arranged while answers are sampled."""
+        return meshes.for_sampling(self.mesh, self.config.mesh.sampling)
+
+    @property
+    def backbones(self) -> tuple[Backbone, ...]:
+        """The models of the team."""
+        return self.team.backbones
+
+    @property
+    def trained_backbones(self) -> tuple[Backbone, ...]:
+        """Those of them that learn."""
+        return tuple(backbone for backbone in self.backbones if any(backbone.learns))
+
+    @property
+    def backbone(self) -> Backbone:
+        """The only model, for what works with one at a time."""
+        if len(self.backbones) > 1:
+            names = ", ".join(f"{backbone.name} ({backbone.config.name})" for backbone in self.backbones)
+            raise ConfigError([f"config.policies have models of their own: {names}; accepted here: one for all"])
+        return self.backbones[0]
+
+    def close(self) -> None:
+        """Ends what the parts have started."""
+
+    @property
+    def learns(self) -> tuple[bool, ...]:
+        """For each policy, whether it does."""
+        return tuple(not self.config.policies[name].frozen for name in self.team.policies)
+
+    def max_active_rows(self, backbone: Backbone, n: int) -> int:
+        """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""
+        algo, learning = self.config.algo, dict(zip(backbone.policies, backbone.learns, strict=True))
+        n_seats = self.seating.n_seats
+        policies = [self.seating.policies(seat) for seat in range(n_seats)]
+        seats = sum(any(learning.get(self.team.policies[p], False) for p in found) for found in policies)
+        most = n * seats // n_seats
+        parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_ways(self.mesh)
+        return n if most % parts else most
+
+    def seat_labels(self) -> tuple[str, ...]:
+        """For each seat, who plays it: the name of the model, with that of the policy where there are several."""
+        several = len(self.team.policies) > 1
+
+        def label(seat: int, name: str) -> str:
+            if not self.seating.policies(seat):
+                return name
+            policy = self.seating.policies(seat)[0]
+            model = self.backbones[int(self.team.backbone_of(policy))].config.name
+            return f"{model} {self.team.policies[policy]}" if several else model
+
+        return tuple(label(seat, names[0]) for seat, names in enumerate(seat_names(self.config.agents, self.roles)))
+
+
+def models_of(config: ConfigDict) -> list[tuple[ConfigDict, tuple[str, ...]]]:
+    """The models of a run, each with the names of its policies.
+
+    Policies without a model of their own are adapters on the experiment's model, or, without LoRA, copies of it.
+    """
+    table: dict[str, tuple[ConfigDict, tuple[str, ...]]] = {}
+    for name, policy in config.policies.items():
+        own = policy.get("model")
+        shared = not own and config.model.lora.rank
+        key = "" if shared else name  # no policy has the empty name
+        chosen, names = table.get(key, (own or config.model, ()))
+        table[key] = (chosen, (*names, name))
+    return list(table.values())
+
+
+def make_backbones(
+    config: ConfigDict,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    find: Find,
+    world: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
+) -> tuple[Backbone, ...]:
+    """The models of a run.
+
+    world  from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of `Policy`
+           that depend on the world
+    """
+    return tuple(
+        _backbone(config, algorithm, number, chosen, names, mesh, find, world)
+        for number, (chosen, names) in enumerate(models_of(config))
+    )
+
+
+def _backbone(
+    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names: Sequence[str], mesh, find, world
+) -> Backbone:
+    cfg, place, tokenizer = find(chosen)
+    tokenizers.check_fits(tokenizer, cfg)
+    prompt, settings = world(cfg, tokenizer)
+    built = build(cfg)
+    source = init_from.find(chosen.init_from, names[0])
+    if source is not None:
+        adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
+        init_from.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
+    learns = tuple(not config.policies[name].frozen for name in names)
+    lora = chosen.lora
+    policy = Policy(
+        model=built,
+        lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
+        critic=config.algo.critic if algorithm.critic else "none",
+        dtype=jnp.dtype(chosen.dtype),
+        remat=chosen.remat,
+        unroll=chosen.unroll,
+        temperature=config.rollout.temperature,
+        fuse=meshes.for_sampling(mesh, config.mesh.sampling).shape["tensor"] == 1,
+        warm=source is not None and source.lora,
+        **settings,
+    )
+    return Backbone(
+        names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
+        number=number, seed=config.seed, reference=config.algo.get("kl_coef", 0) > 0, source=source,
+    )  # fmt: skip
+
+
+def found(config: ConfigDict) -> tuple[ModelConfig, str | None, Tokenizer]:
+    """The shape of a model, the place of its weights and its tokenizer, fetched where they are missing."""
+    cfg, place = _model_config(config)
+    return cfg, place, tokenizers.load(place or config.name)
+
+
+def _model_config(config: ConfigDict) -> tuple[ModelConfig, str | None]:
+    """The shape of the model and the place of its weights (None: from scratch)."""
+    shape = config.shape.to_dict()
+    if config.weights == "random":
+        return dataclasses.replace(models.get(config.name).config, **shape), None
+    if shape:
+        raise ConfigError([f"config.model.shape is {shape}, but the weights bring their own shape; accepted: nothing"])
+    place = config.weights or fetch.ensure(config.name)
+    if place is None:
+        raise ConfigError([f"config.model.weights is '', {config.name} has no published weights; accepted: 'random'"])
+    return read_config(place), str(place)

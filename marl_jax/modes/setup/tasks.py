@@ -1,0 +1,182 @@
+"""The parts of a run whose world is a host task: the task, its speakers, their sampler and the host rollout."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from envs.tasks import TASKS
+from envs.tasks.task import Task
+from marl_jax.agents.answers import free_text
+from marl_jax.agents.seating import Seating, seat_names
+from marl_jax.agents.team import Team
+from marl_jax.agents.team_sampler import TeamSampler, local_mesh
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import batches
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError, not_divisible
+from marl_jax.modes import host_samples
+from marl_jax.modes.setup.parts import Find, Setup, make_backbones
+from marl_jax.rollouts.conversation import Speaker
+from marl_jax.rollouts.episodes import EpisodeRunner
+from marl_jax.running import processes
+from marl_jax.sampling.settings import Sampling
+from models.config import ModelConfig
+from models.tokenizers import Tokenizer
+
+JOURNAL = "journal"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TaskSetup(Setup):
+    """What a config stands for whose world is a task."""
+
+    task: Task
+
+    host = True
+    reshards = False  # the sampler lays the weights out when they are published
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the seats."""
+        return tuple(self.task.roles)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """The number of this process, and how many there are."""
+        return jax.process_index(), jax.process_count()
+
+    @functools.cached_property
+    def sampler(self) -> TeamSampler:
+        """What answers, in this process."""
+        c = self.config
+        return TeamSampler(
+            self.team,
+            self.sample_mesh,
+            rows=c.task.rows,
+            max_length=c.task.max_length,
+            in_flight_updates=c.rollout.in_flight_updates,
+            # Answers that do not depend on the load make resuming exact; elsewhere, rounding does as it likes anyway.
+            fixed_shapes=jax.default_backend() == "cpu" and not c.rollout.in_flight_updates,
+        )
+
+    @property
+    def rollout(self) -> Any:
+        """What gathers the samples."""
+        return self.algorithm.rollout(self)
+
+    def close(self) -> None:
+        """Ends the sampler."""
+        self.sampler.close()
+
+    def speakers(self, temperature: float) -> list[Speaker]:
+        """The policies by their numbers, as episodes reach them."""
+        c, found = self.config.task, []
+        for number, name in enumerate(self.team.policies):
+            backbone = next(b for b in self.backbones if name in b.policies)
+            sampling = Sampling(temperature, max_new_tokens=c.max_new_tokens)
+            learner = number if self.learns[number] else -1
+            found.append(
+                Speaker(self.sampler, backbone.tokenizer, sampling, c.max_length, number, backbone.name, learner)
+            )
+        return found
+
+    def runner(self, temperature: float, seed: int, candidates: int = 1, **changes: Any) -> EpisodeRunner:
+        """What plays episodes; `changes` are arguments of `EpisodeRunner`, or other speakers."""
+        c = self.config.task
+        settings = dict(
+            speakers=self.speakers(temperature),
+            seating=self.seating.policy_at,
+            seed=seed,
+            candidates=candidates,
+            time_limit=c.time_limit,
+        )
+        return EpisodeRunner(self.task, **settings | changes)
+
+    def rollout_settings(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
+        """The arguments that all rollouts of tasks share.
+
+        samples     episodes of each example
+        candidates  answers to each turn
+        """
+        c, count = self.config, jax.process_count()
+        if c.task.n_episodes % (samples * count):
+            what = f"samples of an example x processes = {samples * count}"
+            raise ConfigError([not_divisible("task.n_episodes", c.task.n_episodes, samples * count, what)])
+        parts = batches.parts(c) * meshes.batch_ways(self.mesh)
+        return dict(
+            runner=self.runner(c.rollout.temperature, c.seed, candidates),
+            n_examples=c.task.n_episodes // samples,
+            samples=samples,
+            part=c.task.part,
+            reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
+            journal=None if self.workdir is None else self.workdir / JOURNAL,
+            process=self.process,
+            gather=processes.gather,
+            publish=self.sampler.publish,
+            place=functools.partial(host_samples.place, self.mesh),
+            row_multiple=parts // count,
+        )
+
+    def world(self) -> dict[str, Any]:
+        """What a checkpoint must agree with to be continued."""
+        c = self.config.task
+        return {"task": {name: c[name] for name in ("name", "part", "n_episodes")} | {"params": c.params.to_dict()}}
+
+
+def make(
+    config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
+) -> TaskSetup:
+    """The parts of a run whose world is a task; arguments as for `setup.make`."""
+    mesh = meshes.make(config, devices)
+    _check_sizes(config, mesh)
+    algorithm = ALGORITHMS.get(config.algo.name)
+    policies = tuple(config.policies)
+    task = TASKS.get(config.task.name)(**config.task.params.to_dict())
+
+    def world(cfg: ModelConfig, tokenizer: Tokenizer):
+        if config.task.max_length > cfg.max_positions:
+            raise ConfigError(
+                [
+                    f"config.task.max_length is {config.task.max_length}, and the model has "
+                    f"{cfg.max_positions} positions; accepted: so many at most"
+                ]
+            )
+        return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
+
+    team = Team(make_backbones(config, algorithm, mesh, find, world), policies)
+    names = seat_names(config.agents, task.roles)
+    seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
+    _check_tokenizers(team, seating, task.roles)
+    return TaskSetup(config, mesh, team, seating, algorithm, workdir, task=task)
+
+
+def _check_sizes(config: ConfigDict, mesh) -> None:
+    """Refuses what cannot be divided among processes and devices."""
+    count, ways = jax.process_count(), meshes.batch_ways(mesh)
+    local = local_mesh(meshes.for_sampling(mesh, config.mesh.sampling))
+    parts = 1 if local is None else meshes.batch_ways(local)
+    problems = []
+    if config.task.rows % parts:
+        problems.append(not_divisible("task.rows", config.task.rows, parts, "the devices that sample rows"))
+    if ways % count:
+        problems.append(f"config.mesh splits a batch {ways} ways for {count} processes; accepted: a multiple of these")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_tokenizers(team: Team, seating: Seating, roles: Sequence[str]) -> None:
+    """Refuses policies of different tokenizers that take turns at one seat: they would continue one chat."""
+    for seat, role in enumerate(roles):
+        backbones = [team.backbones[int(team.backbone_of(policy))] for policy in seating.policies(seat)]
+        if len({backbone.tokenizer.fingerprint for backbone in backbones}) > 1:
+            names = ", ".join(backbone.config.name for backbone in backbones)
+            raise ConfigError(
+                [f"config.agents gives {role} to models of different tokenizers ({names}); accepted: one tokenizer"]
+            )

@@ -1,0 +1,78 @@
+"""Episodes of tasks as a person reads them: what each seat was told, what it answered, what that was worth."""
+
+from __future__ import annotations
+
+import jax
+
+from marl_jax.modes.setup.tasks import TaskSetup
+from marl_jax.rollouts.conversation import Said, TokenChat
+from marl_jax.rollouts.episodes import Episode, Job
+from marl_jax.running.conversation_logs import GameRecord, Move
+
+
+class EpisodeLog:
+    """A few episodes, as the policies train, of the examples they train on; process 0 plays them."""
+
+    def __init__(self, setup: TaskSetup):
+        c = setup.config
+        self._setup = setup
+        self._runner = setup.runner(c.rollout.temperature, c.seed + 1)
+        self._examples = setup.task.examples(c.task.part)
+
+    def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
+        """The episodes of a step."""
+        setup = self._setup
+        setup.sampler.publish(params, version=step)
+        if setup.process[0]:
+            return []
+        n, total = setup.config.log.games, len(self._examples)
+        jobs = [Job(step, i, 0, self._examples[(step * n + i) % total]) for i in range(n)]
+        return [record(setup, episode, "train") for episode in self._runner.play(jobs)]
+
+    def close(self) -> None:
+        """Ends the processes of verifiers."""
+        self._runner.close()
+
+
+def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
+    """An episode in the form in which games are written out."""
+    turns = sorted(
+        ((said.turn, chat.seat, number), chat, i)
+        for number, chat in enumerate(episode.chats)
+        for i, said in enumerate(chat.said)
+    )
+    moves = tuple(_move(chat, i, len(setup.roles)) for _, chat, i in turns)
+    scores = tuple(sum(move.reward[seat] for move in moves) for seat in range(len(setup.roles)))
+    names = zip(setup.roles, setup.seat_labels(), strict=True)
+    return GameRecord(
+        game=setup.config.task.name,
+        players=tuple(f"{role} ({label})" for role, label in names),
+        moves=moves,
+        outcome="incomplete" if episode.failed else "end",
+        scores=scores,
+        source=source,
+        solved=None if episode.failed else episode.outcome.success >= 1,
+        error=f"{episode.failed}: {episode.error}" if episode.failed else "",
+    )
+
+
+def _move(chat: TokenChat, i: int, n_seats: int) -> Move:
+    said = chat.said[i]
+    reply, decode = said.replies[said.kept or 0], said.speaker.tokenizer.decode
+    paid = tuple(
+        reply.rewards.team + (reply.rewards.agent + reply.rewards.process if seat == chat.seat else 0.0)
+        for seat in range(n_seats)
+    )
+    return Move(
+        player=chat.seat,
+        prompt=decode(chat.tokens[_end(chat.said[i - 1]) if i else 0 : said.start]),
+        answer=reply.text,
+        action="",
+        reward=paid,
+        error="cut: the limit of tokens was reached" if reply.finish == "length" else "",
+    )
+
+
+def _end(said: Said) -> int:
+    """Where an answer ends in its chat."""
+    return said.start + len(said.contents[said.kept or 0])

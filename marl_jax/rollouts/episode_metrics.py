@@ -1,0 +1,80 @@
+"""Metrics of played episodes, as sums that can be added up over processes before they become means.
+
+    episodes, answers, tokens                 how many were played and given; tokens read and written
+    success, reward/<level> …                 means over episodes that did not fail; process rewards over seats as well
+    episodes/failed/<reason> …                how many episodes failed or ended, by reason
+    answer_length, truncated_rate …           means over answers, candidates included
+    task/<name>                               the task's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from marl_jax.rollouts.episodes import Episode
+
+Totals = Mapping[str, Sequence[float]]
+"""From the name of a metric to its sum and the number of values; 0 values: the sum itself is the metric."""
+
+
+def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
+    """The sums of all metrics; a JSON value."""
+    found: dict[str, list[float]] = {}
+
+    def add(name: str, value: float, count: int = 1) -> None:
+        total = found.setdefault(name, [0.0, 0])
+        total[0] += float(value)
+        total[1] += count
+
+    for name in ("episodes", "episodes/finished", "episodes/failed", "tokens"):
+        add(name, 0, 0)
+    for episode in episodes:
+        add("episodes", 1, 0)
+        if episode.failed:
+            add("episodes/failed", 1, 0)
+            add(f"episodes/failed/{episode.failed}", 1, 0)
+            continue
+        add("episodes/finished", 1, 0)
+        add(f"episodes/ended/{episode.outcome.reason}", 1, 0)
+        add("success", episode.outcome.success)
+        add("episodes/seconds", episode.seconds)
+        for name, value in episode.outcome.metrics.items():
+            add(f"task/{name}", value)
+        for name, value in rewards(episode, roles).items():
+            add(name, value)
+        for chat in episode.chats:
+            for said in chat.said:
+                for answer in said.answers:
+                    add("answers", 1, 0)
+                    add("tokens", said.start + len(answer.tokens), 0)
+                    add("prompt_length", said.start)
+                    add("answer_length", len(answer.tokens))
+                    add("truncated_rate", answer.finish == "length")
+    return found
+
+
+def rewards(episode: Episode, roles: Sequence[str]) -> dict[str, float]:
+    """What an episode paid, of candidates the mean: the team, each seat as an agent, and for the process."""
+    paid = {"reward/team": 0.0, "reward/process": 0.0, **{f"reward/agent_{seat}": 0.0 for seat in range(len(roles))}}
+    for chat in episode.chats:
+        for said in chat.said:
+            for reply in said.replies:
+                paid["reward/team"] += reply.rewards.team / len(said.replies)
+                paid["reward/process"] += reply.rewards.process / len(said.replies) / len(roles)
+                paid[f"reward/agent_{chat.seat}"] += reply.rewards.agent / len(said.replies)
+    return paid
+
+
+def merge(parts: Iterable[Totals]) -> Totals:
+    """The sums of several processes, added up."""
+    found: dict[str, list[float]] = {}
+    for part in parts:
+        for name, (total, count) in part.items():
+            before = found.get(name, (0.0, 0))
+            found[name] = [before[0] + total, before[1] + count]
+    return found
+
+
+def means(sums: Totals) -> dict[str, float]:
+    """The metrics."""
+    return {name: total / count if count else total for name, (total, count) in sums.items()}
