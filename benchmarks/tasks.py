@@ -55,8 +55,9 @@ class TwoTalk:
         texts = [example, example]
         for _ in range(self.turns):
             replies = await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, texts, strict=True)))
-            # Bytes that are no text come back longer, so the quoted part is cut to a fixed length.
-            texts = [f"The other said: {reply.text[: self.words]:{self.words}}" for reply in reversed(replies)]
+            # Random answers are of any length as text, so what is quoted is brought to one.
+            quotes = [reply.text.encode("ascii", "replace").decode()[: self.words] for reply in reversed(replies)]
+            texts = [f"The other said: {quote:{self.words}}" for quote in quotes]
         return Outcome(1.0)
 
 

@@ -6,13 +6,15 @@ are drawn with a seed; a hash of the question decides to which part it belongs, 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import random
 import re
+from collections.abc import Sequence
 
 from envs.tasks.chat import keep_one
-from envs.tasks.task import Ask, CallTimeout, Outcome, check_part
+from envs.tasks.task import Ask, CallTimeout, Outcome, Reply, check_part
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
 TEST_SHARE = 5  # one question in five is in the test part
@@ -46,12 +48,16 @@ def grade(text: str, answer: int) -> dict:
     return {"right": found == answer, "answer": found}
 
 
-async def graded(ask: Ask, text: str, answer: int, name: str = "grade") -> dict:
-    """`grade` in another process; an answer that takes too long to read is no answer."""
-    try:
-        return await ask.verify(grade, text, answer, limit=2.0, name=name)
-    except CallTimeout:
-        return {"right": False, "answer": None}
+async def graded(ask: Ask, replies: Sequence[Reply], answer: int) -> list[dict]:
+    """`grade` of some replies, in other processes; an answer that takes too long to read is no answer."""
+
+    async def one(k, reply):
+        try:
+            return await ask.verify(grade, reply.text, answer, limit=2.0, name=f"grade_{k}")
+        except CallTimeout:
+            return {"right": False, "answer": None}
+
+    return await asyncio.gather(*(one(k, reply) for k, reply in enumerate(replies)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Arithmetic:
     levels      difficulties, which take turns
     n_examples  problems in each part
     seed        of the problems
+    continuation  the candidate that counts, where the run asks for several
     """
 
     levels: tuple[int, ...] = (1, 2, 3)
@@ -78,10 +85,9 @@ class Arithmetic:
         """One question, one answer: 1 for a right one for the team, 0.1 for the process if a number can be read."""
         chat = ask.chat(0, system=f"You compute carefully. {FORMAT}")
         reply = await chat.say(example.question, n=ask.candidates)
-        verdicts = []
-        for candidate in reply.replies:
-            verdicts.append(await graded(ask, candidate.text, example.answer))
-            candidate.reward(team=float(verdicts[-1]["right"]), process=0.1 * (verdicts[-1]["answer"] is not None))
+        verdicts = await graded(ask, reply.replies, example.answer)
+        for candidate, verdict in zip(reply.replies, verdicts, strict=True):
+            candidate.reward(team=float(verdict["right"]), process=0.1 * (verdict["answer"] is not None))
         verdict = verdicts[reply.replies.index(keep_one(ask, chat, reply, self.continuation))]
         metrics = {f"success_level_{example.level}": verdict["right"], "parse_failure": verdict["answer"] is None}
         return Outcome(success=verdict["right"], metrics=metrics)

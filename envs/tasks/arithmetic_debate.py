@@ -65,7 +65,7 @@ class ArithmeticDebate:
                 for seat in range(self.agents)
             ]
             rounds.append(await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, texts, strict=True))))
-            verdicts.append([await graded(ask, reply.text, example.answer) for reply in rounds[-1]])
+            verdicts.append(await graded(ask, rounds[-1], example.answer))
         scores = [[float(v["right"]) for v in turn] for turn in verdicts]
         for t, replies in enumerate(rounds):
             for a, reply in enumerate(replies):

@@ -68,11 +68,9 @@ class SolverChecker:
     async def _turn(self, ask: Ask, chat: Chat, text: str, example: Problem, label: str) -> tuple[str, dict]:
         """One role's turn: the text that is kept and its verdict."""
         reply = await chat.say(text, n=ask.candidates, label=label)
-        verdicts = []
-        for candidate in reply.replies:
-            verdict = await graded(ask, candidate.text, example.answer)
+        verdicts = await graded(ask, reply.replies, example.answer)
+        for candidate, verdict in zip(reply.replies, verdicts, strict=True):
             candidate.reward(team=float(verdict["right"]), process=self.process * (verdict["answer"] is not None))
-            verdicts.append(verdict)
         kept = keep_one(ask, chat, reply, self.continuation)
         return kept.text, verdicts[reply.replies.index(kept)]
 

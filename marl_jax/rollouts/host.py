@@ -135,7 +135,8 @@ class HostRollout:
 
     def _advance(self, state: State) -> State:
         epochs, index = divmod(int(state["index"]) + self.n_examples, len(self.examples))
-        return {**state, "epoch": int(state["epoch"]) + epochs, "index": index, "step": int(state["step"]) + 1}
+        epoch, step = int(state["epoch"]) + epochs, int(state["step"]) + 1
+        return {"seed": int(state["seed"]), "epoch": epoch, "index": index, "step": step}
 
     def _check_candidates(self, episodes) -> None:
         """Candidates that no task asks for leave nothing to compare."""

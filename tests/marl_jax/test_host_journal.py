@@ -147,13 +147,13 @@ def test_failures_and_time_outs_are_repeated_and_finished_episodes_have_no_limit
 
     class Slow(FakeSampler):
         async def answer(self, *args, **kwargs):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.2)
             return await super().answer(*args, **kwargs)
 
-    first, _, metrics = roll(play, tmp_path, n_examples=7, samples=1, time_limit=0.2)
+    first, _, metrics = roll(play, tmp_path, n_examples=7, samples=1, time_limit=1)
     assert metrics["episodes/failed/timeout"] == 1
     hang = False
-    second, _, again = roll(play, tmp_path, Slow(), n_examples=7, samples=1, time_limit=0.2)
+    second, _, again = roll(play, tmp_path, Slow(), n_examples=7, samples=1, time_limit=1)
     assert again["episodes/failed/timeout"] == 1 and again["episodes/failed"] == 1
     assert_equal_samples(first, second)
 
