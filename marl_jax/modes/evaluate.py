@@ -365,7 +365,7 @@ def untuned_weights(setup: Setup) -> dict[str, dict]:
 
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
-    """`--mode=eval`: a run's checkpoint, or the model as it comes, against the opponents of the config."""
+    """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
     setup = setups.make(config)
     if not setup.host and setup.game.competitive and not config.eval.opponents:
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")

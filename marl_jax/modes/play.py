@@ -8,6 +8,7 @@ Moves are typed as the model would write them. `prompt` prints the exact text th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,10 @@ from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
-from marl_jax.modes import evaluate
+from marl_jax.modes import evaluate, task_play
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
+from marl_jax.rollouts.episodes import Episode
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.matches import SeatedTeam
 
@@ -258,9 +260,12 @@ class _Terminal:
             self.write(f"written to {path}")
 
 
-def main(config: ConfigDict, workdir: Path) -> State | None:
+def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
     setup = setups.make(config)
+    if setup.host:
+        with contextlib.closing(setup):
+            return task_play.play(setup, evaluate.present_weights(setup, workdir)[1])
     seat = config.play.seat
     if not -1 <= seat < setup.game.n_players:
         raise RunError(f"config.play.seat is {seat}; accepted: 0 to {setup.game.n_players - 1}, or -1 to watch")

@@ -1,0 +1,51 @@
+"""Host tasks in their forms: an algorithm and a model."""
+
+from ml_collections import ConfigDict
+
+from configs import algorithms, defaults, variants
+
+GROUP = 8
+ALGORITHMS = {
+    "ppo": lambda: algorithms.ppo(epochs=1, minibatches=2, entropy_coef=0.0),
+    "grpo": lambda: algorithms.grpo(GROUP, minibatches=2),
+    "at_grpo": lambda: algorithms.at_grpo(GROUP, minibatches=2),
+}
+
+
+def task(name: str, form: str | None, accepted: tuple[str, ...], max_length: int, **params) -> ConfigDict:
+    """A task in one of its forms, written ALGORITHM, MODEL or ALGORITHM+MODEL.
+
+    accepted    algorithms that the task is made for; the first is the default
+    max_length  tokens of a conversation of a pretrained model
+    params      of the task
+    """
+    algorithm, model = _parts(form, accepted)
+    config = defaults.get_config()
+    config.algo = ALGORITHMS[algorithm]()
+    config.steps = 100
+    config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
+    config.eval.update(dict(every=25, games=256))
+    config.checkpoint.update(dict(every=25, best_metric="self/success"))
+    config = variants.choose(config, model)
+    config.algo.entropy_coef = 0.0
+    defaults.use_task(config, name, **params)
+    episodes = 256 if algorithm != "at_grpo" else 64  # each turn of these is answered GROUP times
+    config.task.update(dict(n_episodes=episodes, max_new_tokens=256, rows=256, max_length=max_length))
+    if model is None:
+        _embedded(config)
+    return config
+
+
+def _embedded(config: ConfigDict) -> None:
+    """Two CPU cores and a model that has never read a word: few episodes, and answers of a few bytes."""
+    config.task.update(dict(n_episodes=config.task.n_episodes // 4, max_new_tokens=2, rows=32))
+    config.eval.games = 64
+
+
+def _parts(form: str | None, accepted: tuple[str, ...]) -> tuple[str, str | None]:
+    """The algorithm and the model; None is the embedded one."""
+    first, _, rest = (form or accepted[0]).partition("+")
+    algorithm, model = (first, rest) if first in ALGORITHMS else (accepted[0], form)
+    if algorithm not in accepted:
+        raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(accepted)}, MODEL or ALGORITHM+MODEL")
+    return algorithm, None if model in ("", "tiny") else model

@@ -1,0 +1,134 @@
+"""A person takes one role of a task in the terminal, or watches; the policies of the run take the others.
+
+    python launch.py --mode=play --workdir=runs/mine --config.play.seat=0      # answer for the first role
+    python launch.py --mode=play --workdir=runs/mine --config.play.seat=-1     # watch
+
+What a role would read is printed as the model reads it. An answer is one line, in which \\n begins a new one; `quit`
+leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import jax
+import numpy as np
+
+from envs.tasks.task import EpisodeError
+from marl_jax.errors import RunError
+from marl_jax.modes.setup.tasks import TaskSetup
+from marl_jax.rollouts import episode_metrics
+from marl_jax.rollouts.conversation import Speaker
+from marl_jax.rollouts.episodes import Episode, Job
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.settings import Sampling
+
+PART = "test"
+PATIENCE = 1e9  # seconds that a person may take
+
+
+class Left(EpisodeError):
+    """The person has left."""
+
+    reason = "left"
+
+
+@dataclasses.dataclass(eq=False)
+class Terminal:
+    """A seat at the terminal: what it reads is printed, and a person or a model answers.
+
+    person  whether a person does
+    shown   whether what a model reads and answers is printed
+    """
+
+    name: str
+    speaker: Speaker
+    source: TextIO
+    output: TextIO
+    lock: asyncio.Lock
+    person: bool = False
+    shown: bool = True
+    read: list[int] = dataclasses.field(default_factory=list)
+
+    async def answer(
+        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
+    ) -> list[Answer]:
+        """Prints what is new to the seat, and gives the answers."""
+        async with self.lock:  # those who speak at once are printed one after the other
+            new = ids[len(self.read) :] if list(ids[: len(self.read)]) == self.read else ids
+            self.read = list(ids)
+            decode = self.speaker.tokenizer.decode
+            if self.shown or self.person:
+                self._write(f"\n--- {self.name} reads\n{decode(list(new))}\n")
+            if self.person:
+                return [await self._typed(self.speaker.max_length - len(ids)) for _ in range(n)]
+            answers = await self.speaker.sampler.answer(ids, sampling, policy, n, deadline)
+            if self.shown:
+                for answer in answers:
+                    self._write(f"--- {self.name} answers\n{decode(self.speaker.content(answer.tokens.tolist()))}\n")
+            return answers
+
+    def set_weights(self, policy: int, weights: dict, version: int) -> None:
+        """The weights are those of the run."""
+
+    async def _typed(self, room: int) -> Answer:
+        self._write(f"--- your answer for {self.name}> ")
+        line = await asyncio.to_thread(self.source.readline)
+        if not line or line.strip() == "quit":
+            raise Left("the person has left")
+        tokenizer = self.speaker.tokenizer
+        text = tokenizer.strip_special(line.rstrip("\n").replace("\\n", "\n"))
+        ids = [*tokenizer.encode(text), tokenizer.stop_ids[0]][:room]
+        zeros = np.zeros(len(ids))
+        return Answer(np.asarray(ids, np.int32), zeros.astype(np.float32), "stop", zeros.astype(np.int32))
+
+    def _write(self, text: str) -> None:
+        self.output.write(text)
+        self.output.flush()
+
+
+def play(
+    setup: TaskSetup, weights: dict, source: TextIO | None = None, output: TextIO | None = None
+) -> Episode:
+    """One episode of the test part, of the example that `play.seed` picks."""
+    c, roles = setup.config.play, setup.roles
+    source, output = source or sys.stdin, output or sys.stdout
+    if not -1 <= c.seat < len(roles):
+        raise RunError(f"config.play.seat is {c.seat}; accepted: 0 to {len(roles) - 1}, or -1 to watch")
+    if c.opponent:
+        raise RunError(f"config.play.opponent is {c.opponent!r} with a task; accepted: '', the policies of the run")
+    lock = asyncio.Lock()
+    speakers, numbers = [], {}
+    for seat, role in enumerate(roles):
+        for policy in setup.seating.policies(seat):
+            speaker = setup.speakers(c.temperature)[policy]
+            place = Terminal(role, speaker, source, output, lock, person=seat == c.seat, shown=c.seat == -1)
+            numbers[seat, policy] = len(speakers)
+            speakers.append(dataclasses.replace(speaker, sampler=place))
+
+    def seating(seat: int, turn: int) -> int:
+        return numbers[seat, setup.seating.policy_at(seat, turn)]
+
+    examples = setup.task.examples(PART)
+    job = Job(0, c.seed, 0, examples[c.seed % len(examples)])
+    runner = setup.runner(c.temperature, c.seed, speakers=speakers, seating=seating, time_limit=PATIENCE)
+    setup.sampler.publish(weights, version=0)
+    with contextlib.closing(runner), jax.set_mesh(setup.mesh):
+        episode = runner.play([job])[0]
+    output.write(_ending(episode, roles))
+    return episode
+
+
+def _ending(episode: Episode, roles: Sequence[str]) -> str:
+    if episode.failed:
+        return f"\nThe episode ended early ({episode.failed}).\n"
+    outcome = episode.outcome
+    lines = [f"\nSuccess: {float(outcome.success):g} ({outcome.reason})."]
+    lines += [f"{name.replace('_', ' ')}: {float(value):g}" for name, value in outcome.metrics.items()]
+    lines += [f"{name}: {value:g}" for name, value in episode_metrics.rewards(episode, roles).items()]
+    return "\n".join(lines) + "\n"
