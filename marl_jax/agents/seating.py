@@ -73,12 +73,15 @@ def seat_names(agents: Mapping[str, str], roles: Sequence[str]) -> list[tuple[st
     """For each seat, who answers at its first, second, … turn: names of policies, or bot:NAME.
 
     agents  from "all", a role or "seat_N", with @TURN behind it or not, to a name: {"all": "main"},
-            {"planner": "a", "executor": "bot:solver"}, {"all": "first", "all@1": "later"}
+            {"planner": "a", "executor": "bot:solver"}, {"all": "first", "all@1": "later"}. A seat's own entries come
+            before those of its role, and these before "all"
     """
     names = []
     for number, role in enumerate(roles):
-        keys = [key for key in (f"seat_{number}", role, "all") if any(_who(agent) == key for agent in agents)]
-        turns = {_turn(agent): name for agent, name in agents.items() if keys and _who(agent) == keys[0]}
+        turns: dict[int, str] = {}
+        for key in ("all", role, f"seat_{number}"):
+            own = {_turn(agent): name for agent, name in agents.items() if _who(agent) == key}
+            turns = own if 0 in own else turns | own  # one that begins later begins with who was there before
         now, row = "", []
         for turn in range(max(turns, default=0) + 1):
             now = turns.get(turn, now)

@@ -1,0 +1,297 @@
+"""Whole runs on tasks: every algorithm, interrupted runs, broken episodes, evaluation, logs, play, several policies."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import defaults
+from marl_jax.config import validate
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import compile as compiling
+from marl_jax.modes import evaluate, export, task_play, train
+from marl_jax.modes import setup as setups
+from marl_jax.modes.identity import check_run, identity
+from marl_jax.running import stats
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.metrics import read_json_lines
+from tests.conftest import ROUGH
+from tests.marl_jax import tiny_run, tiny_task
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMED = ("time", "seconds/rollout", "seconds/update", "episodes/seconds", "episodes_per_s", "tokens_per_s")
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    make = meshes.make
+    monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+
+
+def run(config, workdir):
+    validate.check(config)
+    train.train(config, workdir)
+    return read_json_lines(workdir / "metrics.jsonl")
+
+
+def state(workdir):
+    """Everything in a run's newest checkpoint."""
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore()
+    checkpoints.close()
+    return restored
+
+
+def untimed(workdir):
+    """The metrics of a run without what the clock says."""
+    rows = read_json_lines(workdir / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def launch(workdir, cache, *flags):
+    """A run in a process of its own, with one device."""
+    environment = dict(
+        os.environ, JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", XLA_FLAGS=ROUGH,
+        MOODY_JOURNAL=str(workdir / "journal"),
+    )  # fmt: skip
+    config = f"--config={ROOT}/tests/marl_jax/tiny_task.py:grpo+moody"
+    return subprocess.Popen(
+        [sys.executable, "launch.py", config, f"--workdir={workdir}", f"--compilation_cache={cache}", *flags],
+        cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "at_grpo"])
+@pytest.mark.parametrize("task", ["arithmetic", "arithmetic_debate", "solver_checker"])
+def test_every_task_runs_with_every_algorithm(algorithm, task, tmp_path):
+    config = tiny_task.get_config(f"{algorithm}+{task}")
+    config.task.n_episodes = 2
+    if (algorithm, task) == ("at_grpo", "arithmetic_debate"):
+        with pytest.raises(RunError, match="asked for one answer at every turn"):
+            run(config, tmp_path)
+        return
+    rows = run(config, tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["episodes"] == 2 and row["episodes/finished"] + row["episodes/failed"] == 2
+        assert row["answers_trained"] == row["answers"] and row["skipped"] == 0
+        assert row["logprob_diff"] < 1e-5 and row["tokens"] > row["answers"] and row["tokens_per_s"] > 0
+        assert {"success", "reward/team", "reward/process", "reward/agent_0", "answer_length"} <= set(row)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "at_grpo"])
+def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, tmp_path):
+    config = tiny_task.get_config(algorithm)
+    config.steps = 4
+    whole = run(config, tmp_path / "whole")
+    config.steps = 2
+    run(config, tmp_path / "parts")
+    assert state(tmp_path / "parts").meta["rollout"]["step"] == 2
+    config.steps = 4
+    run(config, tmp_path / "parts")
+    ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert ours.meta == theirs.meta and ours.meta["rollout"]["step"] == 4
+    jax.tree.map(np.testing.assert_array_equal, ours.state, theirs.state)
+    assert untimed(tmp_path / "whole") == untimed(tmp_path / "parts")
+    assert all(row["grad_norm"] > 1e-4 for row in whole), "nothing is learnt, so nothing is compared"
+    assert not list((tmp_path / "whole" / "journal").iterdir()), "a checkpoint makes journals superfluous"
+
+
+def test_killed_while_its_judge_hangs_a_resumed_run_equals_one_that_never_was(tmp_path):
+    cache, whole, broken = tmp_path / "cache", tmp_path / "whole", tmp_path / "broken"
+    flags = ("--config.steps=5", "--config.checkpoint.every=2")
+    uninterrupted = launch(whole, cache, *flags)
+    assert uninterrupted.wait(300) == 0, uninterrupted.stderr.read()
+    started = launch(broken, cache, *flags)
+    journal = broken / "journal" / "step_00000003.process_0.jsonl"
+    deadline = time.monotonic() + 300
+    while not (journal.exists() and '"timeout"' in journal.read_text()):
+        assert started.poll() is None and time.monotonic() < deadline, started.stderr.read()
+        time.sleep(0.002)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    assert len(journal.read_text().splitlines()) < 17, "one line and four for each of four episodes: it is over"
+
+    resumed = launch(broken, cache, *flags)
+    assert resumed.wait(300) == 0, resumed.stderr.read()
+    ours, theirs = state(whole), state(broken)
+    assert ours.meta == theirs.meta and ours.step == 5
+    jax.tree.map(np.testing.assert_array_equal, ours.state, theirs.state)
+    assert untimed(whole) == untimed(broken)
+
+
+def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
+    config = tiny_task.get_config("ppo")
+    config.task.params.broken = True
+    config.task.update(dict(n_episodes=8, time_limit=1.0))
+    config.steps = 2  # all 16 examples
+    rows = run(config, tmp_path)
+    for reason in ("error", "timeout", "nonsense"):
+        assert sum(row.get(f"episodes/failed/{reason}", 0) for row in rows) == 1
+    assert sum(row["episodes/finished"] for row in rows) == 13 and all(row["skipped"] == 0 for row in rows)
+
+
+# ---------------------------------------------------------------------------------------------- evaluation and logs
+
+
+def test_evaluation_logs_and_report(tmp_path, capsys):
+    config = tiny_task.get_config("grpo")
+    config.steps = 2
+    config.eval.update(dict(every=1, games=100))
+    config.checkpoint.update(dict(best_metric="self/success", every=50))
+    config.log.update(dict(games=2, games_every=1))
+    run(config, tmp_path)
+    rows = read_json_lines(tmp_path / "eval.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert row["opponent"] == "self" and row["games"] == row["distinct"] == 16, "each test example once"
+        expected = stats.wilson(row["success"] * 16, 16)
+        assert (row["success_low"], row["success_high"]) == pytest.approx((expected.low, expected.high))
+        assert row["length"] > 0 and row["failed"] == 0
+    assert state(tmp_path).meta["run"]["task"]["name"] == "plain"
+
+    episodes = read_json_lines(tmp_path / "games.jsonl")
+    assert [episode["step"] for episode in episodes] == [1, 1, 2, 2]
+    first = episodes[0]
+    assert [move["player"] for move in first["moves"]] == [0, 1, 0]
+    assert first["players"] == ["writer (tiny)", "editor (tiny)"]
+    assert "train" in first["moves"][0]["prompt"] and "<|im_start|>system\nWrite." in first["moves"][0]["prompt"]
+    assert "Write." not in first["moves"][2]["prompt"], "a later turn shows what is new"
+    assert first["moves"][0]["reward"][0] == pytest.approx(
+        first["moves"][0]["reward"][1] + 0.1 * len(first["moves"][0]["answer"])
+    )
+    page = (tmp_path / "report.html").read_text()
+    assert "plain with tiny" in page and "Episodes" in page and "4 episodes a step" in page and "success" in page
+    assert "writer (tiny)" in next((tmp_path / "logs").glob("llm_conversation_*")).read_text()
+
+    # The same, from the checkpoint, in a mode of its own: equal to what the run found.
+    config.eval.step = "newest"
+    found = evaluate.main(config, tmp_path)
+    assert {k: v for k, v in rows[-1].items() if k not in ("step", "time")} == pytest.approx(found[0])
+    assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 2
+    assert [folder.name for folder in export.main(config, tmp_path)] == ["main"]
+
+
+def test_a_person_answers_for_a_role_or_watches(tmp_path):
+    config = tiny_task.get_config("grpo")
+    setup = setups.make(config)
+    with jax.set_mesh(setup.mesh):
+        weights = evaluate.untuned_weights(setup)
+    said = io.StringIO()
+    config.play.seat = 0
+    episode = task_play.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)
+    assert episode.outcome.success == 1.0 and episode.outcome.metrics["length"] == 4
+    text = said.getvalue()
+    assert "Write." in text and text.count("writer reads") == 2 and "editor" not in text and "Success: 1" in text
+    assert episode.chats[0].said[1].replies[0].text == "BBBB"
+
+    config.play.seat, said = -1, io.StringIO()
+    episode = task_play.play(setup, weights, io.StringIO(), said)
+    assert said.getvalue().count("reads") == 3 and said.getvalue().count("AAA") == 0
+    assert "editor answers" in said.getvalue() and not episode.failed
+
+    config.play.seat = 1
+    assert task_play.play(setup, weights, io.StringIO("quit\n"), io.StringIO()).failed == "left"
+    config.play.seat = 2
+    with pytest.raises(RunError, match="play.seat is 2; accepted: 0 to 1"):
+        task_play.play(setup, weights)
+    setup.close()
+
+
+# ------------------------------------------------------------------------------------------------ several policies
+
+
+def per_role(config, lora):
+    config.agents = ConfigDict(dict(writer="w", editor="e"))
+    config.policies = ConfigDict(dict(w=defaults.policy(), e=defaults.policy()))
+    config.model.lora.rank = 2 if lora else 0
+    return config
+
+
+def changes(workdir):
+    """How far the adapters of both policies have moved from their start: B, [L, n, r, out], begins with zeros."""
+    (found,) = state(workdir).state["trained"].values()
+    adapters = found["adapters"].values()
+    return {name: sum(np.abs(x["b"][:, i]).sum() for x in adapters) for i, name in enumerate("ew")}
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "models"])
+def test_a_policy_for_each_role(lora, tmp_path):
+    config = per_role(tiny_task.get_config("grpo"), lora)
+    config.steps = 2
+    rows = run(config, tmp_path)
+    assert all(row["logprob_diff"] < 1e-5 and row["answers_trained"] == row["answers"] == 12 for row in rows)
+    if lora:
+        assert min(changes(tmp_path).values()) > 0
+    else:
+        assert rows[-1]["w/answers_trained"] == 8 and rows[-1]["e/answers_trained"] == 4
+
+    config.policies.e.frozen = True
+    rows = run(config, tmp_path / "frozen")
+    assert all(row["answers_trained"] == 8 for row in rows)
+    if lora:
+        moved = changes(tmp_path / "frozen")
+        assert moved["w"] > 0 and moved["e"] == 0
+    else:
+        assert list(state(tmp_path / "frozen").state["trained"]) == ["w"]
+
+
+def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
+    config = per_role(tiny_task.get_config("grpo"), lora=True)
+    config.agents = ConfigDict({"all": "w", "writer@1": "e"})
+    config.steps = 2
+    run(config, tmp_path)
+    seating = setups.make(config).seating
+    assert [seating.policy_at(0, turn) for turn in (0, 1, 2)] == [1, 0, 0] and seating.policy_at(1, 5) == 1
+    assert min(changes(tmp_path).values()) > 0
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("checkpoint.best_metric", "random/win_rate", "self/success"),
+        ("eval.opponents", ("random",), "opponents"),
+        ("eval.swap_roles", True, "swap_roles"),
+        ("algo.critic", "central", "'head' or 'separate'"),
+        ("task.max_new_tokens", 256, "leaves no room"),
+        ("agents.all", "bot:random", "name of a policy"),
+    ],
+)
+def test_configs_that_cannot_work_are_refused(field, value, problem):
+    config = tiny_task.get_config("ppo").unlock()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(ConfigError, match=problem):
+        validate.check(config)
+
+
+def test_what_does_not_fit_the_model_or_the_batch_is_refused(tmp_path):
+    config = tiny_task.get_config("grpo")
+    config.task.max_length = 5000
+    with pytest.raises(ConfigError, match="task.max_length is 5000"):
+        setups.make(config)
+    with pytest.raises(ConfigError, match="whose rollout is Python on the host"):
+        compiling.main(config, tmp_path, "v5e:2x2")
+
+
+def test_a_checkpoint_of_a_task_is_not_that_of_a_game(tmp_path):
+    task, game = setups.make(tiny_task.get_config("ppo")), setups.make(tiny_run.get_config())
+    for one, other, name in ((task, game, "task.name is 'plain' there and '' here"), (game, task, "there and 'plain'")):
+        with pytest.raises(RunError, match=name):
+            check_run(json.loads(json.dumps(identity(one))), other, tmp_path)
+        check_run(json.loads(json.dumps(identity(one))), one, tmp_path)
