@@ -6,6 +6,7 @@ ones; policies have the numbers that they have in the team.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,21 +54,19 @@ class TeamSampler:
         All processes call it, because weights that are split over them are gathered.
         """
         backbones = self.team.backbones
-        if self._thread is None:
-            batchers = [self._batcher(backbone, self._whole(params[backbone.name]), version) for backbone in backbones]
-            routes = [_route(backbones, name) for name in self.team.policies]
-            self._thread = BatcherThread(Batchers(batchers, routes))
-            return
-        for backbone in backbones:
-            weights = params[backbone.name]
-            if backbone.policy.lora is None:
-                number = self.team.policies.index(backbone.name)
-                self._thread.set_weights(number, self._whole({"model": weights["model"]})["model"], version)
-                continue
-            adapters = self._whole({"adapters": weights["adapters"]})["adapters"]
-            for index, name in enumerate(backbone.policies):
-                number = self.team.policies.index(name)
-                self._thread.set_weights(number, _adapter(adapters, index), version)
+        parts = ("model", "adapters") if self._thread is None else ("adapters",)  # the base of adapters stays
+        own = {b.name: self._whole(_acting(params[b.name], parts)) for b in backbones}
+        with contextlib.nullcontext() if self._local is None else jax.set_mesh(self._local):
+            if self._thread is None:
+                batchers = [self._batcher(backbone, own[backbone.name], version) for backbone in backbones]
+                routes = [_route(backbones, name) for name in self.team.policies]
+                self._thread = BatcherThread(Batchers(batchers, routes))
+                return
+            for backbone in backbones:
+                for index, name in enumerate(backbone.policies):
+                    weights = own[backbone.name]
+                    weights = _adapter(weights["adapters"], index) if "adapters" in weights else weights["model"]
+                    self._thread.set_weights(self.team.policies.index(name), weights, version)
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
@@ -95,16 +94,15 @@ class TeamSampler:
         engine.versions = [version] * engine.n_policies
         return Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)
 
-    def _whole(self, weights: Mapping[str, Any]) -> dict:
-        """The parts with which a policy acts, as arrays that this process can read alone."""
-        weights = {name: part for name, part in weights.items() if name in ("model", "adapters")}
+    def _whole(self, weights: dict) -> dict:
+        """Weights as arrays that this process can read alone."""
         if jax.process_count() == 1:
             return weights
         return jax.tree.map(functools.partial(_own_copy, self._local), _gather(self.mesh)(weights))
 
 
 def local_mesh(mesh: Mesh) -> Mesh | None:
-    """This process's part of a mesh; None where that is one device.
+    """This process's part of a mesh; None where there is one device in all.
 
     With several processes, each has its devices to itself: rows are split over them, or heads where the mesh says so.
     """
@@ -113,8 +111,6 @@ def local_mesh(mesh: Mesh) -> Mesh | None:
     if jax.process_count() == 1:
         return mesh
     devices = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    if len(devices) == 1:
-        return None
     shape = (len(devices) // mesh.shape["tensor"], 1, mesh.shape["tensor"])
     return jax.make_mesh(shape, MESH_AXES, devices=devices, axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES))
 
@@ -124,11 +120,14 @@ def _gather(mesh: Mesh):
     return jax.jit(lambda tree: tree, out_shardings=placement.replicated(mesh))
 
 
-def _own_copy(mesh: Mesh | None, x: jax.Array) -> jax.Array:
+def _acting(weights: Mapping[str, Any], parts: Sequence[str]) -> dict:
+    """The parts that are there; those of a policy that is no adapter are the model."""
+    return {name: weights[name] for name in parts if name in weights} or {"model": weights["model"]}
+
+
+def _own_copy(mesh: Mesh, x: jax.Array) -> jax.Array:
     """An array that every device has all of, as one of this process's devices alone."""
     pieces = [shard.data for shard in x.addressable_shards]
-    if mesh is None:
-        return pieces[0]
     return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, PartitionSpec()), pieces)
 
 
