@@ -12,12 +12,15 @@ ALGORITHMS = {
 }
 
 
-def task(name: str, form: str | None, accepted: tuple[str, ...], max_length: int, **params) -> ConfigDict:
+def task(
+    name: str, form: str | None, accepted: tuple[str, ...], max_length: int, small_episodes: int, **params
+) -> ConfigDict:
     """A task in one of its forms, written ALGORITHM, MODEL or ALGORITHM+MODEL.
 
-    accepted    algorithms that the task is made for; the first is the default
-    max_length  tokens of a conversation of a pretrained model
-    params      of the task
+    accepted        algorithms that the task is made for; the first is the default
+    max_length      tokens of a conversation of a pretrained model
+    small_episodes  episodes of a step of the embedded model
+    params          of the task
     """
     algorithm, model = _parts(form, accepted)
     config = defaults.get_config()
@@ -32,14 +35,10 @@ def task(name: str, form: str | None, accepted: tuple[str, ...], max_length: int
     episodes = 256 if algorithm != "at_grpo" else 64  # each turn of these is answered GROUP times
     config.task.update(dict(n_episodes=episodes, max_new_tokens=256, rows=256, max_length=max_length))
     if model is None:
-        _embedded(config)
+        # Two CPU cores and a model that has never read a word: few episodes, and answers of two bytes.
+        config.task.update(dict(n_episodes=small_episodes, max_new_tokens=2, rows=32, max_length=768))
+        config.eval.games = 32
     return config
-
-
-def _embedded(config: ConfigDict) -> None:
-    """Two CPU cores and a model that has never read a word: few episodes, and answers of a few bytes."""
-    config.task.update(dict(n_episodes=config.task.n_episodes // 4, max_new_tokens=2, rows=32))
-    config.eval.games = 64
 
 
 def _parts(form: str | None, accepted: tuple[str, ...]) -> tuple[str, str | None]:

@@ -64,7 +64,9 @@ class ArithmeticDebate:
                 example.question if turn == 0 else _next_round(example, names, seat, rounds[-1])
                 for seat in range(self.agents)
             ]
-            rounds.append(await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, texts, strict=True))))
+            # With a label of its own, a turn's answers are compared with each other: each has its whole return.
+            asked = [chat.say(text, label=f"turn_{turn + 1}") for chat, text in zip(chats, texts, strict=True)]
+            rounds.append(await asyncio.gather(*asked))
             verdicts.append(await graded(ask, rounds[-1], example.answer))
         scores = [[float(v["right"]) for v in turn] for turn in verdicts]
         for t, replies in enumerate(rounds):
