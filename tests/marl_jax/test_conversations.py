@@ -139,7 +139,9 @@ def test_means_are_over_answers_not_rows(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [dict(critic="head"), dict(critic="none", lora=1, prefix=True)], ids=["value head", "adapter and prefix"]
+    "settings",
+    [dict(critic="head"), dict(critic="none", lora=1, prefix=True)],
+    ids=["value head", "adapter and prefix"],
 )
 def test_packed_conversations(settings):
     """Rows of several answers share rows of twice their length; loss and gradients are those of the answers alone."""
