@@ -66,7 +66,7 @@ class Backbone:
     @property
     def row(self) -> int:
         """T: the length of a row of its prompts and answers."""
-        return row_length(self.prompt.first_length, self.policy.width)
+        return row_length(self.prompt.opening_length, self.policy.width)
 
     def params(self, key: jax.Array) -> dict:
         """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
@@ -274,17 +274,17 @@ class Prompts:
         return self.prompts[0].context
 
     @property
-    def first_length(self) -> int:
-        """T of `first`: the longest of them."""
-        return max(prompt.first_length for prompt in self.prompts)
+    def opening_length(self) -> int:
+        """T of `opening`: the longest of them."""
+        return max(prompt.opening_length for prompt in self.prompts)
 
-    def first(self, state: Any, player: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Prompt.first`, in the tokens of the model that plays the seat."""
-        rendered = [prompt.first(state, player) for prompt in self.prompts]
-        rows = jnp.stack([jnp.pad(tokens, (0, self.first_length - tokens.shape[0])) for tokens, _ in rendered])
+    def opening(self, state: Any, player: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As `Prompt.opening`, in the tokens of the model that plays the seat."""
+        rendered = [prompt.opening(state, player) for prompt in self.prompts]
+        rows = jnp.stack([jnp.pad(tokens, (0, self.opening_length - tokens.shape[0])) for tokens, _ in rendered])
         backbone = jnp.asarray(np.asarray(self.seat_backbone, np.int32))[player]
         return rows[backbone], jnp.stack([length for _, length in rendered])[backbone]
 
-    def first_text(self, state: Any, player: int) -> str:
-        """As `Prompt.first_text`; chat formats differ between models."""
-        return self.prompts[self.seat_backbone[player]].first_text(state, player)
+    def opening_text(self, state: Any, player: int) -> str:
+        """As `Prompt.opening_text`; chat formats differ between models."""
+        return self.prompts[self.seat_backbone[player]].opening_text(state, player)

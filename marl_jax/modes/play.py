@@ -62,8 +62,8 @@ class PolicySeat:
         """The policy's action: int32[]."""
         policy, prompt = self.player.policy, self.player.prompt
         seat = self.game.player(state)
-        tokens, length = prompt.first(state, seat)
-        tokens = jnp.pad(tokens, (0, row_length(prompt.first_length, policy.width) - tokens.shape[0]))
+        tokens, length = prompt.opening(state, seat)
+        tokens = jnp.pad(tokens, (0, row_length(prompt.opening_length, policy.width) - tokens.shape[0]))
         ids = jnp.asarray(self.player.seat_policy, jnp.int32)[seat]
         legal = self.game.legal(state)
         rows = (tokens, length, legal, key, ids)
@@ -152,7 +152,7 @@ class _Terminal:
         """All that the model would have read so far, up to where its answer begins."""
         if player in self.said:
             return self.said[player] + self.prompt.close_text + self.pending[player] + self.prompt.ask_text(player)
-        return self.prompt.first_text(state, player)
+        return self.prompt.opening_text(state, player)
 
     def tell_move(self, state: State, mover: int, action: int, after: State) -> None:
         if self.prompt.context == "history":

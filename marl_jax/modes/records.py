@@ -42,7 +42,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         who = match.contestants[seats[seat]]
         prompt, answer, error = "", game.action_names[action], ""
         if isinstance(who, Player) and not who.leaves(seat):
-            prompt = who.prompt.first_text(state, seat)
+            prompt = who.prompt.opening_text(state, seat)
             answer = who.tokenizers[seat].decode(played.answer[turn, row, : played.answer_length[turn, row]].tolist())
             error = UNUSABLE if played.failed[turn, row] else ""
         state, reward = step(state, action)

@@ -242,18 +242,18 @@ class Rollout:
 
     def _view(self, state, player, through):
         view = state if self.symmetry is None else self.symmetry.apply(state, through)
-        tokens, length = self.prompt.first(view, player)
+        tokens, length = self.prompt.opening(view, player)
         return view, self._padded(tokens), length, self.game.legal(view)
 
     def _padded(self, tokens):
-        room = row_length(self.prompt.first_length, self.policy.width) - tokens.shape[0]
+        room = row_length(self.prompt.opening_length, self.policy.width) - tokens.shape[0]
         return jnp.pad(tokens, (0, room))
 
     def _central_view(self, view, player):
         n = self.game.n_players
         seats = (player + 1 + jnp.arange(n)) % n  # the mover last
-        tokens, lengths = jax.vmap(lambda seat: self.prompt.first(view, seat))(seats)
-        return critics.join_views(tokens, lengths, row_length(n * self.prompt.first_length, 1))
+        tokens, lengths = jax.vmap(lambda seat: self.prompt.opening(view, seat))(seats)
+        return critics.join_views(tokens, lengths, row_length(n * self.prompt.opening_length, 1))
 
     def _unmap(self, action, through):
         """The action in the game that is seen as `action` through a symmetry."""

@@ -146,8 +146,8 @@ class Match:
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             return action, *nothing, jnp.zeros(action.shape, bool)
         policy, prompt = contestant.policy, contestant.prompt
-        tokens, lengths = jax.vmap(prompt.first)(state, player)
-        room = row_length(prompt.first_length, policy.width) - tokens.shape[1]
+        tokens, lengths = jax.vmap(prompt.opening)(state, player)
+        room = row_length(prompt.opening_length, policy.width) - tokens.shape[1]
         tokens = jnp.pad(tokens, ((0, 0), (0, room)))
         ids = jnp.asarray(contestant.seat_policy, jnp.int32)[player]
         legal = jax.vmap(self.game.legal)(state)

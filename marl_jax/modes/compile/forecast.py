@@ -212,7 +212,7 @@ class Counted:
         algo, games = setup.config.algo, rollout.sections.rows
         prompts = games * (rollout.turns + (setup.game.n_players if algo.name == "ppo" else 0))
         candidates = algo.group_size if algo.name == "at_grpo" else 1
-        found = cls(row_length(rollout.prompt.first_length, rollout.policy.width), 0, 0, 0.0, 0.0, 0.0)
+        found = cls(row_length(rollout.prompt.opening_length, rollout.policy.width), 0, 0, 0.0, 0.0, 0.0)
         for backbone in setup.backbones:
             policy, cfg = backbone.policy, backbone.model.cfg
             skipped = len(policy.prefix) if policy.keeps_prefix else 0
