@@ -35,21 +35,11 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.game import Game, State
 from envs.games.prompt import History, Prompt
 from envs.games.roles import TwoRole
-from envs.games.template import (
-    Compiled,
-    Encoder,
-    Fixed,
-    MergeError,
-    Piece,
-    Table,
-    Template,
-    Tokenizer,
-    check_neighbours,
-    token_table,
-)
+from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbours, token_table
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.games import text as texts
+from envs.games.borders import MergeError
 from envs.games.bots import UniformBot
 from envs.games.hanabi import short_text
 from envs.games.hanabi.rules import Hanabi
 from envs.games.registry import make
 from envs.games.roles import EXECUTOR, TwoRole
-from envs.games.template import MergeError, join
+from envs.games.template import join
 from scripts import texts_page
 from tests.envs.readers import READERS
 from tests.envs.test_template import Words
