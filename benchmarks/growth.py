@@ -61,7 +61,7 @@ class Longer(Rollout):
     longer: int = 1
 
     def _padded(self, tokens):
-        row = self.longer * row_length(self.prompt.first_length, self.policy.width)
+        row = self.longer * row_length(self.prompt.opening_length, self.policy.width)
         return jnp.pad(tokens, (0, row - tokens.shape[0]))
 
 

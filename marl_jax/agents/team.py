@@ -78,7 +78,7 @@ class Backbone:
     @property
     def prompt_length(self) -> int:
         """Tokens of the longest prompt behind the prefix."""
-        return self.prompt.first_length - len(self.policy.prefix)
+        return self.prompt.opening_length - len(self.policy.prefix)
 
     @property
     def row(self) -> int:
@@ -87,7 +87,7 @@ class Backbone:
 
     def opening(self, state: Any, seat: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The prompt of a turn that stands alone, behind the prefix: int32 [T'], and its length."""
-        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.first(state, seat)
+        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.opening(state, seat)
 
     def params(self, key: jax.Array) -> dict:
         """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
@@ -316,4 +316,4 @@ class Prompts:
 
     def opening_text(self, state: Any, seat: int, policy: int) -> str:
         """The whole text of such a prompt; chat formats differ between models."""
-        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.first_text(state, seat)
+        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.opening_text(state, seat)

@@ -88,7 +88,7 @@ def walked(roll, b, start, samples):
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, t), b), 3)
 
     def greedy(p):
-        tokens = jnp.asarray([list(PROMPT.first_text(roled(p, start, b), 1).encode())])
+        tokens = jnp.asarray([list(PROMPT.opening_text(roled(p, start, b), 1).encode())])
         return int(NoModel().act({}, tokens, None, None, None, jnp.array([1]), temperature=0.0).action[0])
 
     return plain_tree.walk(
@@ -174,7 +174,7 @@ def check_e(kind=TreeRollout):
     start, samples, _, _ = played(kind)
     for b in range(ROWS):
         for t, group in enumerate(walked(program(), b, start, samples)):
-            shown = PROMPT.first_text(roled(group["position"], start, b), group["player"])
+            shown = PROMPT.opening_text(roled(group["position"], start, b), group["player"])
             assert all(text(samples, t, b, k) == shown for k in range(K)), (t, b)
 
 

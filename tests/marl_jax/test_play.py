@@ -69,7 +69,7 @@ def test_prompt_is_the_models(tic_tac_toe):
     game, prompt = tic_tac_toe
     _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["prompt", "5", "prompt", "quit"])
     start = jax.jit(game.reset)(jax.random.key(0))
-    first = prompt.first_text(start, 0)
+    first = prompt.opening_text(start, 0)
     assert first in screen
     middle, _ = game.step(start, jnp.int32(4))
     state, _ = game.step(middle, jnp.int32(0))

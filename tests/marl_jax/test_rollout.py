@@ -50,7 +50,7 @@ def test_games_follow_the_rules_and_the_prompt_shows_the_position():
         state = GAME.reset(jax.random.key(0))
         for t in range(TURNS):
             player = int(player_of(state))
-            expected = tiny_play.TOKENIZER.encode(prompt.first_text(state, player))
+            expected = tiny_play.TOKENIZER.encode(prompt.opening_text(state, player))
             length = int(samples.prompt_lengths[t, row])
             assert samples.tokens[t, row, :length].tolist() == expected
             assert int(samples.agent[t, row]) == player
@@ -191,7 +191,7 @@ def test_seats_see_the_game_through_their_symmetry():
         state = GAME.reset(jax.random.key(0))
         for t in range(4):
             player, through = int(samples.agent[t, row]), start.symmetry[row, int(samples.agent[t, row])]
-            shown = tiny_play.prompt().first_text(see(state, through), player)
+            shown = tiny_play.prompt().opening_text(see(state, through), player)
             assert samples.tokens[t, row, :10].tolist() == tiny_play.TOKENIZER.encode(shown)
             move = next(a for a in range(9) if int(map_action(a, through)) == int(samples.action[t, row]))
             state, _ = step(state, jnp.int32(move))

@@ -61,7 +61,7 @@ def test_the_executor_follows_and_reads_the_proposal(perfect):
     np.testing.assert_array_equal(planner, executor)
     backbone = setup.backbone
     for row in range(3):
-        text = backbone.prompt.first_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
+        text = backbone.prompt.opening_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
         read = samples.tokens[0, row, : samples.prompt_lengths[0, row]]
         assert backbone.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
         proposal = "udlr"[samples.action[0, row]]
