@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from marl_jax.agents.seating import BOT
 from marl_jax.config import batches
 from marl_jax.config.schema import LORA_TARGETS
 from marl_jax.errors import did_you_mean, not_divisible
 from marl_jax.fields import STEP
-from marl_jax.rollouts.opponents import BOT
 from models import registry as models
 from models.config import ModelConfig
 

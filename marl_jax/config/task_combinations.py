@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from marl_jax.agents.seating import BOT
 from marl_jax.config import combinations
-from marl_jax.rollouts.opponents import BOT
 from registries import Registry
 
 
