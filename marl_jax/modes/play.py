@@ -57,11 +57,11 @@ class PolicySeat:
     ready: dict
     temperature: float = 0.0
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
-        """The policy's action: int32[]."""
+    def act(self, state: State, key: jax.Array, turn: jax.Array | int = 0) -> jax.Array:
+        """The action of the policy that answers at the game's turn of this number: int32[]."""
         team, seating = self.seated.team, self.seated.seating
         seat = self.game.player(state)
-        policy = seating.policy(seat)
+        policy = self.seated.policy(seat, turn)
         tokens, length = team.prompts.opening(state, seat, policy)
         tokens = jnp.pad(tokens, (0, row_length(tokens.shape[0], team.width) - tokens.shape[0]))
         rows = jax.tree.map(lambda x: x[None], (tokens, length, self.game.legal(state), key, policy))
@@ -72,7 +72,12 @@ class PolicySeat:
         return seating.bot_actions(*one, action)[0]
 
 
-Seat = Person | Bot
+Seat = Person | PolicySeat | Bot
+
+
+def _act_at(seat: PolicySeat | Bot):
+    """(state, key, turn) -> action; only policies care for the turn."""
+    return seat.act if isinstance(seat, PolicySeat) else lambda state, key, turn: seat.act(state, key)
 
 
 def play(
@@ -91,7 +96,7 @@ def play(
     names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
     table = _Terminal(game, prompt, list(names), source or sys.stdin, output or sys.stdout)
     persons = [i for i, seat in enumerate(seats) if isinstance(seat, Person)]
-    acts = {i: jax.jit(seat.act) for i, seat in enumerate(seats) if i not in persons}
+    acts = {i: jax.jit(_act_at(seat)) for i, seat in enumerate(seats) if i not in persons}
     step, look = jax.jit(game.step), jax.jit(lambda s: (game.player(s), game.done(s), game.legal(s)))
 
     key = jax.random.key(seed)
@@ -110,7 +115,7 @@ def play(
         else:
             if not persons:
                 table.show_board(state, None)
-            action = int(acts[mover](state, jax.random.fold_in(key, turn)))
+            action = int(acts[mover](state, jax.random.fold_in(key, turn), turn))
         table.tell_move(state, mover, action)
         state, reward = step(state, jnp.int32(action))
         paid += jax.device_get(reward.team + reward.agent + reward.process)
