@@ -86,7 +86,8 @@ def expected_actions(turns):
 def test_a_rollout_asks_the_policy_of_the_turn():
     roll = tiny_play.rollout(GAME, tiny_play.policy(), 4, 8, learns=(True, False))
     roll = dataclasses.replace(roll, team=ByNumber(), seating=Seating(TABLE))
-    samples, finished, _ = jax.device_get(jax.jit(roll.play)({}, roll.fresh_games(jax.random.key(0)), jax.random.key(1)))
+    games = roll.fresh_games(jax.random.key(0))
+    samples, finished, _ = jax.device_get(jax.jit(roll.play)({}, games, jax.random.key(1)))
     in_time = lambda x: x.reshape(-1)[samples.answer_at]  # noqa: E731
     turn, policy, action = (np.asarray(in_time(x)) for x in (samples.turn, samples.policy[:, None], samples.action))
     np.testing.assert_array_equal(policy, np.where(turn < 2, FIRST, LATER))
@@ -133,7 +134,7 @@ def config(agents, *policies):
     made.model.lora.rank = 2
     with made.unlocked():
         made.agents = agents
-        made.policies = {name: made.policies.main for name in policies}
+        made.policies = dict.fromkeys(policies, made.policies.main)
     return made
 
 
