@@ -150,7 +150,7 @@ def test_nothing_is_transferred_while_games_are_played():
 @pytest.mark.parametrize("critic", ["head", "separate", "central"])
 def test_a_historical_opponent_needs_no_critic(critic):
     roll = program(Sections(1, historical=2), tiny_play.policy(critic=critic))
-    snapshot = roll.team.acting_params(params_of(roll, seed=5))
+    snapshot = roll.team.snapshot(params_of(roll, seed=5))
     assert set(snapshot["main"]) == {"model"}
     samples, _, _ = run(roll, params_of(roll), roll.fresh_games(jax.random.key(0)), snapshot=snapshot)
     assert float(np.std(samples.values)) > 1e-3  # the learner's own are there in all rows
@@ -185,7 +185,7 @@ def test_sections_have_the_right_opponents():
     roll = program(sections)
     params, other = params_of(roll), params_of(roll, seed=5)
     start = roll.fresh_games(jax.random.key(0))
-    samples, finished, _ = run(roll, params, start, snapshot=roll.team.acting_params(other))
+    samples, finished, _ = run(roll, params, start, snapshot=roll.team.snapshot(other))
     seat = np.asarray(start.seat)
     who, player = samples.policy[:TURNS], samples.seat[:TURNS]
     weights = samples.loss_weights[:TURNS]
@@ -198,7 +198,7 @@ def test_sections_have_the_right_opponents():
     points, count = results(finished, slice(12, 16))
     assert 0 <= float(points) <= 0.5 * float(count)  # nobody beats minimax
     # Other rows do not care who the historical opponent is; those of its own section do.
-    same, _, _ = run(roll, params, start, snapshot=roll.team.acting_params(params))
+    same, _, _ = run(roll, params, start, snapshot=roll.team.snapshot(params))
     others = [*range(8), *range(12, 16)]
     np.testing.assert_array_equal(same.tokens[:, others], samples.tokens[:, others])
     assert (same.tokens[:, 8:12] != samples.tokens[:, 8:12]).any()
