@@ -1,6 +1,7 @@
 """Warm starts: what a bot shows, learning from it, and runs that begin where that ended."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -154,6 +155,19 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
     np.testing.assert_allclose([loss, metrics["probability"]], [np.log(4), 0.25], rtol=1e-5)
 
 
+def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again():
+    setup = setups.make(get_config(), devices=jax.devices()[:1])
+    optimiser = train.optimiser_of(setup.config)
+    key = jax.random.key(0)
+    states, state = train.at_start(setup, setup.rollout, optimiser, key)
+    samples, *_ = jax.jit(setup.rollout.__call__)(train.all_weights(states), state, key)
+    learn, losses = jax.jit(functools.partial(train.learn_step, setup, optimiser)), []
+    for i in range(60):
+        states, metrics = learn(states, samples, jax.random.key(i))
+        losses.append(float(metrics["loss"]))
+    assert losses[0] > 1.2 and losses[-1] < losses[0] / 2
+
+
 def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
     setup, optimiser = perfect[0], train.optimiser_of(perfect[0].config)
     imitation, prompt, held_out = sft.SFT.examine(setup), setup.backbone.prompt, setup.game.held_out()
@@ -181,11 +195,11 @@ def run(tmp_path_factory):
     return config, workdir
 
 
-def test_a_run_learns_and_leaves_what_runs_leave(run):
+def test_a_run_leaves_what_runs_leave(run):
     config, workdir = run
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[-1]["loss"] < rows[0]["loss"] and {"probability", "grad_norm", "tokens_per_s"} <= rows[0].keys()
+    assert {"loss", "probability", "grad_norm", "tokens_per_s"} <= rows[0].keys()
     evals = read_json_lines(workdir / "eval.jsonl")
     found = [(row["step"], row["opponent"]) for row in evals]
     assert found == [(0, "self"), (0, "random alone"), (0, "demonstrations"), (4, "self"), (4, "demonstrations")]
