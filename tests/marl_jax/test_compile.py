@@ -40,7 +40,7 @@ def test_bytes_of_every_kind_are_those_of_the_shards(made):
     assert play.given["parameters"] == learn.given["parameters"] == parameters
     assert learn.given["optimiser"] == 2 * parameters + 4 + 4  # Adam's moments, its count and that of the schedule
     assert play.beside == learn.given["optimiser"]  # it stays on the chip while games are played
-    assert learn.beside == play.given["games"]
+    assert learn.beside == play.given["rollout"]
     assert learn.total == sum(learn.given.values()) + learn.temporaries + learn.outputs + learn.beside
     assert found.needs == max(play.total, learn.total) and not found.refused
     assert found.fits(found.needs) and not found.fits(found.needs - 1)
