@@ -35,7 +35,7 @@ from marl_jax.learning.update import new_train_state
 from marl_jax.modes import setup as setups
 from marl_jax.modes.compile import programs
 from marl_jax.modes.report.curves import HEIGHT, WIDTH, Series, chart
-from marl_jax.modes.train import all_weights
+from marl_jax.modes.train import all_weights, optimiser_of
 from marl_jax.rollouts.games import GameRollout
 from models import registry, tokenizers
 
@@ -126,7 +126,7 @@ def compiled(case: Case) -> Ready:
     if case.longer > 1:
         settings = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
         rollout = Longer(**settings, longer=case.longer)
-    optimiser = programs.optimiser_of(setup)
+    optimiser = optimiser_of(setup.config)
     state = programs.abstract_state(setup, rollout, optimiser)
     traced = programs.trace_play(setup, rollout, state)
     play = programs.compiled(setup, traced)
@@ -225,8 +225,8 @@ def main():
     found = []
     for case in ready:
         found.append(measure(case, args.repeats))
-        cast_for_compute = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
-        print(json.dumps(cast_for_compute), flush=True)
+        short = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
+        print(json.dumps(short), flush=True)
     stats = jax.devices()[0].memory_stats() or {}
     print(json.dumps(dict(kind="all", peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30)))
     print(markdown(found))
