@@ -4,10 +4,10 @@
     python -m benchmarks.rl_step --share=1      # the learner reads a prompt once for every answer
 
 Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
-groups of `--group`, temperature 1, no KL. The rollout is `Policy.act` (each prompt is read once, its cache repeated);
-the update is `grpo.prepare` and `update.make_update` with AT-GRPO's settings, AdamW, master weights
-and moments in float32, arithmetic in bfloat16; laying the new weights out for the sampler is part of the rollout. A
-random number stands for the reward. Each time is the median of `--repeats` steps after a first one.
+groups of `--group`, temperature 1, no KL. The rollout is `answering.act` (each prompt is read once, its cache
+repeated); the update is `at_grpo.prepare` and `update.make_update` with AT-GRPO's settings, AdamW, master weights and
+moments in float32, arithmetic in bfloat16; laying the new weights out for the sampler is part of the rollout. A random
+number stands for the reward. Each time is the median of `--repeats` steps after a first one.
 
 `mfu` is the operations of all tokens that are read or written, 2 · parameters · tokens in the rollout and
 6 · parameters · tokens in the update (prompts counted as often as they are read), over seconds · 790 TFLOP/s, the rate
@@ -26,26 +26,40 @@ import numpy as np
 from benchmarks.sampler import FLOPS_PER_S, report
 from benchmarks.update import GIB, make_policy, make_samples
 from configs import algorithms, defaults
+from marl_jax.agents import answering
+from marl_jax.algorithms.at_grpo import AT_GRPO
 from marl_jax.devices import compiler
-from marl_jax.learning import grpo
-from marl_jax.learning.update import make_optimiser, make_update, new_train_state
-from marl_jax.samples import Samples, join_answer
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import make_update, new_train_state
+from marl_jax.samples import Samples, from_prompts, row_length
 
 
-def rollout(policy, group: int, weights: dict, blank: Samples, key: jax.Array) -> Samples:
-    """Answers [1, N, …] to the prompts of `blank` [N, …], `group` neighbours to each."""
-    n = blank.n
-    prompts, lengths = blank.tokens[::group], blank.prompt_lengths[::group]
-    reply = policy.act(
-        policy.ready(weights), prompts, lengths, blank.legal[::group], jax.random.split(key, n),
-        blank.policy[::group], candidates=group,
+def rollout(policy, share: int, weights: dict, blank: Samples, key: jax.Array) -> Samples:
+    """Answers to the prompts of `blank`, whose rows have a prompt and all answers of its group.
+
+    share  answers that the learner reads as branches of one row: 1, or the size of a group
+    """
+    group, lengths = blank.n_answers, blank.sees[:, 0]
+    prompts, n = blank.tokens[:, : blank.tokens.shape[1] - group * blank.fan], blank.n * group
+    ready = policy.prepare_for_sampling(weights)
+    reply = answering.act(
+        policy, ready, prompts, lengths, blank.legal[:, 0], jax.random.split(key, n), blank.policy, candidates=group
+    )
+    n_rows = n // share
+    number = jnp.arange(n, dtype=jnp.int32).reshape(n_rows, share)
+
+    def rows(x):
+        return x.reshape(n_rows, share, *x.shape[1:])
+
+    if share == 1:
+        room = row_length(prompts.shape[1], policy.width) - prompts.shape[1]
+        prompts = jnp.repeat(jnp.pad(prompts, ((0, 0), (0, room))), group, axis=0)
+        lengths = jnp.repeat(lengths, group)
+    return from_prompts(
+        prompts, lengths, rows(reply.answers), rows(reply.lengths), rows(reply.logps), action=rows(reply.action),
+        rewards=jax.random.uniform(jax.random.fold_in(key, 1), (n_rows, share, 1)),
+        group=number // group, member=number % group, n_groups=blank.n, group_size=group,
     )  # fmt: skip
-    samples = blank.replace(
-        tokens=join_answer(blank.tokens, blank.prompt_lengths, reply.answers),
-        answers=reply.answers, answer_lengths=reply.lengths, logps=reply.logps,
-        rewards=jax.random.uniform(jax.random.fold_in(key, 1), (n, 1)),
-    )  # fmt: skip
-    return jax.tree.map(lambda x: x[None], samples)
 
 
 def main():
@@ -56,7 +70,7 @@ def main():
     parser.add_argument("--group", type=int, default=8 if gpu else 4)
     parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
     parser.add_argument("--new", type=int, default=256 if gpu else 16)
-    parser.add_argument("--share", type=int, default=None, help="answers that share a prompt in the update")
+    parser.add_argument("--share", type=int, default=None, help="answers of a row: 1, or the group (default)")
     parser.add_argument("--grad_accum_steps", type=int, default=2)
     parser.add_argument("--remat", default="none")
     parser.add_argument("--repeats", type=int, default=5)
@@ -64,7 +78,7 @@ def main():
 
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     share = args.group if args.share is None else args.share
-    policy = make_policy(args.model, args.new, dtype, share=share, remat=args.remat)
+    policy = make_policy(args.model, args.new, dtype, remat=args.remat)
     algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
     algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps))
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
@@ -72,16 +86,16 @@ def main():
     cfg, n = policy.model.cfg, args.completions
 
     def learn(train_state, samples, key):
-        rows, found = grpo.prepare(policy, train_state.weights, samples, algo, 1)
-        train_state, figures = make_update(policy, optimiser, algo)(train_state, rows, key)
-        return train_state, {**figures, **found}
+        samples, found = AT_GRPO.prepare(policy, train_state.weights, samples, algo)
+        train_state, metrics = make_update(policy, optimiser, AT_GRPO.objective, algo)(train_state, samples, key)
+        return train_state, {**metrics, **found}
 
     options = compiler.options()
-    play = jax.jit(lambda *given: rollout(policy, args.group, *given), compiler_options=options)
+    play = jax.jit(lambda *given: rollout(policy, share, *given), compiler_options=options)
     learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
     start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimiser))
     train_state = start(jax.random.key(0))
-    blank = make_samples(cfg.vocab_size, [args.prompt] * n, [args.new] * n, args.group)
+    blank = make_samples(cfg.vocab_size, [args.prompt] * n, [args.new] * n, args.group, args.group)
 
     laps = []
     for step in range(args.repeats + 1):
@@ -89,7 +103,7 @@ def main():
         begin = time.perf_counter()
         samples = jax.block_until_ready(play(train_state.weights, blank, key))
         played = time.perf_counter()
-        train_state, figures = jax.block_until_ready(learn(train_state, samples, key))
+        train_state, metrics = jax.block_until_ready(learn(train_state, samples, key))
         laps.append((played - begin, time.perf_counter() - played))
     rollout_s, update_s = np.median(laps[1:], axis=0)
     total = float(np.median(np.sum(laps[1:], axis=1)))
@@ -102,8 +116,8 @@ def main():
     report(
         case="rl_step", model=args.model, completions=n, prompt=args.prompt, new=args.new, group=args.group,
         share=share, device=jax.devices()[0].device_kind, total_s=total, rollout_s=rollout_s, update_s=update_s,
-        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, logprob_diff=float(figures["logprob_diff"]),
-        loss=float(figures["loss"]), grad_norm=float(figures["grad_norm"]),
+        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, logprob_diff=float(metrics["logprob_diff"]),
+        loss=float(metrics["loss"]), grad_norm=float(metrics["grad_norm"]),
         peak_gib=stats.get("peak_bytes_in_use", 0) / GIB, first_step_s=sum(laps[0]),
     )  # fmt: skip
     print("| phase | s | tokens | MFU |\n| --- | --- | --- | --- |")

@@ -34,11 +34,13 @@ import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
-from marl_jax.agents.policy import Free, LoraSpec, Policy
+from marl_jax.agents.answers import FreeText
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.algorithms.grpo import GRPO
 from marl_jax.devices import compiler
-from marl_jax.learning.update import TrainState, make_optimiser, make_update, new_train_state
-from marl_jax.samples import Samples, join_answer, row_length
-from marl_jax.sampling.choice import make_choices
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import TrainState, make_update, new_train_state
+from marl_jax.samples import Samples, from_prompts, row_length
 from models import lora, registry
 from models.model import build
 
@@ -60,8 +62,8 @@ class Case:
     compiled: jax.stages.Compiled | None = None
     compile_s: float = 0.0
 
-    def make_learner(self):
-        """A learner with random weights, to be jitted or evaluated in shapes only."""
+    def make_train_state(self):
+        """A train state with random weights, to be jitted or evaluated in shapes only."""
         key = jax.random.key(0)
         weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
         return new_train_state(*weights, self.optimiser())
@@ -75,10 +77,10 @@ class Case:
         """Compiles the update from shapes alone."""
         algo = algorithms.grpo()
         algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
-        update = make_update(self.policy, self.optimiser(), algo)
+        update = make_update(self.policy, self.optimiser(), GRPO.objective, algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler.options())
         start = time.perf_counter()
-        shapes = jax.eval_shape(self.make_learner)
+        shapes = jax.eval_shape(self.make_train_state)
         self.compiled = jitted.lower(shapes, self.samples, jax.random.key(0)).compile()
         self.compile_s = time.perf_counter() - start
 
@@ -89,8 +91,8 @@ class Case:
         return held - memory.alias_size_in_bytes
 
     @property
-    def learner_kind(self) -> tuple:
-        """Cases of one kind can go on with each other's learner."""
+    def state_kind(self) -> tuple:
+        """Cases of one kind can continue with each other's train state."""
         return self.model, self.policy.lora, self.moments, self.param_dtype
 
     def run(self, train_state: TrainState, repeats: int) -> tuple[TrainState, dict]:
@@ -98,12 +100,13 @@ class Case:
 
         def one():
             nonlocal train_state
-            train_state, figures = self.compiled(train_state, self.samples, jax.random.key(0))
-            jax.block_until_ready((train_state, figures))
+            train_state, metrics = self.compiled(train_state, self.samples, jax.random.key(0))
+            jax.block_until_ready((train_state, metrics))
 
         one()
         seconds = median_seconds(one, repeats)
-        tokens = int(jnp.sum(self.samples.prompt_lengths + self.samples.answer_lengths)) - self.samples.n
+        samples = self.samples
+        tokens = int(jnp.sum(samples.sees + samples.answer_lengths)) - samples.answer_lengths.size
         rate = 6 * self.policy.model.cfg.n_params * tokens / seconds if self.name in ("full", "large") else 0.0
         stats = jax.devices()[0].memory_stats() or {}
         row = dict(
@@ -117,32 +120,43 @@ class Case:
 
 
 def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
-    """A policy that answers with any text of up to `width` tokens."""
-    free = Free(np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width, parser=None)
+    """A policy that answers with any text of up to `width` tokens, which names nothing."""
+
+    def parse(tokens, lengths, legal):
+        return jnp.full(lengths.shape, -1)
+
+    free = FreeText(parse, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width)
     spec = LoraSpec(1, rank, 2.0 * rank, lora.TARGETS) if rank else None
     model = build(registry.get(name).config)
-    return Policy(model, make_choices([[0]]), lora=spec, critic="none", dtype=dtype, free=free, **changes)
+    return Policy(model, free, lora=spec, critic="none", dtype=dtype, **changes)
 
 
-def make_samples(vocab: int, prompts, answers, group: int = 1, prefix: tuple[int, ...] = ()) -> Samples:
-    """Samples of prompts and answers of these lengths, both int [N]; `group` neighbours answer the same prompt."""
+def make_samples(
+    vocab: int, prompts, answers, group: int = 1, share: int = 1, prefix: tuple[int, ...] = (), skip: int = 0
+) -> Samples:
+    """Samples of prompts and answers of these lengths, both int [N]; `group` neighbours answer the same prompt.
+
+    share   answers that are branches of one row: 1, or `group`
+    prefix  with which all prompts begin; the first `skip` tokens of it are read once and left out of the rows
+    """
     rng = np.random.default_rng(0)
-    n, width = len(prompts), int(max(answers))
-    time = row_length(int(max(prompts)), width)
-    tokens = np.repeat(rng.integers(0, vocab, (n // group, time), np.int32), group, axis=0)
+    width, longest = int(max(answers)), int(max(prompts)) - skip
+    time = longest if share > 1 else row_length(longest, width)
+    tokens = np.repeat(rng.integers(0, vocab, (len(prompts) // group, skip + time), np.int32), group // share, axis=0)
     tokens[:, : len(prefix)] = prefix
-    lengths = jnp.asarray(prompts, jnp.int32)
-    mask = np.arange(width) < np.asarray(answers)[:, None]
-    said = jnp.asarray(rng.integers(0, vocab, (n, width), np.int32) * mask)
-    zeros, column = jnp.zeros((n, width), jnp.float32), jnp.zeros((n,), jnp.int32)
-    return Samples(
-        tokens=join_answer(jnp.where(jnp.arange(time) < lengths[:, None], tokens, 0), lengths, said),
-        prompt_lengths=lengths, answers=said, answer_lengths=jnp.asarray(answers, jnp.int32), action=column,
-        legal=jnp.ones((n, 1), bool), logps=jnp.asarray(-12.0 * mask, jnp.float32), values=zeros,
-        weights=jnp.ones((n,)), agent=column, policy=column, episode=column, turn=column, rewards=jnp.zeros((n, 1)),
-        ends=jnp.ones((n,), bool), group=jnp.arange(n) // group, returns=zeros,
-        advantages=jnp.asarray(rng.standard_normal((n, 1)) * mask, jnp.float32),
+    lengths = jnp.asarray(prompts, jnp.int32)[::share] - skip
+    n = len(lengths)
+    said = jnp.asarray(answers, jnp.int32).reshape(n, share)
+    mask = np.arange(width) < said[..., None]
+    number = jnp.arange(n * share, dtype=jnp.int32).reshape(n, share)
+    samples = from_prompts(
+        jnp.where(jnp.arange(time) < lengths[:, None], tokens[:, skip:], 0), lengths,
+        jnp.asarray(rng.integers(0, vocab, mask.shape, np.int32) * mask), said, jnp.asarray(-12.0 * mask, jnp.float32),
+        skip=skip, rewards=jnp.zeros((n, share, 1)), legal=jnp.ones((n, share, 1), bool), action=jnp.zeros_like(said),
+        group=number // group, member=number % group, n_groups=n * share // group, group_size=group,
     )  # fmt: skip
+    advantages = jnp.asarray(rng.standard_normal((n, share)), jnp.float32)
+    return samples.replace(advantages=samples.to_tokens(advantages) * samples.mask())
 
 
 # ------------------------------------------------------------------------------------------------------------- cases
@@ -162,8 +176,8 @@ def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...],
     cases = []
     for width in answers:
         for share in (1, 8):
-            policy = make_policy(name, width, dtype, share=share)
-            samples = make_samples(policy.model.cfg.vocab_size, [prompt] * groups * 8, [width] * groups * 8, group=8)
+            policy, n = make_policy(name, width, dtype), groups * 8
+            samples = make_samples(policy.model.cfg.vocab_size, [prompt] * n, [width] * n, group=8, share=share)
             note = f"answers of {width}, prompts read {'once' if share > 1 else '8 times'}"
             cases.append(Case("share", note, name, policy, samples, algo=dict(grad_accum_steps=grad_accum_steps)))
     return cases
@@ -184,11 +198,12 @@ def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> 
 
 def common_beginning(name: str, dtype, rows: int) -> list[Case]:
     """Prompts that begin alike."""
-    cases = []
-    for prefix in ((), tuple(range(1, 67))):
-        policy = make_policy(name, 1, dtype, prefix=prefix)
-        samples = make_samples(policy.model.cfg.vocab_size, [115] * rows, [1] * rows, prefix=tuple(range(1, 67)))
-        note = f"66 of 115 tokens read {'once' if prefix else 'in every row'}"
+    cases, prefix = [], tuple(range(1, 67))
+    for rules in ((), prefix):
+        policy = make_policy(name, 1, dtype, rules=rules)
+        vocab, skip = policy.model.cfg.vocab_size, len(policy.prefix)
+        samples = make_samples(vocab, [115] * rows, [1] * rows, prefix=prefix, skip=skip)
+        note = f"66 of 115 tokens read {'once' if skip else 'in every row'}"
         cases.append(Case("prefix", note, name, policy, samples))
     return cases
 
@@ -218,7 +233,7 @@ def make_cases(names: list[str], models: list[str], remats: list[str], moments: 
 
 
 def table(rows: list[dict]) -> str:
-    """The figures as Markdown."""
+    """The measurements as Markdown."""
     lines = ["| model | case | ms | tokens/s | MFU | forecast GiB | peak GiB |", "| --- " * 7 + "|"]
     for r in rows:
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "–"
@@ -246,9 +261,9 @@ def main():
     for case, future in zip(cases, futures, strict=True):
         try:
             future.result()
-            if case.learner_kind != kind:
+            if case.state_kind != kind:
                 train_state = None  # the old one makes room first
-                train_state, kind = jax.jit(case.make_learner)(), case.learner_kind
+                train_state, kind = jax.jit(case.make_train_state)(), case.state_kind
             train_state, row = case.run(train_state, args.repeats)
             rows.append(row)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:

@@ -102,7 +102,7 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
 
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
-    """Shapes split over the mesh by their rows, which are an axis; what has no such axis or does not divide is whole."""
+    """Shapes split over the mesh by their rows, which are an axis; what has none or does not divide is whole."""
     ways = meshes.batch_ways(setup.mesh)
 
     def one(x):
