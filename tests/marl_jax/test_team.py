@@ -281,6 +281,10 @@ def test_a_frozen_model_is_only_read(folder, team):
     setup, optimiser, train_states = start(config)
     assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
     assert not train_states["executor"].trained
+    weights = train.all_weights(train_states)
+    snapshot = setup.team.snapshot(weights)  # a pool of historical opponents has no copies of what never changes
+    assert snapshot["executor"] == {} and set(snapshot["planner"]) == {"model"}
+    assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
         learnt, _ = quick_jit(functools.partial(train.learn_step, setup, optimiser))(
