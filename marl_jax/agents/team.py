@@ -168,6 +168,18 @@ class Team:
         """As `Policy.acting_params`, of every backbone."""
         return {b.name: b.policy.acting_params(weights[b.name]) for b in self.backbones}
 
+    def snapshot(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """What changes of them as they learn, of every backbone: adapters without their base, of frozen ones nothing.
+
+        A pool has many snapshots, and the rest is the same in all of them.
+        """
+        return {b.name: self._learnt(b, self.acting_params(weights)[b.name]) for b in self.backbones}
+
+    @staticmethod
+    def _learnt(backbone: Backbone, acting: dict) -> dict:
+        kept = ("adapters",) if backbone.policy.lora else ("model",)
+        return {name: acting[name] for name in kept if any(backbone.learns)}
+
     def with_snapshot(self, weights: dict[str, dict], snapshot: dict[str, dict]) -> dict[str, dict]:
         """As `Policy.with_snapshot`, of every backbone."""
         return {b.name: b.policy.with_snapshot(weights[b.name], snapshot[b.name]) for b in self.backbones}
