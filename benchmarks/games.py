@@ -58,14 +58,14 @@ def ours(game: Game, prompt: texts.Prompt | None = None) -> Subject:
     def turn(states, keys):
         tokens = jnp.int32(0)
         if prompt is not None:
-            ids, lengths = jax.vmap(lambda s: prompt.first(s, game.player(s)))(states)
+            ids, lengths = jax.vmap(lambda s: prompt.opening(s, game.player(s)))(states)
             ids = jax.lax.optimization_barrier(ids)  # the tokens are written out, as a model would need them
             tokens = jnp.sum(ids) + jnp.sum(lengths)
         states, reward = jax.vmap(game.step)(states, jax.vmap(bot.act)(states, keys))
         paid = sum(jnp.sum(level) for level in reward)
         return reset_done(game, states, keys), paid + tokens
 
-    what = "rules" if prompt is None else f"rules+tokens ({prompt.text.style}, up to {prompt.first_length} tokens)"
+    what = "rules" if prompt is None else f"rules+tokens ({prompt.text.style}, up to {prompt.opening_length} tokens)"
     return Subject("marl_jax", game.name, what, jax.vmap(game.reset), turn)
 
 

@@ -35,9 +35,8 @@ from marl_jax.learning.update import new_train_state
 from marl_jax.modes import setup as setups
 from marl_jax.modes.compile import programs
 from marl_jax.modes.report.curves import HEIGHT, WIDTH, Series, chart
-from marl_jax.modes.train import all_weights
-from marl_jax.rollouts.games import Rollout
-from marl_jax.samples import row_length
+from marl_jax.modes.train import all_weights, optimiser_of
+from marl_jax.rollouts.games import GameRollout
 from models import registry, tokenizers
 
 TIMES, PLAYERS, CANDIDATES = (1, 2, 4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)
@@ -55,14 +54,15 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Longer(Rollout):
+class Longer(GameRollout):
     """A rollout whose rows have `longer` times the tokens they need."""
 
     longer: int = 1
 
-    def _padded(self, tokens):
-        row = self.longer * row_length(self.prompt.first_length, self.policy.width)
-        return jnp.pad(tokens, (0, row - tokens.shape[0]))
+    def _look(self, games):
+        seen = super()._look(games)
+        more = (self.longer - 1) * seen.prompts.shape[1]
+        return dataclasses.replace(seen, prompts=jnp.pad(seen.prompts, ((0, 0), (0, more))))
 
 
 def base(args, game: str) -> ConfigDict:
@@ -112,7 +112,7 @@ class Ready:
 
     case: Case
     setup: setups.Setup
-    rollout: Rollout
+    rollout: GameRollout
     optimiser: object
     state: programs.State
     play: jax.stages.Compiled
@@ -122,11 +122,11 @@ class Ready:
 def compiled(case: Case) -> Ready:
     """The programs of a case for the first device."""
     setup = setups.make(case.config, jax.devices()[:1], find)
-    rollout = setup.rollout()
+    rollout = setup.rollout
     if case.longer > 1:
         settings = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
         rollout = Longer(**settings, longer=case.longer)
-    optimiser = programs.optimiser_of(setup)
+    optimiser = optimiser_of(setup.config)
     state = programs.abstract_state(setup, rollout, optimiser)
     traced = programs.trace_play(setup, rollout, state)
     play = programs.compiled(setup, traced)
@@ -136,7 +136,7 @@ def compiled(case: Case) -> Ready:
 
 
 def measure(ready: Ready, repeats: int) -> dict:
-    """Figures of one case."""
+    """Times and memory of one case."""
     place = lambda tree, like: jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), tree, like)  # noqa: E731
     key = jax.random.key(0)
     backbones = ready.setup.backbones
@@ -144,16 +144,16 @@ def measure(ready: Ready, repeats: int) -> dict:
         backbone.name: new_train_state(*backbone.weights_at_start(), ready.optimiser) for backbone in backbones
     }
     train_states = place(train_states, ready.state.train_states)
-    games = place(jax.jit(ready.rollout.start)(key), ready.state.games)
+    state = place(jax.jit(ready.rollout.init)(key, all_weights(train_states)), ready.state.rollout)
     key = place(key, ready.state.key)
     laps = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        samples, games, _, _ = ready.play(all_weights(train_states), games, None, key)
+        samples, state, _ = ready.play(all_weights(train_states), state, key)
         jax.block_until_ready(samples)
         middle = time.perf_counter()
-        train_states, figures = ready.learn(train_states, samples, key)
-        jax.block_until_ready((train_states, figures))
+        train_states, metrics = ready.learn(train_states, samples, key)
+        jax.block_until_ready((train_states, metrics))
         laps.append((middle - start, time.perf_counter() - middle))
     play_s, learn_s = np.median(laps[1:], axis=0).tolist()
     return dict(
@@ -172,7 +172,7 @@ def reserved(program: jax.stages.Compiled) -> float:
 
 
 def markdown(found: list[dict]) -> str:
-    """The figures as a table; in brackets, how many times those of the smallest case."""
+    """The measurements as a table; in brackets, how many times those of the smallest case."""
     head = ("grows", "to", "tokens a row", "rollout, s", "update, s", "rollout, GiB", "update, GiB")
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in found:
@@ -225,8 +225,8 @@ def main():
     found = []
     for case in ready:
         found.append(measure(case, args.repeats))
-        cast_for_compute = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
-        print(json.dumps(cast_for_compute), flush=True)
+        short = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in found[-1].items()}
+        print(json.dumps(short), flush=True)
     stats = jax.devices()[0].memory_stats() or {}
     print(json.dumps(dict(kind="all", peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30)))
     print(markdown(found))

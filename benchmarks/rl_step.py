@@ -1,13 +1,14 @@
 """How long one whole step of reinforcement learning takes: rollout and update, as one JSON line and a table.
 
     python -m benchmarks.rl_step
-    python -m benchmarks.rl_step --share=1      # the learner reads a prompt once for every answer
+    python -m benchmarks.rl_step --share=1      # a row for every answer: the learner reads a prompt as often
 
 Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
-groups of `--group`, temperature 1, no KL. The rollout is `Policy.act` (each prompt is read once, its cache repeated);
-the update is `grpo.prepare` and `update.make_update` with AT-GRPO's settings, AdamW, master weights
-and moments in float32, arithmetic in bfloat16; laying the new weights out for the sampler is part of the rollout. A
-random number stands for the reward. Each time is the median of `--repeats` steps after a first one.
+groups of `--group`, temperature 1, no KL. The rollout is `answering.act` (each prompt is read once, its cache
+repeated); a row of samples is a prompt with all answers of its group. The update is AT-GRPO's `prepare` and
+`update.make_update` with its objective and settings, AdamW, master weights and moments in float32, arithmetic in
+bfloat16; laying the new weights out for the sampler is part of the rollout. A random number stands for the reward. Each
+time is the median of `--repeats` steps after a first one.
 
 `mfu` is the operations of all tokens that are read or written, 2 · parameters · tokens in the rollout and
 6 · parameters · tokens in the update (prompts counted as often as they are read), over seconds · 790 TFLOP/s, the rate
@@ -24,28 +25,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, report
-from benchmarks.update import GIB, make_policy, make_samples
+from benchmarks.update import GIB, make_policy
 from configs import algorithms, defaults
+from marl_jax.agents import answering
+from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import compiler
-from marl_jax.learning import grpo
-from marl_jax.learning.update import make_optimiser, make_update, new_train_state
-from marl_jax.samples import Samples, join_answer
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import make_update, new_train_state
+from marl_jax.samples import Samples, from_prompts, row_length
 
 
-def rollout(policy, group: int, weights: dict, blank: Samples, key: jax.Array) -> Samples:
-    """Answers [1, N, …] to the prompts of `blank` [N, …], `group` neighbours to each."""
-    n = blank.n
-    prompts, lengths = blank.tokens[::group], blank.prompt_lengths[::group]
-    reply = policy.act(
-        policy.ready(weights), prompts, lengths, blank.legal[::group], jax.random.split(key, n),
-        blank.policy[::group], candidates=group,
+def rollout(policy, group: int, share: int, weights: dict, prompts: jax.Array, key: jax.Array) -> Samples:
+    """`group` answers to each prompt, int32 [G, T], in rows of `share` answers."""
+    groups, time = prompts.shape
+    n = groups * group
+    decision = answering.act(
+        policy, policy.prepare_for_sampling(weights), prompts, jnp.full((groups,), time, jnp.int32),
+        jnp.ones((groups, 1), bool), jax.random.split(key, n), jnp.zeros((groups,), jnp.int32), candidates=group,
     )  # fmt: skip
-    samples = blank.replace(
-        tokens=join_answer(blank.tokens, blank.prompt_lengths, reply.answers),
-        answers=reply.answers, answer_lengths=reply.lengths, logps=reply.logps,
-        rewards=jax.random.uniform(jax.random.fold_in(key, 1), (n, 1)),
+    rows = n // share
+    number = jnp.arange(n, dtype=jnp.int32)
+    in_rows = lambda x: x.reshape(rows, share, *x.shape[1:])  # noqa: E731
+    room = row_length(time, policy.width if share == 1 else 1) - time  # of a single answer, behind its prompt
+    return from_prompts(
+        jnp.repeat(jnp.pad(prompts, ((0, 0), (0, room))), group // share, axis=0), jnp.full((rows,), time, jnp.int32),
+        in_rows(decision.answers), in_rows(decision.lengths), in_rows(decision.logps),
+        rewards=in_rows(jax.random.uniform(jax.random.fold_in(key, 1), (n, 1))),
+        group=in_rows(number // group), member=in_rows(number % group), n_groups=groups, group_size=group,
     )  # fmt: skip
-    return jax.tree.map(lambda x: x[None], samples)
 
 
 def main():
@@ -64,32 +71,35 @@ def main():
 
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     share = args.group if args.share is None else args.share
-    policy = make_policy(args.model, args.new, dtype, share=share, remat=args.remat)
+    policy = make_policy(args.model, args.new, dtype, remat=args.remat)
     algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
     algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps))
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
     optimiser = make_optimiser(optim, 1, 1)
     cfg, n = policy.model.cfg, args.completions
 
+    algorithm = ALGORITHMS.get(algo.name)
+    update = make_update(policy, optimiser, algorithm.objective, algo)
+
     def learn(train_state, samples, key):
-        rows, found = grpo.prepare(policy, train_state.weights, samples, algo, 1)
-        train_state, figures = make_update(policy, optimiser, algo)(train_state, rows, key)
-        return train_state, {**figures, **found}
+        samples, found = algorithm.prepare(policy, train_state.weights, samples, algo)
+        train_state, metrics = update(train_state, samples, key)
+        return train_state, {**metrics, **found}
 
     options = compiler.options()
-    play = jax.jit(lambda *given: rollout(policy, args.group, *given), compiler_options=options)
+    play = jax.jit(lambda *given: rollout(policy, args.group, share, *given), compiler_options=options)
     learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
     start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimiser))
     train_state = start(jax.random.key(0))
-    blank = make_samples(cfg.vocab_size, [args.prompt] * n, [args.new] * n, args.group)
+    prompts = jax.random.randint(jax.random.key(0), (n // args.group, args.prompt), 0, cfg.vocab_size)
 
     laps = []
     for step in range(args.repeats + 1):
         key = jax.random.key(step)
         begin = time.perf_counter()
-        samples = jax.block_until_ready(play(train_state.weights, blank, key))
+        samples = jax.block_until_ready(play(train_state.weights, prompts, key))
         played = time.perf_counter()
-        train_state, figures = jax.block_until_ready(learn(train_state, samples, key))
+        train_state, metrics = jax.block_until_ready(learn(train_state, samples, key))
         laps.append((played - begin, time.perf_counter() - played))
     rollout_s, update_s = np.median(laps[1:], axis=0)
     total = float(np.median(np.sum(laps[1:], axis=1)))
@@ -102,8 +112,8 @@ def main():
     report(
         case="rl_step", model=args.model, completions=n, prompt=args.prompt, new=args.new, group=args.group,
         share=share, device=jax.devices()[0].device_kind, total_s=total, rollout_s=rollout_s, update_s=update_s,
-        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, logprob_diff=float(figures["logprob_diff"]),
-        loss=float(figures["loss"]), grad_norm=float(figures["grad_norm"]),
+        tokens_per_s=written / total, mfu=sum(flops) / total / FLOPS_PER_S, logprob_diff=float(metrics["logprob_diff"]),
+        loss=float(metrics["loss"]), grad_norm=float(metrics["grad_norm"]),
         peak_gib=stats.get("peak_bytes_in_use", 0) / GIB, first_step_s=sum(laps[0]),
     )  # fmt: skip
     print("| phase | s | tokens | MFU |\n| --- | --- | --- | --- |")

@@ -10,15 +10,15 @@ float32 unless the case says otherwise. All cases are compiled first, several at
 
 full     all weights, 16 rows of 512 tokens, each of which is predicted
 large    7 billion parameters: LoRA of rank 32 on a bf16 base; all weights, with moments as `--moments` says
-share    256 answers in groups of 8 to prompts of 256 tokens, every prompt read 8 times and once
+share    256 answers in groups of 8 to prompts of 256 tokens, every prompt read 8 times (a row for each answer) and once
 pack     256 samples, prompts of 64–256 and answers of 16–256 tokens, in padded and in packed rows
 prefix   1,024 one-token answers to prompts of 115 tokens, 66 of which are the same in all, read in every row and once
 
-`tokens_per_s` counts all tokens of all samples but the last of each, however often a case reads them, so ways of
-reading the same samples compare. `mfu` is 6 · parameters · those tokens / seconds over 790 TFLOP/s, the rate of a large
-bf16 matrix product measured on an H200; it is given where every token is read once and predicted (under LoRA the
-gradients of the base are not computed, so that 4 would be the truer factor). `forecast_gib` is what the compiler says
-the update holds at its peak, `peak_gib` what the device reports: the most of the process so far.
+`tokens_per_s` counts all tokens of all prompts and answers but the last of each answer, however often a case reads
+them, so ways of reading the same answers compare. `mfu` is 6 · parameters · those tokens / seconds over 790 TFLOP/s,
+the rate of a large bf16 matrix product measured on an H200; it is given where every token is read once and predicted
+(under LoRA the gradients of the base are not computed, so that 4 would be the truer factor). `forecast_gib` is what the
+compiler says the update holds at its peak, `peak_gib` what the device reports: the most of the process so far.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
-from marl_jax.agents.policy import Free, LoraSpec, Policy
+from marl_jax.agents.answers import FreeText
+from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import compiler
-from marl_jax.learning.update import TrainState, make_optimiser, make_update, new_train_state
-from marl_jax.samples import Samples, join_answer, row_length
-from marl_jax.sampling.choice import make_choices
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import TrainState, make_update, new_train_state
+from marl_jax.samples import Samples, from_prompts, row_length
 from models import lora, registry
 from models.model import build
 
@@ -60,8 +62,8 @@ class Case:
     compiled: jax.stages.Compiled | None = None
     compile_s: float = 0.0
 
-    def make_learner(self):
-        """A learner with random weights, to be jitted or evaluated in shapes only."""
+    def make_train_state(self):
+        """A train state with random weights, to be jitted or evaluated in shapes only."""
         key = jax.random.key(0)
         weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
         return new_train_state(*weights, self.optimiser())
@@ -75,10 +77,10 @@ class Case:
         """Compiles the update from shapes alone."""
         algo = algorithms.grpo()
         algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
-        update = make_update(self.policy, self.optimiser(), algo)
+        update = make_update(self.policy, self.optimiser(), ALGORITHMS.get("grpo").objective, algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler.options())
         start = time.perf_counter()
-        shapes = jax.eval_shape(self.make_learner)
+        shapes = jax.eval_shape(self.make_train_state)
         self.compiled = jitted.lower(shapes, self.samples, jax.random.key(0)).compile()
         self.compile_s = time.perf_counter() - start
 
@@ -89,8 +91,8 @@ class Case:
         return held - memory.alias_size_in_bytes
 
     @property
-    def learner_kind(self) -> tuple:
-        """Cases of one kind can go on with each other's learner."""
+    def state_kind(self) -> tuple:
+        """Cases of one kind can continue with each other's train state."""
         return self.model, self.policy.lora, self.moments, self.param_dtype
 
     def run(self, train_state: TrainState, repeats: int) -> tuple[TrainState, dict]:
@@ -98,12 +100,12 @@ class Case:
 
         def one():
             nonlocal train_state
-            train_state, figures = self.compiled(train_state, self.samples, jax.random.key(0))
-            jax.block_until_ready((train_state, figures))
+            train_state, metrics = self.compiled(train_state, self.samples, jax.random.key(0))
+            jax.block_until_ready((train_state, metrics))
 
         one()
         seconds = median_seconds(one, repeats)
-        tokens = int(jnp.sum(self.samples.prompt_lengths + self.samples.answer_lengths)) - self.samples.n
+        tokens = int(jnp.sum(self.samples.sees + self.samples.answer_lengths - 1))
         rate = 6 * self.policy.model.cfg.n_params * tokens / seconds if self.name in ("full", "large") else 0.0
         stats = jax.devices()[0].memory_stats() or {}
         row = dict(
@@ -116,33 +118,40 @@ class Case:
         return train_state, row
 
 
+def no_action(tokens: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
+    """Answers that name nothing: int32 [B]."""
+    return jnp.full(lengths.shape, -1, jnp.int32)
+
+
 def make_policy(name: str, width: int, dtype, *, rank: int = 0, **changes) -> Policy:
     """A policy that answers with any text of up to `width` tokens."""
-    free = Free(np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width, parser=None)
+    answers = FreeText(no_action, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(), max_new=width)
     spec = LoraSpec(1, rank, 2.0 * rank, lora.TARGETS) if rank else None
-    model = build(registry.get(name).config)
-    return Policy(model, make_choices([[0]]), lora=spec, critic="none", dtype=dtype, free=free, **changes)
+    return Policy(build(registry.get(name).config), answers, lora=spec, critic="none", dtype=dtype, **changes)
 
 
-def make_samples(vocab: int, prompts, answers, group: int = 1, prefix: tuple[int, ...] = ()) -> Samples:
-    """Samples of prompts and answers of these lengths, both int [N]; `group` neighbours answer the same prompt."""
+def make_samples(vocab: int, prompts, answers, skip: int = 0, prefix: tuple[int, ...] = ()) -> Samples:
+    """Rows of a prompt with S answers, of these lengths: int [N] and int [N, S].
+
+    prefix  tokens with which all prompts begin
+    skip    so many of them are read once by the policy and do not stand in the rows
+    """
     rng = np.random.default_rng(0)
-    n, width = len(prompts), int(max(answers))
-    time = row_length(int(max(prompts)), width)
-    tokens = np.repeat(rng.integers(0, vocab, (n // group, time), np.int32), group, axis=0)
-    tokens[:, : len(prefix)] = prefix
-    lengths = jnp.asarray(prompts, jnp.int32)
-    mask = np.arange(width) < np.asarray(answers)[:, None]
-    said = jnp.asarray(rng.integers(0, vocab, (n, width), np.int32) * mask)
-    zeros, column = jnp.zeros((n, width), jnp.float32), jnp.zeros((n,), jnp.int32)
-    return Samples(
-        tokens=join_answer(jnp.where(jnp.arange(time) < lengths[:, None], tokens, 0), lengths, said),
-        prompt_lengths=lengths, answers=said, answer_lengths=jnp.asarray(answers, jnp.int32), action=column,
-        legal=jnp.ones((n, 1), bool), logps=jnp.asarray(-12.0 * mask, jnp.float32), values=zeros,
-        weights=jnp.ones((n,)), agent=column, policy=column, episode=column, turn=column, rewards=jnp.zeros((n, 1)),
-        ends=jnp.ones((n,), bool), group=jnp.arange(n) // group, returns=zeros,
-        advantages=jnp.asarray(rng.standard_normal((n, 1)) * mask, jnp.float32),
+    prompts, answers = np.asarray(prompts), np.asarray(answers)
+    (n, size), width = answers.shape, int(answers.max())
+    longest = int(prompts.max()) - skip
+    time = row_length(longest, width if size == 1 else 1)
+    tokens = rng.integers(0, vocab, (n, time), np.int32)
+    tokens[:, : len(prefix) - skip] = prefix[skip:]
+    tokens[np.arange(time) >= prompts[:, None] - skip] = 0
+    mask = np.arange(width) < answers[..., None]
+    samples = from_prompts(
+        jnp.asarray(tokens), jnp.asarray(prompts - skip, jnp.int32),
+        jnp.asarray(rng.integers(0, vocab, mask.shape, np.int32) * mask), jnp.asarray(answers, jnp.int32),
+        jnp.asarray(-12.0 * mask, jnp.float32), skip=skip, rewards=jnp.zeros((n, size, 1)),
     )  # fmt: skip
+    advantages = rng.standard_normal((n, size, 1)) * mask
+    return samples.replace(advantages=jnp.asarray(advantages.reshape(n, -1), jnp.float32))
 
 
 # ------------------------------------------------------------------------------------------------------------- cases
@@ -151,7 +160,7 @@ def make_samples(vocab: int, prompts, answers, group: int = 1, prefix: tuple[int
 def whole_rows(name: str, dtype, rows: int, time: int, note: str, rank=0, remat="none", **settings) -> Case:
     """Rows of which every token but the first is predicted, and one behind them."""
     policy = make_policy(name, time, dtype, rank=rank, remat=remat)
-    samples = make_samples(policy.model.cfg.vocab_size, [1] * rows, [time] * rows)
+    samples = make_samples(policy.model.cfg.vocab_size, [1] * rows, [[time]] * rows)
     return Case(
         "large" if settings else "full", f"{note}{rows}×{time}, remat {remat}", name, policy, samples, **settings
     )
@@ -162,8 +171,8 @@ def shared(name: str, dtype, groups: int, prompt: int, answers: tuple[int, ...],
     cases = []
     for width in answers:
         for share in (1, 8):
-            policy = make_policy(name, width, dtype, share=share)
-            samples = make_samples(policy.model.cfg.vocab_size, [prompt] * groups * 8, [width] * groups * 8, group=8)
+            policy, rows = make_policy(name, width, dtype), groups * 8 // share
+            samples = make_samples(policy.model.cfg.vocab_size, [prompt] * rows, [[width] * share] * rows)
             note = f"answers of {width}, prompts read {'once' if share > 1 else '8 times'}"
             cases.append(Case("share", note, name, policy, samples, algo=dict(grad_accum_steps=grad_accum_steps)))
     return cases
@@ -174,7 +183,7 @@ def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> 
     rng = np.random.default_rng(0)
     prompts, answers = rng.integers(longest // 4, longest + 1, rows), rng.integers(longest // 16, longest + 1, rows)
     policy = make_policy(name, int(answers.max()), dtype)
-    samples = make_samples(policy.model.cfg.vocab_size, prompts, answers)
+    samples = make_samples(policy.model.cfg.vocab_size, prompts, answers[:, None])
     return [
         Case("pack", f"{'packed' if pack else 'padded'} rows", name, policy, samples,
              algo=dict(grad_accum_steps=grad_accum_steps, pack=pack))
@@ -184,11 +193,12 @@ def uneven(name: str, dtype, rows: int, longest: int, grad_accum_steps: int) -> 
 
 def common_beginning(name: str, dtype, rows: int) -> list[Case]:
     """Prompts that begin alike."""
-    cases = []
-    for prefix in ((), tuple(range(1, 67))):
-        policy = make_policy(name, 1, dtype, prefix=prefix)
-        samples = make_samples(policy.model.cfg.vocab_size, [115] * rows, [1] * rows, prefix=tuple(range(1, 67)))
-        note = f"66 of 115 tokens read {'once' if prefix else 'in every row'}"
+    cases, prefix = [], tuple(range(1, 67))
+    for rules in ((), prefix):
+        policy = make_policy(name, 1, dtype, rules=rules)
+        skip = len(policy.prefix)
+        samples = make_samples(policy.model.cfg.vocab_size, [115] * rows, [[1]] * rows, skip, prefix)
+        note = f"66 of 115 tokens read {'once' if skip else 'in every row'}"
         cases.append(Case("prefix", note, name, policy, samples))
     return cases
 
@@ -218,7 +228,7 @@ def make_cases(names: list[str], models: list[str], remats: list[str], moments: 
 
 
 def table(rows: list[dict]) -> str:
-    """The figures as Markdown."""
+    """The results as Markdown."""
     lines = ["| model | case | ms | tokens/s | MFU | forecast GiB | peak GiB |", "| --- " * 7 + "|"]
     for r in rows:
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "–"
@@ -246,9 +256,9 @@ def main():
     for case, future in zip(cases, futures, strict=True):
         try:
             future.result()
-            if case.learner_kind != kind:
+            if case.state_kind != kind:
                 train_state = None  # the old one makes room first
-                train_state, kind = jax.jit(case.make_learner)(), case.learner_kind
+                train_state, kind = jax.jit(case.make_train_state)(), case.state_kind
             train_state, row = case.run(train_state, args.repeats)
             rows.append(row)
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:

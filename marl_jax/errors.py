@@ -22,7 +22,7 @@ class CheckpointError(RunError):
 
 def user_errors() -> tuple[type[Exception], ...]:
     """Every kind of error that a user can mend; imported late, because the models bring JAX along."""
-    from envs.games.template import MergeError
+    from envs.games.borders import MergeError
     from models.fetch import FetchError
     from models.hf_config import ModelConfigError
     from models.weights.errors import WeightsError

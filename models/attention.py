@@ -27,6 +27,7 @@ class Attend:
     readers  int32 [B], which row of a prefix each row continues; None: the only one
     rows     int32 [B], which row of the cache each row continues; None: its own
     mask     who sees whom among fresh tokens, from `conversation_mask`; None: as the layout says
+    ordered  no token of a row sees one behind it, whatever the mask says besides
     """
 
     starts: jax.Array | None
@@ -38,6 +39,7 @@ class Attend:
     readers: jax.Array | None = None
     rows: jax.Array | None = None
     mask: jax.Array | None = None
+    ordered: bool = False
 
     def __call__(self, q, k, v, layer):
         """q [B, T, N, H], k and v [B, T, K, H] -> ([B, T, N, H], the layer's cache).
@@ -111,7 +113,7 @@ class Attend:
     def _conversations(self, q, k, v, prefix):
         if prefix is not None:
             k, v = self._joined(k, v, prefix)
-        return masked(q, k, v, self.mask)
+        return masked(q, k, v, self.mask, self.ordered)
 
     def _joined(self, k, v, prefix):
         """Keys and values of each row behind those of its prefix."""
@@ -168,19 +170,21 @@ def as_bias(mask: jax.Array, dtype) -> jax.Array:
     return jnp.pad(bias, ((0, 0), *odd), constant_values=HIDDEN)
 
 
-def masked(q, k, v, mask):
+def masked(q, k, v, mask, ordered: bool = False):
     """Attention of q [B, T, N, H] to k and v [B, S, K, H] by one mask for all heads.
 
-    mask  bool [B, T, S]: XLA; or a bias from `as_bias`: cuDNN, which holds no scores and reads the bias from memory
+    mask     bool [B, T, S]: XLA; or a bias from `as_bias`: cuDNN, which holds no scores and reads the bias from memory
+    ordered  query t sees nothing behind key S − T + t, so that a kernel need not look there
     """
     if mask.dtype == bool:
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
-    time = q.shape[1]
-    q, k, v = (
-        jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0), (0, 0)))
-        for x, size in zip((q, k, v), (mask.shape[1], mask.shape[2], mask.shape[2]), strict=True)
-    )
-    return jax.nn.dot_product_attention(q, k, v, bias=mask[:, None], implementation="cudnn")[:, :time]
+    # cuDNN counts queries from the first key on: some that nobody asks stand in front.
+    time, start = q.shape[1], k.shape[1] - q.shape[1] if ordered else 0
+    mask = jnp.pad(mask, ((0, 0), (start, start % 2), (0, 0)))
+    pad = lambda x, front, size: jnp.pad(x, ((0, 0), (front, size - front - x.shape[1]), (0, 0), (0, 0)))  # noqa: E731
+    q, k, v = pad(q, start, mask.shape[1]), pad(k, 0, mask.shape[2]), pad(v, 0, mask.shape[2])
+    out = jax.nn.dot_product_attention(q, k, v, bias=mask[:, None], is_causal=ordered, implementation="cudnn")
+    return out[:, start : start + time]
 
 
 def _shared(q, k, v, first_k, first_v, mask):

@@ -148,8 +148,8 @@ class Conversations:
                0    .  .  .   .  .   x  .
                1    .  .  .   .  .   x  x
 
-    The mask goes by these numbers, not by the order in the row. Where neither segments nor branches are given there
-    is no mask, and tokens must stand in the order of their positions.
+    With branches the mask goes by these numbers, not by the order in the row. Without branches the tokens of a
+    conversation must stand in the order of their positions; without segments there is then no mask at all.
     """
 
     positions: jax.Array

@@ -133,10 +133,11 @@ class Model:
         window, keep = self.cfg.sliding_window, new_cache is not None
         kernel = kernel or default_kernel(self.cfg.head_dim, 0 if cache is None else cache.slots)
         readers = adapters.ids if readable > 1 else None
-        mask = None
+        mask, ordered = None, False
         if isinstance(layout, Conversations):
+            ordered = layout.branch is None
             mask, layout = conversation_mask(layout, lengths, skip, window, kernel, dtype), None
-        attend = Attend(starts, lengths, window, keep, kernel, layout, readers, rows, mask)
+        attend = Attend(starts, lengths, window, keep, kernel, layout, readers, rows, mask, ordered)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()

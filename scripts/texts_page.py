@@ -4,6 +4,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.games import registry, text
 
@@ -13,9 +14,9 @@ FORMS = {
     "tic_tac_toe": dict(name="tic_tac_toe"),
     "connect_four": dict(name="connect_four"),
     "hanabi, two players": dict(name="hanabi"),
-    "plan_path": dict(name="plan_path", size=5, **LEVELS),
+    "plan_path": dict(name="plan_path", size=5, mask_invalid=True, **LEVELS),
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
-    "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", **LEVELS),
+    "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),
 }
 HEAD = """# Texts
 
@@ -56,8 +57,9 @@ def _form(title: str, params: dict) -> str:
         found = text.make(game, style)
         opening = "\n".join(s for s in (found.rules, found.roles[seat]) if s)
         opening += ("\n" if opening else "") + found.observe(states[0], seat) + found.questions[seat]
+        numbers = jax.jit(found.event_indices)
         events = [
-            found.events.text(jax.device_get(found.event_indices(before, action, after, seat)))
+            found.events.text(jax.device_get(numbers(before, action, after, seat)))
             for before, action, after in zip(states, actions, states[1:], strict=False)
         ]
         lines = [opening, "----", *(event.rstrip("\n") for event in events)]
@@ -67,11 +69,12 @@ def _form(title: str, params: dict) -> str:
 
 def _moves(game) -> tuple[list, list]:
     """Two moves from the start of a game, each the middle one of those that are legal."""
-    states, actions = [game.reset(jax.random.key(1))], []
+    step, legal_of = jax.jit(game.step), jax.jit(game.legal)
+    states, actions = [jax.jit(game.reset)(jax.random.key(1))], []
     for _ in range(2):
-        legal = jnp.flatnonzero(game.legal(states[-1]))
-        actions.append(legal[len(legal) // 2])
-        states.append(game.step(states[-1], actions[-1])[0])
+        legal = np.flatnonzero(legal_of(states[-1]))
+        actions.append(jnp.int32(legal[len(legal) // 2]))
+        states.append(step(states[-1], actions[-1])[0])
     return states, actions
 
 

@@ -20,7 +20,9 @@ if "MARL_JAX_TESTS" not in os.environ:
 import pytest
 
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
-LONGEST = ("processes", "train", "sharded_training", "sft", "team", "update", "grpo", "at_grpo", "curriculum")
+LONGEST = (
+    "processes", "train", "sharded_training", "conversations", "sft", "team", "update", "grpo", "at_grpo", "curriculum",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

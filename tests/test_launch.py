@@ -197,14 +197,16 @@ def test_another_algorithm_brings_its_fields_and_keeps_what_was_changed(started)
 
 def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, monkeypatch):
     (tmp_path / "my_plugin.py").write_text(
-        "from marl_jax.algorithms import ALGORITHMS, Algorithm\n"
+        "from marl_jax.algorithms import ALGORITHMS\n"
+        "from marl_jax.algorithms.algorithm import Algorithm\n"
+        "from marl_jax.algorithms.ppo import PPO\n"
         "from marl_jax.fields import Field, choice, integer, number\n"
         "def check(config):\n"
         "    if config.algo.beta > config.optim.lr:\n"
         "        yield 'config.algo.beta is above optim.lr'\n"
         "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts'),\n"
         "          'entropy_coef': Field('auto', choice('auto', 'off'), 'not a number here')}\n"
-        "ALGORITHMS.add('mine', Algorithm('mine', FIELDS, check=check))\n"
+        "ALGORITHMS.add('mine', Algorithm('mine', FIELDS, PPO.rollout, PPO.prepare, PPO.objective, check=check))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     entries = dict(ALGORITHMS._entries)

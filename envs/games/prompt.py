@@ -2,19 +2,19 @@
 
 A conversation of one seat reads
 
-    first  answer  close event event … ask  answer  close event … ask  answer …
+    opening  answer  close event event … ask  answer  close event … ask  answer …
 
-`first` is rules, role, present position and question; with the context `turn` that is all there is. With `history` a
+`opening` is rules, role, present position and question; with the context `turn` that is all there is. With `history` a
 rollout keeps a row of pending tokens for every seat, appends an event at every move, and flushes the row when the seat
 is to move:
 
-    tokens, length = prompt.first(state, seat)                        # int32[first_length], int32[]
+    tokens, length = prompt.opening(state, seat)                      # int32[opening_length], int32[]
     pending, n = jnp.zeros(width, jnp.int32), 0                       # room for all events that may come
     pending, n = join([(pending, n), prompt.event(before, action, after, seat)], prompt.pad_id, width)
     tokens, length = prompt.next(pending, n, seat)                    # close, pending events, ask
 
 An event restates what a move changed, the seat's own moves included: after an answer that could not be read it says
-what was played instead. So `first` and the events since then always say what the present position's text would.
+what was played instead. So `opening` and the events since then always say what the present position's text would.
 `close` takes the place of the token with which a free answer stopped; a constrained answer has none.
 """
 
@@ -54,7 +54,7 @@ class Prompt:
 
     text: "Text"
     context: str
-    compiled_first: Compiled
+    compiled_opening: Compiled
     action_ids: np.ndarray
     action_lengths: np.ndarray
     history: History | None = None
@@ -63,33 +63,33 @@ class Prompt:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The tokens with which every `first` begins, whoever moves: their keys and values can be computed once."""
-        return self.compiled_first.head
+        """The tokens with which every `opening` begins, whoever moves: their keys and values can be computed once."""
+        return self.compiled_opening.head
 
     @property
     def pad_id(self) -> int:
         """What rows are filled up with."""
-        return self.compiled_first.pad_id
+        return self.compiled_opening.pad_id
 
     @property
-    def first_length(self) -> int:
-        """T of `first`."""
-        return self.compiled_first.max_length
+    def opening_length(self) -> int:
+        """T of `opening`."""
+        return self.compiled_opening.max_length
 
-    def first(self, state: State, seat: jax.Array) -> Rendered:
+    def opening(self, state: State, seat: jax.Array) -> Rendered:
         """Rules, role, position and question: a prompt that stands alone or opens a conversation."""
-        return self.compiled_first.render(self.first_indices(state, seat))
+        return self.compiled_opening.render(self.opening_indices(state, seat))
 
     def suffix(self, state: State, seat: jax.Array) -> Rendered:
-        """`first` without the tokens of `prefix`."""
-        return self.compiled_first.render_tail(self.first_indices(state, seat))
+        """`opening` without the tokens of `prefix`."""
+        return self.compiled_opening.render_tail(self.opening_indices(state, seat))
 
-    def first_text(self, state: State, seat: int) -> str:
-        """The string of `first`; host only."""
-        return self.compiled_first.template.text(jax.device_get(self._jitted_first(state, jnp.int32(seat))))
+    def opening_text(self, state: State, seat: int) -> str:
+        """The string of `opening`; host only."""
+        return self.compiled_opening.template.text(jax.device_get(self._jitted_opening(state, jnp.int32(seat))))
 
-    def first_indices(self, state: State, seat: jax.Array) -> jax.Array:
-        """What `first` renders: the observation's numbers between the seat, for its role, and again for its question.
+    def opening_indices(self, state: State, seat: jax.Array) -> jax.Array:
+        """What `opening` renders: the observation's numbers between the seat, for its role, and again for its question.
 
         Where all seats read the same role or question there is no table for it.
         """
@@ -150,8 +150,8 @@ class Prompt:
         return self.history
 
     @functools.cached_property
-    def _jitted_first(self) -> Callable[..., jax.Array]:
-        return jax.jit(self.first_indices)
+    def _jitted_opening(self) -> Callable[..., jax.Array]:
+        return jax.jit(self.opening_indices)
 
     @functools.cached_property
     def _jitted_event(self) -> Callable[..., jax.Array]:

@@ -14,20 +14,13 @@ no token crosses a border. Compiling checks that and refuses, naming the two str
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-
-class Tokenizer(Protocol):
-    """What a template needs of a tokenizer: `encode` parses special tokens written in the text and adds nothing."""
-
-    pad_id: int | None
-
-    def encode(self, text: str) -> list[int]: ...
+from envs.games.borders import Encoder, Part, Tokenizer, check_borders, check_first, check_renderings, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +51,6 @@ CHUNK = 8
 """Gaps compared at once: on a CPU XLA makes vector code of a sum over 8, of one over 60 a loop ten times slower."""
 
 
-class MergeError(ValueError):
-    """Two neighbouring strings of a template share a token, so they cannot be tokenised apart."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Template:
     """A sequence of pieces; `Template(p) + Template(q)` joins them, and so do their indices."""
@@ -90,7 +79,7 @@ class Template:
             if not 0 <= index < len(table.variants):
                 raise ValueError(
                     f"template: index {index} of table {position} is out of range; "
-                    f"it has {len(table.variants)} variants, {_shown(table.variants)}"
+                    f"it has {len(table.variants)} variants, {shown(table.variants)}"
                 )
         picks = iter(indices)
         return [piece.text if isinstance(piece, Fixed) else piece.variants[next(picks)] for piece in self.pieces]
@@ -170,15 +159,12 @@ class Compiled:
 
 # --- Compiling ------------------------------------------------------------------------------------------------------
 
-RENDERINGS = 32  # whole random texts compared at compile time, on top of the check of every pair
-
-
 def token_table(
     tokenizer: "Tokenizer | Encoder", strings: Sequence[str], followed_by: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of N strings that stand after other text: int32[N, longest] padded with -1, and lengths int32[N]."""
     encode = Encoder.of(tokenizer)
-    _check_borders([_Part(tuple(strings)), _Part(tuple(followed_by))], encode, continues=True)
+    check_borders([Part(tuple(strings)), Part(tuple(followed_by))], encode, continues=True)
     rows = [encode(text, continues=True) for text in strings]
     lengths = np.array([len(row) for row in rows], np.int32)
     ids = np.full((len(rows), lengths.max()), -1, np.int32)
@@ -196,8 +182,8 @@ def check_neighbours(
     """
     encode = Encoder.of(tokenizer)
     parts = [part for template in templates for part in _merge_fixed(template)]
-    _check_borders([*parts, _Part(tuple(followed_by))] if followed_by else parts, encode, continues=True)
-    _check_renderings(parts, encode, continues=True)
+    check_borders([*parts, Part(tuple(followed_by))] if followed_by else parts, encode, continues=True)
+    check_renderings(parts, encode, continues=True)
 
 
 def join(parts: Sequence[Rendered], pad_id: int, width: int | None = None) -> Rendered:
@@ -221,9 +207,9 @@ def _compile(
 ) -> Compiled:
     parts = _merge_fixed(template)
     encode = Encoder.of(tokenizer)
-    _check_first(parts, encode, continues)
-    _check_borders([*parts, _Part(followed_by)] if followed_by else parts, encode, continues)
-    _check_renderings(parts, encode, continues)
+    check_first(parts, encode, continues)
+    check_borders([*parts, Part(followed_by)] if followed_by else parts, encode, continues)
+    check_renderings(parts, encode, continues)
 
     tokens = [
         [encode(text, continues or position > 0) for text in part.variants] for position, part in enumerate(parts)
@@ -264,137 +250,27 @@ class _Store:
         return self.known[values]
 
 
-class Encoder:
-    """Tokens of a string that stands at the start of a sequence, or after other text.
-
-    SentencePiece tokenizers put a space in front of a sequence, so there a later piece is encoded behind a newline,
-    which merges with nothing, and the newline's tokens are cut off. What was encoded and checked is remembered, so
-    templates with pieces in common compile faster with one encoder than with the tokenizer.
-    """
-
-    ANCHOR = "\n"
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.encode = tokenizer.encode
-        self.pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
-        self.anchor = list(self.encode(self.ANCHOR))
-        self.adds_space = list(self.encode(self.ANCHOR + "x")) != self.anchor + list(self.encode("x"))
-        self.known: dict[tuple[str, bool], list[int]] = {}
-        self.checked: set[tuple[str, str, bool]] = set()  # pairs of neighbours that do not merge
-
-    @classmethod
-    def of(cls, tokenizer: "Tokenizer | Encoder") -> "Encoder":
-        """The encoder itself, or one for a tokenizer."""
-        return tokenizer if isinstance(tokenizer, Encoder) else cls(tokenizer)
-
-    def __call__(self, text: str, continues: bool) -> list[int]:
-        key = (text, continues and self.adds_space)
-        if key not in self.known:
-            self.known[key] = self.fresh(text, continues)
-        return self.known[key]
-
-    def fresh(self, text: str, continues: bool) -> list[int]:
-        """The tokens, not remembered."""
-        if not text:
-            return []
-        if not (continues and self.adds_space):
-            return list(self.encode(text))
-        ids = list(self.encode(self.ANCHOR + text))
-        if ids[: len(self.anchor)] != self.anchor:
-            raise MergeError(f"template: the tokenizer merges a newline with the start of {_shown(text)}")
-        return ids[len(self.anchor) :]
-
-
-class _Part(NamedTuple):
-    """A piece: its variants, the number of its table (None: fixed text) and whether that is linked."""
-
-    variants: tuple[str, ...]
-    index: int | None = None
-    linked: bool = False
-
-
-def _merge_fixed(template: Template) -> list[_Part]:
+def _merge_fixed(template: Template) -> list[Part]:
     """The pieces, with neighbouring fixed texts joined and empty ones dropped."""
-    parts: list[_Part] = []
+    parts: list[Part] = []
     tables = 0
     for piece in template.pieces:
         if isinstance(piece, Table):
             if not piece.variants:
                 raise ValueError(f"template: table {tables} has no variants, expected at least one")
-            part = _Part(piece.variants, tables, piece.linked)
+            part = Part(piece.variants, tables, piece.linked)
             tables += 1
             if part.linked and (part.variants[0] or not parts or parts[-1].variants[0]):
                 raise ValueError(
                     f"template: table {part.index} is linked, so its first variant and that of the table before it "
-                    f"must be empty; found {_shown(part.variants)}"
+                    f"must be empty; found {shown(part.variants)}"
                 )
             if len(set(part.variants)) == 1:
-                part = _Part(part.variants[:1])
+                part = Part(part.variants[:1])
         else:
-            part = _Part((piece.text,))
+            part = Part((piece.text,))
         if part.index is None and parts and parts[-1].index is None:
-            parts[-1] = _Part((parts[-1].variants[0] + part.variants[0],))
+            parts[-1] = Part((parts[-1].variants[0] + part.variants[0],))
         elif any(part.variants):
             parts.append(part)
     return parts
-
-
-def _check_first(parts: list[_Part], encode: Encoder, continues: bool) -> None:
-    if encode.adds_space and not continues and parts and not all(parts[0].variants):
-        raise ValueError(
-            "template: this tokenizer puts a space in front of a sequence, so the first piece must never be empty; "
-            f"found the variants {_shown(parts[0].variants)}"
-        )
-
-
-def _check_borders(parts: list[_Part], encode: Encoder, continues: bool) -> None:
-    """Refuse if any two strings that can stand next to each other tokenise differently together than apart.
-
-    Checking pairs is enough for byte-pair merges: look at the first merge that would cross a border of the whole text.
-    Until then every piece was merged as if alone, so the same two symbols meet, as the best pair, in the text of the
-    two neighbours alone. Regular expressions that split the text first look one character past a match, and that
-    character lies in the neighbour too. Where a variant is empty the neighbours are the pieces around it.
-    """
-    # (string, whether it continues other text) that may stand just before a part, before the first part of the chain
-    # of linked tables that it belongs to, and in the part before it
-    before, outside, last = ({} for _ in range(3))
-    for position, part in enumerate(parts):
-        outside = outside if part.linked else before
-        for left, left_continues in last if part.linked else before:
-            for right in part.variants:
-                if not right or (left, right, left_continues) in encode.checked:
-                    continue
-                apart = encode(left, left_continues) + encode(right, True)
-                together = encode.fresh(left + right, left_continues)
-                if together != apart:
-                    raise MergeError(
-                        f"template: {_shown(left, end=True)} followed by {_shown(right)} becomes tokens "
-                        f"{together[-8:]} (last 8) together but {apart[-8:]} apart; put the border where the "
-                        "tokenizer splits anyway, e.g. before a space and a word, or around a digit"
-                    )
-                encode.checked.add((left, right, left_continues))
-        last = dict.fromkeys((text, continues or position > 0) for text in part.variants if text)
-        before = last if all(part.variants) else {**outside, **last}
-
-
-def _check_renderings(parts: list[_Part], encode: Encoder, continues: bool) -> None:
-    """Compare a few whole texts, drawn at random, with the tokens of their pieces."""
-    rng = np.random.default_rng(0)
-    for _ in range(RENDERINGS if any(part.index is not None for part in parts) else 1):
-        strings: list[str] = []
-        for part in parts:
-            low, high = (bool(strings[-1]), len(part.variants) if strings[-1] else 1) if part.linked else (0, None)
-            strings.append(part.variants[int(rng.integers(low, high or len(part.variants)))])
-        apart = [t for i, text in enumerate(strings) for t in encode(text, continues or i > 0)]
-        if encode.fresh("".join(strings), continues) != apart:
-            raise MergeError(f"template: the tokens of the pieces are not those of the whole text {''.join(strings)!r}")
-
-
-def _shown(text: str | Iterable[str], end: bool = False) -> str:
-    """A string, or several, short enough for an error message; `end` keeps the end rather than the start."""
-    if not isinstance(text, str):
-        texts = list(text)
-        return ", ".join(map(_shown, texts[:6])) + (", …" if len(texts) > 6 else "")
-    if len(text) <= 60:
-        return repr(text)
-    return "…" + repr(text[-60:]) if end else repr(text[:60]) + "…"

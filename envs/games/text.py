@@ -11,8 +11,8 @@ same text as a string on the host:
 
     text = make(game, style="full")
     prompt = text.compile(tokenizer, chat_parts, context="turn")
-    tokens, length = prompt.first(state, seat)         # int32[T], int32[]; inside jit
-    print(prompt.first_text(state, seat))              # the string with exactly these tokens
+    tokens, length = prompt.opening(state, seat)         # int32[T], int32[]; inside jit
+    print(prompt.opening_text(state, seat))              # the string with exactly these tokens
     action = text.parse("I take 5")                    # 4, or None where no name is found
 
 With chat parts, rules and role are the system message, observation and question the user message. Contexts: with `turn`
@@ -34,21 +34,11 @@ import jax
 import jax.numpy as jnp
 
 from envs.games import answers
+from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.entry import GAMES
 from envs.games.game import Game, State
 from envs.games.prompt import History, Prompt
-from envs.games.template import (
-    Compiled,
-    Encoder,
-    Fixed,
-    MergeError,
-    Piece,
-    Table,
-    Template,
-    Tokenizer,
-    check_neighbours,
-    token_table,
-)
+from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbours, token_table
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
@@ -149,17 +139,17 @@ class Text:
                 errors.append(error)
         if not prompts:
             raise errors[0]
-        return min(prompts, key=lambda prompt: _tokens(prompt.compiled_first))
+        return min(prompts, key=lambda prompt: _tokens(prompt.compiled_opening))
 
     def _compile(self, encoder: Encoder, chat: ChatParts | None, context: str, free: bool) -> Prompt:
         lead, *board = _lead(self.observation)
         question = _joined(_by_seat(self.questions), Fixed(self._answer(chat)))
-        first = Template((*self._opening(chat, lead), *board, question))
+        opening = Template((*self._before_board(chat, lead), *board, question))
         ids, lengths = token_table(encoder, self.names)
         return Prompt(
             text=self,
             context=context,
-            compiled_first=first.compile(encoder, followed_by=self.names),
+            compiled_opening=opening.compile(encoder, followed_by=self.names),
             action_ids=ids,
             action_lengths=lengths,
             history=self._history(encoder, chat, free) if context == "history" else None,
@@ -182,7 +172,7 @@ class Text:
             ask=ask.compile(encoder, continues=True),
         )
 
-    def _opening(self, chat: ChatParts | None, lead: Fixed) -> tuple[Piece, ...]:
+    def _before_board(self, chat: ChatParts | None, lead: Fixed) -> tuple[Piece, ...]:
         """Rules, role and the beginning of the observation, which is joined to the role: no border falls there."""
         end = "\n" if chat is None else chat.system_close + chat.user_open
         if not self.rules and not any(self.roles):

@@ -79,7 +79,7 @@ class Backbone:
     @property
     def prompt_length(self) -> int:
         """Tokens of the longest prompt behind the prefix."""
-        return self.prompt.first_length - len(self.policy.prefix)
+        return self.prompt.opening_length - len(self.policy.prefix)
 
     @property
     def row(self) -> int:
@@ -88,7 +88,7 @@ class Backbone:
 
     def opening(self, state: Any, seat: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The prompt of a turn that stands alone, behind the prefix: int32 [T'], and its length."""
-        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.first(state, seat)
+        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.opening(state, seat)
 
     def params(self, key: jax.Array) -> dict:
         """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
@@ -168,6 +168,18 @@ class Team:
     def acting_params(self, weights: dict[str, dict]) -> dict[str, dict]:
         """As `Policy.acting_params`, of every backbone."""
         return {b.name: b.policy.acting_params(weights[b.name]) for b in self.backbones}
+
+    def snapshot(self, weights: dict[str, dict]) -> dict[str, dict]:
+        """What changes of them as they learn, of every backbone: adapters without their base, of frozen ones nothing.
+
+        A pool has many snapshots, and the rest is the same in all of them.
+        """
+        return {b.name: self._learnt(b, self.acting_params(weights)[b.name]) for b in self.backbones}
+
+    @staticmethod
+    def _learnt(backbone: Backbone, acting: dict) -> dict:
+        kept = ("adapters",) if backbone.policy.lora else ("model",)
+        return {name: acting[name] for name in kept if any(backbone.learns)}
 
     def with_snapshot(self, weights: dict[str, dict], snapshot: dict[str, dict]) -> dict[str, dict]:
         """As `Policy.with_snapshot`, of every backbone."""
@@ -319,4 +331,4 @@ class Prompts:
 
     def opening_text(self, state: Any, seat: int, policy: int) -> str:
         """The whole text of such a prompt; chat formats differ between models."""
-        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.first_text(state, seat)
+        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.opening_text(state, seat)

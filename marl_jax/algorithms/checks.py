@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from envs.games.bots import bot_names
+from marl_jax.agents.seating import seat_names
 from marl_jax.errors import not_divisible
 
 
@@ -123,8 +124,8 @@ def _planner(c: ConfigDict) -> Iterator[str]:
     # A planner's step moves nothing: it is paid for its proposal at the process level, at once, and never ends a game.
     if c.algo.team_term != "immediate" or c.env.params.get("roles") != "two":
         return
-    planner = next((c.agents[agent] for agent in ("seat_0", "planner", "all") if agent in c.agents), "")
-    if planner not in c.policies or c.policies[planner].frozen:
+    planners = seat_names(c.agents, ("planner",))[0]
+    if not any(name in c.policies and not c.policies[name].frozen for name in planners):
         return
     unpaid = [] if c.reward.dense else ["reward.dense is False"]
     unpaid += [] if c.reward.process else ["reward.process is 0"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from marl_jax.agents.seating import BOT
+from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.config import batches
 from marl_jax.config.schema import LORA_TARGETS
 from marl_jax.errors import did_you_mean, not_divisible
@@ -120,17 +120,22 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
     """Problems of `config.agents` in a world whose seats have these names, in order."""
     known = {f"seat_{i}" for i in range(len(named))} | set(named)
     for agent in c.agents:
-        who, mark, turn = agent.partition("@")
-        if mark and not turn.isdecimal():
-            yield f"config.agents.{agent}; accepted: SEAT@TURN with the number of the seat's own turn, from 0"
+        who, at, turn = agent.partition("@")
         if who != "all" and who not in known:
             yield f"config.agents.{agent} is no seat of {world}; accepted: all, {', '.join(sorted(known))}"
-    free = [role for i, role in enumerate(named) if not {role, f"seat_{i}", "all"} & set(c.agents)]
+        if at and not (turn.isascii() and turn.isdecimal()):
+            yield f"config.agents.{agent} has the turn {turn!r}; accepted: a whole number from 0 up, e.g. {who}@1"
+            return
+    rows = seat_names(c.agents, named)
+    free = [role for role, names in zip(named, rows, strict=True) if not names[0]]
     if free:
         yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
-    for i, role in enumerate(named):
-        if role != f"seat_{i}" and {role, f"seat_{i}"} <= set(c.agents):
+    used = {agent.partition("@")[0] for agent in c.agents}
+    for i, (role, names) in enumerate(zip(named, rows, strict=True)):
+        if role != f"seat_{i}" and {role, f"seat_{i}"} <= used:
             yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
+        if len(set(names)) > 1 and any(name.startswith(BOT) for name in names):
+            yield f"config.agents has {', '.join(names)} for {role}, turn by turn; accepted: policies, or one bot"
 
 
 COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights)

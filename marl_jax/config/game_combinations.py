@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
-from marl_jax.agents.seating import BOT
+from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.config import combinations
 from marl_jax.fields import STEP
 
@@ -25,11 +25,14 @@ def _made(c: ConfigDict) -> Game:
 def _seats(c: ConfigDict) -> Iterator[str]:
     game = _made(c)
     named = game.seat_names
-    yield from combinations.seats(c, named, c.env.name)
+    problems = [*combinations.seats(c, named, c.env.name)]
+    yield from problems
     if c.env.symmetry and games.symmetry(game) is None:
         yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
-    players = [c.agents.get(f"seat_{i}", c.agents.get(role, c.agents.get("all", ""))) for i, role in enumerate(named)]
-    if c.opponents.self_play_frac < 1 and sum(not player.startswith(BOT) for player in players) < 2:
+    if problems:
+        return
+    bots = sum(names[0].startswith(BOT) for names in seat_names(c.agents, named))
+    if c.opponents.self_play_frac < 1 and len(named) - bots < 2:
         yield (
             f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, and policies have one seat only, "
             "the learner's; accepted: 1"

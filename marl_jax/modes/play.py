@@ -177,7 +177,7 @@ class _Terminal:
         """All that the model would have read so far, up to where its answer begins."""
         if player in self.said:
             return self.said[player] + self.prompt.close_text + self.pending[player] + self.prompt.ask_text(player)
-        return self.prompt.first_text(state, player)
+        return self.prompt.opening_text(state, player)
 
     def tell_move(self, state: State, mover: int, action: int, after: State) -> None:
         if self.prompt.context == "history":

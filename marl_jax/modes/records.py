@@ -72,7 +72,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         prompt, answer, error = "", game.action_names[action], ""
         if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
             texts = who.prompt(seat, turn)
-            prompt = texts.first_text(state, seat)
+            prompt = texts.opening_text(state, seat)
             if not played.fresh[turn, row]:
                 prompt = texts.close_text + pending[seat] + texts.ask_text(seat)
             answer = who.tokenizer(seat, turn).decode(

@@ -266,8 +266,8 @@ class GameRollout:
 
         def one(view, seat):
             seats = (seat + 1 + jnp.arange(n)) % n
-            tokens, lengths = jax.vmap(lambda seat: prompt.first(view, seat))(seats)
-            return critics.join_views(tokens, lengths, row_length(n * prompt.first_length, 1))
+            tokens, lengths = jax.vmap(lambda seat: prompt.opening(view, seat))(seats)
+            return critics.join_views(tokens, lengths, row_length(n * prompt.opening_length, 1))
 
         return jax.vmap(one)(seen.view, seen.seat)
 

@@ -96,7 +96,7 @@ class Opponents:
         """A pool whose first member are the present parameters, at step 0."""
         if not self.pool_size:
             return None
-        return new_pool(team.acting_params(params), self.pool_size, team.backbones[0].policy.dtype)
+        return new_pool(team.snapshot(params), self.pool_size, team.backbones[0].policy.dtype)
 
     def snapshot_due(self, step: int) -> bool:
         """Whether a snapshot is taken after this step."""
@@ -104,7 +104,7 @@ class Opponents:
 
     def add_snapshot(self, team: Team, pool: Pool, params: dict, step) -> Pool:
         """The pool with the present parameters."""
-        return add(pool, team.acting_params(params), step)
+        return add(pool, team.snapshot(params), step)
 
     def meet(self, pool: Pool, key: jax.Array) -> tuple[jax.Array, dict]:
         """The place of the next opponent, drawn with `chances`, and its snapshot."""

@@ -24,7 +24,7 @@ from marl_jax.agents.team import Backbone, Team
 from models import cache as kv
 from models.sharding import ways
 
-OPENINGS = 4  # a batch of openings holds a fourth of the games: few of them begin at the same turn
+LONG_ONES = 8  # openings and long turns are read an eighth of the games at a time: few come at the same turn
 
 
 @jax.tree_util.register_dataclass
@@ -189,8 +189,9 @@ class History:
     def _read(self, backbone: Backbone, ready: dict, cache: kv.Cache, read: Read, mine, own):
         """The last hidden states [B, D], and the cache behind what is new."""
         cache = kv.restart(cache, jnp.zeros((len(cache.lengths),), bool).at[read.row].set(read.fresh & mine))
-        narrow = min(self.more_length, read.tokens.shape[1])
+        narrow = min(self.usual_length, read.tokens.shape[1])
         lengths = jnp.where(mine, read.lengths, 0)
+        waits = lengths > narrow  # openings, and turns with much to tell
 
         def some(cache, rows, tokens, lengths, ids):
             return answering.read_more(backbone.policy, ready, cache, rows, tokens, lengths, ids)
@@ -203,14 +204,14 @@ class History:
             return all_rows(cache, narrow, lengths)
         if ways("B", games) > 1:  # conversations stay on their devices
             return jax.lax.cond(
-                jnp.any(read.fresh & mine),
+                jnp.any(waits),
                 lambda: all_rows(cache, read.tokens.shape[1], lengths),
                 lambda: all_rows(cache, narrow, lengths),
             )
-        last, cache = all_rows(cache, narrow, jnp.where(read.fresh, 0, lengths))
-        batch = max(1, games // OPENINGS)
+        last, cache = all_rows(cache, narrow, jnp.where(waits, 0, lengths))
+        batch = max(1, games // LONG_ONES)
 
-        def openings(carry):
+        def long_ones(carry):
             last, cache, waits = carry
             at = jnp.nonzero(waits, size=batch, fill_value=games)[0]
             there = jnp.minimum(at, games - 1)
@@ -221,8 +222,7 @@ class History:
             last = last.at[at].set(found, mode="drop")
             return last, cache, waits.at[at].set(False, mode="drop")
 
-        waits = read.fresh & mine
-        last, cache, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), openings, (last, cache, waits))
+        last, cache, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), long_ones, (last, cache, waits))
         return last, cache
 
     def _answer(

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.games import text as texts
+from envs.games.borders import MergeError
 from envs.games.bots import UniformBot
 from envs.games.hanabi import short_text
 from envs.games.hanabi.rules import Hanabi
 from envs.games.registry import make
 from envs.games.roles import EXECUTOR, TwoRole
-from envs.games.template import MergeError, join
+from envs.games.template import join
 from scripts import texts_page
 from tests.envs.readers import READERS
 from tests.envs.test_template import Words
@@ -262,7 +263,7 @@ def test_a_whole_conversation(name, kind, style, wrapped):
     over = facts(name)[0][0]
     width = 4 * prompt.event_length
     seats = jnp.arange(g.n_players)
-    opening, following = jit(jax.vmap(prompt.first, (None, 0))), jit(jax.vmap(prompt.next))
+    opening, following = jit(jax.vmap(prompt.opening, (None, 0))), jit(jax.vmap(prompt.next))
     happen = jit(lambda pending, n, *move: jax.vmap(
         lambda p, k, s: join([(p, k), prompt.event(*move, s)], prompt.pad_id, width))(pending, n, seats))  # fmt: skip
     pending, n = jnp.zeros((g.n_players, width), jnp.int32), jnp.zeros(g.n_players, jnp.int32)
@@ -273,12 +274,12 @@ def test_a_whole_conversation(name, kind, style, wrapped):
         state, a, then = one(before, turn), int(action[turn]), one(after, turn)
         seat = int(g.player(state))
         if seat not in rows:
-            rows[seat], said[seat] = [], prompt.first_text(state, seat)
+            rows[seat], said[seat] = [], prompt.opening_text(state, seat)
             tokens, lengths = opening(state, seats)
         else:
             said[seat] += prompt.close_text + heard[seat] + prompt.ask_text(seat)
             tokens, lengths = following(pending, n, seats)
-        assert tokens.shape[1] == (prompt.first_length if len(rows[seat]) == 0 else
+        assert tokens.shape[1] == (prompt.opening_length if len(rows[seat]) == 0 else
                                    len(prompt.close_ids) + width + prompt.ask_length)  # fmt: skip
         rows[seat] += tokens[seat, : lengths[seat]].tolist()
         assert tok.encode(said[seat]) == rows[seat]
@@ -303,7 +304,7 @@ def test_history_is_the_models_own_chat():
         {"role": "assistant", "content": t.names[3]},
         {"role": "user", "content": happened + t.asks[0]},
     ]
-    grown = prompt.first_text(first, 0) + t.names[3] + prompt.close_text + happened + prompt.ask_text(0)
+    grown = prompt.opening_text(first, 0) + t.names[3] + prompt.close_text + happened + prompt.ask_text(0)
     assert grown == tok.chat(messages)
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from envs.games.template import Fixed, MergeError, Table, Template, check_neighbours, token_table
+from envs.games.borders import MergeError
+from envs.games.template import Fixed, Table, Template, check_neighbours, token_table
 from tests.conftest import shared_data
 
 

@@ -63,9 +63,9 @@ def text(name: str, style: str = "full"):
 
 @functools.cache
 def numbers(name: str, style: str):
-    """The indices of `first` in every position, for the player to move."""
+    """The indices of `opening` in every position, for the player to move."""
     prompt, player = byte_prompt(name, style), game(name).player
-    return jax.device_get(jit(jax.vmap(lambda s: prompt.first_indices(s, player(s))))(positions(name)))
+    return jax.device_get(jit(jax.vmap(lambda s: prompt.opening_indices(s, player(s))))(positions(name)))
 
 
 @functools.cache
@@ -132,8 +132,8 @@ def test_tokens_equal_the_tokenizers(name, kind):
     tok = tokenizer(kind)
     prompt = byte_prompt(name, "full") if kind == "byte" else text(name).compile(tok, parts())
     first = numbers(name, "full")
-    check_tokens(prompt.compiled_first, first, tok.encode)
-    question = prompt.compiled_first.template.text(first[0])
+    check_tokens(prompt.compiled_opening, first, tok.encode)
+    question = prompt.compiled_opening.template.text(first[0])
     for action in range(0, len(prompt.action_ids), 7):
         ids = prompt.action_ids[action, : prompt.action_lengths[action]].tolist()
         assert tok.encode(question + prompt.text.names[action]) == tok.encode(question) + ids
@@ -146,12 +146,12 @@ def test_texts_suit_other_tokenizers(name, kind, style):
     """Compiling refuses a text with a border that merges, and compares whole renderings."""
     wrapped = None if kind == "sentencepiece" else parts()
     prompt = text(name, style).compile(tokenizer(kind), wrapped, context="history")
-    assert prompt.event_length < prompt.first_length - len(prompt.prefix)
+    assert prompt.event_length < prompt.opening_length - len(prompt.prefix)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_brief_tokens_are_bytes(name):
-    check_tokens(byte_prompt(name, "brief").compiled_first, numbers(name, "brief"), byte_tokenizer().encode)
+    check_tokens(byte_prompt(name, "brief").compiled_opening, numbers(name, "brief"), byte_tokenizer().encode)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_brief_tokens_are_bytes(name):
 )
 def test_brief_is_short(name, limit):
     prompt = byte_prompt(name, "brief")
-    assert prompt.first_length < limit
-    assert prompt.first_length == prompt.compiled_first.min_length, "every field has one width"
+    assert prompt.opening_length < limit
+    assert prompt.opening_length == prompt.compiled_opening.min_length, "every field has one width"
 
 
 def test_prompt_of_a_state():
@@ -170,10 +170,10 @@ def test_prompt_of_a_state():
     prompt = byte_prompt("tic_tac_toe", "full")
     state = one(states, 3)
     player = int(g.player(state))
-    tokens, length = jit(prompt.first)(state, player)
-    string = prompt.first_text(state, player)
+    tokens, length = jit(prompt.opening)(state, player)
+    string = prompt.opening_text(state, player)
     assert byte_tokenizer().decode(tokens[:length].tolist()) == string
-    assert prompt.first_length == tokens.shape[0]
+    assert prompt.opening_length == tokens.shape[0]
     assert string.startswith("<|im_start|>system\n" + text("tic_tac_toe").rules)
     assert string.endswith("<|im_start|>assistant\n")
     tail, tail_length = jit(prompt.suffix)(state, player)
@@ -246,8 +246,8 @@ def test_roles_read_different_things():
     assert "The planner proposes right.\n" in executor
     assert executor.count("?") == int((~g.visible(state, EXECUTOR)).sum())
     prompt = byte_prompt("plan_path local", "full")
-    assert "You are the planner." in prompt.first_text(state, PLANNER)
-    assert "You are the executor. ?" in prompt.first_text(state, EXECUTOR)
+    assert "You are the planner." in prompt.opening_text(state, PLANNER)
+    assert "You are the executor. ?" in prompt.opening_text(state, EXECUTOR)
 
 
 @pytest.mark.parametrize("puzzle", ["plan_path", "sokoban", "sudoku"])

@@ -4,7 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms import ppo
 from marl_jax.learning import advantages
+from tests.marl_jax import tiny_play
+from tests.marl_jax.tiny_samples import by_hand
 
 
 def streams(rewards, values, players, ends, gamma, lam, tail):
@@ -134,16 +138,94 @@ def test_whitening_is_per_agent_and_ignores_rows_that_do_not_count():
 def test_whitening_tokens_counts_tokens():
     values = jnp.array([[2.0, 0.0], [4.0, 6.0]])
     mask = jnp.array([[1.0, 0.0], [1.0, 1.0]])
-    white = advantages.whiten(values, jnp.zeros(2, jnp.int32), mask, n_agents=1)
+    white = advantages.whiten(values, jnp.zeros((2, 2), jnp.int32), mask, n_agents=1)
     deviation = np.std([2, 4, 6])
     np.testing.assert_allclose(white[mask > 0], (np.array([2, 4, 6]) - 4) / deviation, atol=1e-5)
 
 
 def test_gae_over_tokens_by_hand():
     # An answer of two tokens and one of one; the turn came out 1.0 better than its value.
-    mask = jnp.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    values = jnp.array([[0.5, 0.7, 9.0], [0.2, 9.0, 9.0]])
-    result, returns = advantages.token_gae(jnp.array([1.0, -0.2]), values, mask, values[:, 0], gamma=1.0, lam=0.5)
     last = 1.5 - 0.7
-    np.testing.assert_allclose(result, [[0.7 - 0.5 + 0.5 * last, last, 0], [-0.2, 0, 0]], atol=1e-6)
-    np.testing.assert_allclose(returns, (result + values) * mask, atol=1e-6)
+    for answer_of, values, credit, expected in (
+        ([[0, 0, -1], [0, -1, -1]], [[0.5, 0.7, 9.0], [0.2, 9.0, 9.0]], [[1.0], [-0.2]],
+         [[0.7 - 0.5 + 0.5 * last, last, 0], [-0.2, 0, 0]]),
+        # The same in one row, side by side, and with a gap between them.
+        ([[0, 0, 1]], [[0.5, 0.7, 0.2]], [[1.0, -0.2]], [[0.7 - 0.5 + 0.5 * last, last, -0.2]]),
+        ([[1, -1, 0, 0]], [[0.2, 9.0, 0.5, 0.7]], [[1.0, -0.2]], [[-0.2, 0, 0.7 - 0.5 + 0.5 * last, last]]),
+    ):  # fmt: skip
+        samples = by_hand(answer_of, values=jnp.array(values))
+        result, returns = advantages.token_gae(
+            samples, jnp.array(credit), samples.at_first(samples.values), gamma=1.0, lam=0.5
+        )
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+        np.testing.assert_allclose(returns, (result + samples.values) * samples.mask(), atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------- rows of several answers
+
+SEATS, TURNS, GAMES, LOOKAHEAD = 2, 9, 4, 2
+
+
+def turn_by_turn(rng):
+    """The same play twice: a row for every turn, and a row for every seat of every game (their numbers [R, B] too)."""
+    rewards, values, players, ends = random_play(rng, TURNS, GAMES, SEATS)
+    lengths = rng.integers(1, 4, players.shape)
+    inside = np.arange(3) < lengths[..., None]  # [R, B, W]
+    values = values[..., None] + np.arange(3) * 0.1  # before each token
+    weights = (rng.random(players.shape) < 0.8) * (np.arange(TURNS) < TURNS - LOOKAHEAD)[:, None]
+    given = dict(n_seats=SEATS, lookahead=LOOKAHEAD)
+
+    def flat(x, dtype=jnp.float32):
+        return jnp.asarray(x, dtype).reshape(TURNS * GAMES, -1)
+
+    turns = by_hand(
+        flat(np.where(inside, 0, -1), jnp.int32), answer_at=jnp.arange(TURNS * GAMES).reshape(TURNS, GAMES),
+        seat=flat(players, jnp.int32), ends=flat(ends, bool), values=flat(values * inside), loss_weights=flat(weights),
+        rewards=flat(rewards)[:, None], **given,
+    )  # fmt: skip
+
+    n = GAMES * SEATS
+    answer_of, token_values = np.full((n, TURNS * 3), -1), np.zeros((n, TURNS * 3), np.float32)
+    seat, over, counts = np.zeros((n, TURNS), np.int32), np.zeros((n, TURNS), bool), np.zeros((n, TURNS), np.float32)
+    paid, answer_at = np.zeros((n, TURNS, SEATS), np.float32), np.zeros((TURNS, GAMES), np.int32)
+    said, tokens, places = np.zeros(n, int), np.zeros(n, int), {}
+    for t in range(TURNS):
+        for b in range(GAMES):
+            row = b * SEATS + players[t, b]
+            s, x, size = said[row], tokens[row], lengths[t, b]
+            answer_of[row, x : x + size], token_values[row, x : x + size] = s, values[t, b, :size]
+            seat[row, s], over[row, s], counts[row, s] = players[t, b], ends[t, b], weights[t, b]
+            paid[row, s], answer_at[t, b] = rewards[t, b], row * TURNS + s
+            places[t, b] = row, slice(x, x + size)
+            said[row], tokens[row] = s + 1, x + size
+    rows = by_hand(
+        answer_of, n_answers=TURNS, answer_at=jnp.asarray(answer_at), seat=jnp.asarray(seat), ends=jnp.asarray(over),
+        values=jnp.asarray(token_values), loss_weights=jnp.asarray(counts), rewards=jnp.asarray(paid), **given,
+    )  # fmt: skip
+    return turns, rows, places
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(gae="token"), dict(gamma=0.9, lam=0.5, whiten=False)])
+def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
+    given = lambda policy, weights, samples: Scores(samples.logps, samples.logps, samples.values)  # noqa: E731
+    monkeypatch.setattr(ppo.scoring, "score", given)
+    turns, rows, places = turn_by_turn(np.random.default_rng(3))
+    policy, algo = tiny_play.policy(), tiny_play.ppo(**settings)
+    expected, _ = ppo.prepare(policy, {}, turns, algo)
+    found, _ = ppo.prepare(policy, {}, rows, algo)
+    assert expected.n == (TURNS - LOOKAHEAD) * GAMES and found.n == GAMES * SEATS
+    assert float(jnp.sum(expected.loss_weights)) == float(jnp.sum(found.loss_weights)) > 10
+    for (t, b), (row, place) in places.items():
+        if t < TURNS - LOOKAHEAD:
+            for name in ("advantages", "returns"):
+                size = place.stop - place.start
+                one, other = getattr(expected, name)[t * GAMES + b, :size], getattr(found, name)[row, place]
+                np.testing.assert_allclose(other, one, atol=1e-5, err_msg=f"{name} of turn {t} of game {b}")
+    np.testing.assert_array_equal(
+        found.in_time(found.loss_weights)[: TURNS - LOOKAHEAD], expected.in_time(expected.loss_weights)
+    )
+    assert float(jnp.abs(found.advantages).max()) > 0.5
+    if not algo.whiten:
+        play = [np.asarray(rows.in_time(x)) for x in (rows.rewards, rows.at_first(rows.values), rows.seat, rows.ends)]
+        oracle, _ = streams(*play, gamma=algo.gamma, lam=algo.lam, tail=LOOKAHEAD)
+        np.testing.assert_allclose(found.in_time(found.at_first(found.advantages)), oracle, atol=1e-5)

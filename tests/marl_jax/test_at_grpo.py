@@ -13,10 +13,13 @@ import pytest
 
 from configs import defaults
 from envs.games.bots import UniformBot, make_bot
-from marl_jax.agents.policy import Decision
-from marl_jax.learning import grpo
-from marl_jax.learning.update import make_optimiser, make_update, new_train_state
-from marl_jax.rollouts.games import Sections, row_keys
+from marl_jax.agents import scoring
+from marl_jax.agents.answering import Decision
+from marl_jax.agents.seating import Seating
+from marl_jax.algorithms import at_grpo
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import make_update, new_train_state
+from marl_jax.rollouts.games import row_keys
 from marl_jax.rollouts.tree import TreeRollout
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
@@ -27,16 +30,22 @@ KEY = jax.random.key(1)
 
 @dataclasses.dataclass(frozen=True)
 class NoModel:
-    """Answers that depend on the prompt, the policy's number and the key, as a model's would."""
+    """A team whose answers depend on the prompt, the policy's number and the key, as a model's would."""
 
     width: int = 1
     critic: str = "none"
-    free: None = None
 
-    def ready(self, weights):
+    @property
+    def prompts(self):
+        return tiny_play.team(tiny_puzzle.policy(), PROMPT).prompts
+
+    def prepare_for_sampling(self, weights):
         return weights
 
-    def act(self, fast, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1):
+    def playable(self, action, legal, keys):
+        return action
+
+    def act(self, ready, tokens, lengths, legal, keys, ids, temperature=None, central=None, candidates=1):
         mix = jnp.sum(tokens * (1 + jnp.arange(tokens.shape[1]) % 7), axis=1) + 3 * ids
         logits = 2 * jnp.sin(mix[:, None] * (1.0 + jnp.arange(4)))
         logits = jnp.repeat(logits, candidates, axis=0)
@@ -46,20 +55,24 @@ class NoModel:
         return Decision(action, answers, jnp.ones_like(action), logps, jnp.zeros(action.shape))
 
 
-def program(kind=TreeRollout, **changes):
+def program(kind=TreeRollout, seats=(0, 1), bots=(), learns=(True, True), **changes):
     """The program under test, or a broken one."""
-    settings = dict(seat_policy=(0, 1), learns=(True, True), candidates=K) | changes
-    return kind(GAME, PROMPT, NoModel(), Sections(ROWS), TURNS, **settings)
+    seating = Seating(tuple((policy,) for policy in seats), bots)
+    return kind(GAME, NoModel(), ROWS, TURNS, seating, learns, **{"candidates": K} | changes)
 
 
 @functools.cache
-def played(kind=TreeRollout, **changes):
-    """(games at the start, samples [R, B, K, …], finished, games at the end), on the host."""
+def rolled(kind=TreeRollout, **changes):
+    """(games at the start, samples as the learner gets them, finished, games at the end), on the host."""
     roll = program(kind, **changes)
-    start = soon_over(roll.start(jax.random.key(0)))
-    samples, finished, after = jax.device_get(jax.jit(roll)({}, start, KEY))
-    samples = jax.tree.map(lambda x: x.reshape(TURNS, ROWS, K, *x.shape[2:]), samples)
-    return jax.device_get(start), samples, finished, after
+    start = soon_over(roll.fresh_games(jax.random.key(0)))
+    return jax.device_get((start, *jax.jit(roll.play)({}, start, KEY)))
+
+
+def played(kind=TreeRollout, **changes):
+    """The same with samples [R, B, …], and those of answers [R, B, K, …]."""
+    start, samples, finished, after = rolled(kind, **changes)
+    return start, jax.tree.map(lambda x: x.reshape(TURNS, ROWS, *x.shape[1:]), samples), finished, after
 
 
 def soon_over(games):
@@ -74,7 +87,8 @@ def soon_over(games):
 
 
 def text(samples, *where):
-    return bytes(samples.tokens[where][: samples.prompt_lengths[where]].tolist()).decode()
+    assert len(set(samples.sees[where].tolist())) == 1  # all candidates answer the same prompt
+    return bytes(samples.tokens[where][: samples.sees[where][0]].tolist()).decode()
 
 
 def row(tree, b):
@@ -88,7 +102,7 @@ def walked(roll, b, start, samples):
         return jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, t), b), 3)
 
     def greedy(p):
-        tokens = jnp.asarray([list(PROMPT.first_text(roled(p, start, b), 1).encode())])
+        tokens = jnp.asarray([list(PROMPT.opening_text(roled(p, start, b), 1).encode())])
         return int(NoModel().act({}, tokens, None, None, None, jnp.array([1]), temperature=0.0).action[0])
 
     return plain_tree.walk(
@@ -117,30 +131,30 @@ def roled(p, start, b):
 
 
 def check_a(kind=TreeRollout):
-    """All prompts of a group are equal, and a group is one episode, agent and turn of one row.
-
-    The learner compares K rows that follow each other, so these are what is looked at.
-    """
-    _, samples, _, _ = played(kind)
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), samples)
-    assert len(np.unique(flat.group)) == TURNS * ROWS
-    for members in np.arange(TURNS * ROWS * K).reshape(-1, K):
-        assert len(np.unique(flat.group[members])) == 1
-        assert len({text(flat, m) for m in members}) == 1
-        assert len({(flat.episode[m], flat.agent[m], flat.turn[m]) for m in members}) == 1
+    """A group is one episode, agent and turn of one row, and all its answers are candidates of one prompt."""
+    samples = rolled(kind)[1]
+    assert samples.n_groups == TURNS * ROWS and samples.group_size == K
+    members = samples.group * K + samples.member
+    assert sorted(members.reshape(-1).tolist()) == list(range(TURNS * ROWS * K))
+    rows = np.arange(samples.n)[:, None]
+    for group in range(samples.n_groups):
+        of_group = samples.group == group
+        assert len(np.unique(np.broadcast_to(rows, of_group.shape)[of_group])) == 1  # one row has one prompt
+        assert len(np.unique(samples.sees[of_group])) == 1 and (samples.branch is None or samples.fan)
+        assert len(np.unique(np.stack([samples.episode, samples.seat, samples.turn])[:, of_group], axis=1).T) == 1
 
 
 def check_b(kind=TreeRollout):
     """Permuted problems, with their keys, give permuted groups and change nothing else."""
     roll = program(kind)
-    games, keys = roll.start(jax.random.key(0)), row_keys(KEY, ROWS)
+    games, keys = roll.fresh_games(jax.random.key(0)), row_keys(KEY, ROWS)
     branch = jax.jit(roll.branch)
     order = np.array([3, 0, 5, 1, 4, 2])
     for _ in range(3):
-        after, samples, _ = branch({}, games, keys)
+        after, turn, _ = branch({}, games, keys)
         moved, permuted, _ = branch({}, row(games, order), keys[order])
-        in_groups = lambda s: jax.tree.map(lambda x: x.reshape(ROWS, K, *x.shape[1:]), s.replace(group=s.action))  # noqa: E731
-        jax.tree.map(np.testing.assert_array_equal, row(in_groups(samples), order), in_groups(permuted))
+        in_groups = lambda t: jax.tree.map(lambda x: x.reshape(ROWS, -1, *x.shape[1:]), t)  # noqa: E731
+        jax.tree.map(np.testing.assert_array_equal, row(in_groups(turn), order), in_groups(permuted))
         jax.tree.map(np.testing.assert_array_equal, row(after, order), moved)
         games = after
 
@@ -151,9 +165,9 @@ def check_c(kind=TreeRollout):
     seen = set()
     for t in range(1, TURNS):
         for b in range(ROWS):
-            if samples.agent[t, b, 0] == 1:
+            if samples.seat[t, b, 0] == 1:
                 proposed = "udlr"[samples.action[t - 1, b, 0]]
-                assert text(samples, t, b, 0).endswith(f" {proposed}E:")
+                assert text(samples, t, b).endswith(f" {proposed}E:")
                 seen.add(proposed)
     assert len(seen) > 2
 
@@ -174,16 +188,17 @@ def check_e(kind=TreeRollout):
     start, samples, _, _ = played(kind)
     for b in range(ROWS):
         for t, group in enumerate(walked(program(), b, start, samples)):
-            shown = PROMPT.first_text(roled(group["position"], start, b), group["player"])
-            assert all(text(samples, t, b, k) == shown for k in range(K)), (t, b)
+            shown = PROMPT.opening_text(roled(group["position"], start, b), group["player"])
+            assert text(samples, t, b) == shown, (t, b)
 
 
 class MergesProblems(TreeRollout):
     """Breaks (a): all first candidates, then all second ones, so what the learner compares are K problems."""
 
-    def branch(self, fast, games, keys):
-        games, samples, finished = super().branch(fast, games, keys)
-        return games, row(samples, np.arange(ROWS * K).reshape(ROWS, K).T.reshape(-1)), finished
+    def play(self, params, games, key, snapshot=None):
+        samples, *rest = super().play(params, games, key, snapshot)
+        numbers = jnp.arange(samples.n * K).reshape(K, samples.n).T
+        return samples.replace(group=numbers // K, member=numbers % K), *rest
 
 
 class DrawsBySlot(TreeRollout):
@@ -196,17 +211,19 @@ class DrawsBySlot(TreeRollout):
 class TellsNothing(TreeRollout):
     """Breaks (c): the executor reads the position as it was before the planner spoke."""
 
-    def _view(self, state, player, through):
-        return super()._view(state._replace(proposal=jnp.int32(-1)), player, through)
+    def _look(self, games):
+        state = games.state
+        silent = dataclasses.replace(games, state=state._replace(proposal=jnp.full_like(state.proposal, -1)))
+        return super()._look(silent)
 
 
 class TriesTheFirst(TreeRollout):
     """Breaks (d): the second agent's candidates are all paid what the first of them earns."""
 
-    def _score(self, fast, after, reward, player, keys):
-        paid = super()._score(fast, after, reward, player, keys)
+    def _score(self, ready, after, reward, seat, keys):
+        paid = super()._score(ready, after, reward, seat, keys)
         first = jnp.repeat(paid.reshape(ROWS, K, 2)[:, 0], K, axis=0)
-        return jnp.where(player[:, None] == 1, first, paid)
+        return jnp.where(seat[:, None] == 1, first, paid)
 
 
 class GoesOnElsewhere(TreeRollout):
@@ -244,25 +261,24 @@ def test_property_holds_and_a_broken_program_fails_it(check, broken):
 def test_groups_rewards_and_advantages_are_those_of_a_walk_in_plain_python(changes):
     roll = program(**changes)
     start, samples, _, _ = played(**changes)
-    flat = jax.tree.map(lambda x: x.reshape(TURNS, ROWS * K, *x.shape[3:]), samples)
-    rows, figures = grpo.prepare(None, {}, flat, tiny_puzzle.algo(), 2)
-    advantage = np.asarray(rows.advantages[:, 0]).reshape(TURNS, ROWS, K)
+    ready, metrics = at_grpo.prepare(None, {}, rolled(**changes)[1], tiny_puzzle.algo())
+    advantage = np.asarray(ready.at_first(ready.advantages)).reshape(TURNS, ROWS, K)
     equal = 0
     for b in range(ROWS):
         for t, group in enumerate(walked(roll, b, start, samples)):
-            np.testing.assert_array_equal(samples.agent[t, b], group["player"])
+            np.testing.assert_array_equal(samples.seat[t, b], group["player"])
             np.testing.assert_allclose(samples.rewards[t, b], group["rewards"], atol=1e-6)
             np.testing.assert_allclose(advantage[t, b], group["advantages"], atol=1e-4)
             informative = any(group["advantages"])
-            np.testing.assert_array_equal(rows.weights.reshape(TURNS, ROWS, K)[t, b], float(informative))
+            np.testing.assert_array_equal(ready.loss_weights.reshape(TURNS, ROWS, K)[t, b], float(informative))
             equal += not informative
-    assert figures["groups"] == TURNS * ROWS
-    assert float(figures["zero_std_groups"]) == pytest.approx(equal / (TURNS * ROWS))
+    assert metrics["groups"] == TURNS * ROWS
+    assert float(metrics["zero_std_groups"]) == pytest.approx(equal / (TURNS * ROWS))
 
 
 def test_the_team_term_by_lookahead_reaches_the_planner():
     immediate, ahead = played()[1], played(team_term="lookahead")[1]
-    planner = immediate.agent[0, 0, 0] == 0
+    planner = immediate.seat[0, 0, 0] == 0
     assert planner and (immediate.rewards[0, :, :, 1] == 0).all()
     assert (ahead.rewards[0, :, :, 1] != 0).any()  # the executor's greedy move was made
     np.testing.assert_array_equal(ahead.tokens[0], immediate.tokens[0])
@@ -272,9 +288,9 @@ def test_an_agent_after_a_successful_one_still_gets_its_group():
     _, samples, _, _ = played(continuation="first")
     goal = samples.rewards[..., 0] > 0.9  # the planner proposed the move onto the goal
     found = 0
-    for t, b in zip(*np.nonzero(goal[: TURNS - 1, :, 0] & (samples.agent[: TURNS - 1, :, 0] == 0)), strict=True):
-        assert samples.agent[t + 1, b, 0] == 1 and samples.episode[t + 1, b, 0] == samples.episode[t, b, 0]
-        assert (samples.weights[t + 1, b] == 1).all()
+    for t, b in zip(*np.nonzero(goal[: TURNS - 1, :, 0] & (samples.seat[: TURNS - 1, :, 0] == 0)), strict=True):
+        assert samples.seat[t + 1, b, 0] == 1 and samples.episode[t + 1, b, 0] == samples.episode[t, b, 0]
+        assert (samples.loss_weights[t + 1, b] == 1).all()
         found += 1
     assert found
 
@@ -297,31 +313,33 @@ def test_finished_games_are_those_that_were_continued():
 
 @functools.cache
 def with_model(**changes):
+    """(policy, weights that are trained, weights that are not, samples) of a rollout with a model."""
     roll = tiny_puzzle.tree(turns=2, **changes)
-    trained, frozen = tiny_play.weights(roll.policy)
-    samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), KEY)
-    return roll, trained, frozen, samples
+    policy = roll.team.backbones[0].policy
+    trained, frozen = tiny_play.weights(policy)
+    samples, _, _ = jax.jit(roll.play)({"main": {**frozen, **trained}}, roll.fresh_games(jax.random.key(0)), KEY)
+    return policy, trained, frozen, samples
 
 
 @pytest.mark.parametrize("settings", [{}, dict(lora=2, long_names=True)], ids=str)
 def test_k_answers_of_one_prefill_have_the_probabilities_that_the_learner_computes(settings):
-    roll, trained, frozen, samples = with_model(**settings)
-    rows = samples.flat()
-    scores = jax.jit(roll.policy.score)({**frozen, **trained}, rows)
-    np.testing.assert_allclose(scores.logps, rows.logps, atol=1e-5)
-    actions = np.asarray(rows.action).reshape(-1, K)
-    assert (actions != actions[:, :1]).any()
+    policy, trained, frozen, samples = with_model(**settings)
+    scores = jax.jit(functools.partial(scoring.score, policy))({**frozen, **trained}, samples)
+    mask = samples.mask()
+    np.testing.assert_allclose(scores.logps * mask, samples.logps * mask, atol=1e-5)
+    actions = np.asarray(samples.action)
+    assert actions.shape[1] == K and (actions != actions[:, :1]).any()
+    assert float(jnp.std(samples.to_answers(samples.logps))) > 1e-3
     if settings.get("long_names"):
-        assert len(np.unique(rows.answer_lengths)) > 1
+        assert len(np.unique(samples.answer_lengths)) > 1
 
 
 def test_the_samples_of_an_agent_change_its_own_adapter_only():
-    roll, trained, frozen, samples = with_model(lora=2, long_names=True)
-    rows = samples.flat()
-    mine = (rows.agent == 0).astype(jnp.float32)
+    policy, trained, frozen, samples = with_model(lora=2, long_names=True)
+    mine = samples.to_tokens((samples.seat == 0).astype(jnp.float32)) * samples.mask()
 
     def loss(trained):
-        return jnp.sum(roll.policy.score({**frozen, **trained}, rows).logps * mine[:, None])
+        return jnp.sum(scoring.score(policy, {**frozen, **trained}, samples).logps * mine)
 
     grads = jax.jit(jax.grad(loss))(trained)["adapters"]
     for target in grads.values():
@@ -336,27 +354,27 @@ def test_the_samples_of_an_agent_change_its_own_adapter_only():
 def test_a_role_can_be_a_bot(team_term):
     """The solver makes the moves that the planner proposes: its samples have no weight, and it is who is looked at."""
     bots = (None, make_bot(GAME, "solver"))
-    settings = dict(seat_policy=(0, -1), learns=(True,), seat_bots=bots, team_term=team_term)
+    settings = dict(seats=(0, -1), learns=(True,), bots=bots, team_term=team_term)
     _, samples, finished, _ = played(continuation="first", **settings)
-    mine = samples.agent == 0
-    np.testing.assert_array_equal(samples.weights, mine)
-    np.testing.assert_array_equal(samples.policy, np.where(mine, 0, -1))
+    mine = samples.seat == 0
+    np.testing.assert_array_equal(samples.loss_weights, mine)
+    np.testing.assert_array_equal(samples.policy, np.where(mine[..., 0], 0, -1))
     assert finished.ended.any()
     if team_term == "lookahead":  # the solver does as it is told, so it earns what the proposal was said to be worth
         promised = played(continuation="first", **settings | dict(team_term="immediate"))[1].rewards[0, ..., 0]
         np.testing.assert_allclose(samples.rewards[0, ..., 1], promised, atol=1e-6)
         assert (promised != 0).all()
-    flat = jax.tree.map(lambda x: x.reshape(TURNS, ROWS * K, *x.shape[3:]), samples)
-    rows, figures = grpo.prepare(None, {}, flat, tiny_puzzle.algo(), 2)
-    assert int(figures["groups"]) == TURNS * ROWS // 2
-    assert (rows.weights <= flat.weights.reshape(-1)).all()
+    given = rolled(continuation="first", **settings)[1]
+    ready, metrics = at_grpo.prepare(None, {}, given, tiny_puzzle.algo())
+    assert int(metrics["groups"]) == TURNS * ROWS // 2
+    assert (ready.loss_weights <= given.loss_weights).all() and ready.loss_weights.any()
 
 
 def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
-    bot = dict(seat_policy=(0, -1), learns=(True,), seat_bots=(None, UniformBot(GAME)))
+    bot = dict(seats=(0, -1), learns=(True,), bots=(None, UniformBot(GAME)))
     keys = row_keys(jax.random.key(7), ROWS)
     after_planner = program(continuation="first")
-    games = jax.jit(after_planner.branch)({}, after_planner.start(jax.random.key(0)), row_keys(KEY, ROWS))[0]
+    games = jax.jit(after_planner.branch)({}, after_planner.fresh_games(jax.random.key(0)), row_keys(KEY, ROWS))[0]
 
     def then(**settings):
         return jax.device_get(jax.jit(program(**settings).branch)({}, games, keys)[0])
@@ -369,16 +387,17 @@ def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
 
 
 def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
-    roll, trained, frozen, samples = with_model(lora=2, long_names=True)
-    spec = dataclasses.replace(roll.policy.lora, learns=(False, True))
-    policy = dataclasses.replace(roll.policy, lora=spec)
+    policy, trained, frozen, samples = with_model(lora=2, long_names=True)
+    policy = dataclasses.replace(policy, lora=dataclasses.replace(policy.lora, learns=(False, True)))
     optim = defaults.optimiser()
     optim.update(dict(lr=0.1, weight_decay=0.1, warmup=0))  # decay would move it without any gradient
     optimiser = make_optimiser(optim, 2, 1)
     algo = tiny_puzzle.algo(filter_zero_std_groups=False)
-    rows, _ = grpo.prepare(policy, {}, samples.replace(weights=(samples.policy == 1) * 1.0), algo, 2)
+    weights = jnp.broadcast_to((samples.policy == 1)[:, None] * 1.0, samples.loss_weights.shape)
+    rows, _ = at_grpo.prepare(policy, {}, samples.replace(loss_weights=weights), algo)
     train_state = new_train_state(trained, frozen, optimiser)
-    learnt, _ = jax.jit(make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
+    update = make_update(policy, optimiser, at_grpo.AT_GRPO.objective, algo)
+    learnt, _ = jax.jit(update)(train_state, rows, jax.random.key(0))
     for name, old in trained["adapters"].items():
         for part in "ab":
             new = learnt.trained["adapters"][name][part]

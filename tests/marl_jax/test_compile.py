@@ -10,7 +10,8 @@ import launch
 from marl_jax.devices import hardware
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as forecasts
-from marl_jax.modes.compile import largest, operations, render, tables, topology
+from marl_jax.modes import setup as setups
+from marl_jax.modes.compile import largest, operations, programs, render, tables, topology
 from marl_jax.modes.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.modes.compile.programs import Finder
 from models.attention import default_kernel
@@ -40,7 +41,7 @@ def test_bytes_of_every_kind_are_those_of_the_shards(made):
     assert play.given["parameters"] == learn.given["parameters"] == parameters
     assert learn.given["optimiser"] == 2 * parameters + 4 + 4  # Adam's moments, its count and that of the schedule
     assert play.beside == learn.given["optimiser"]  # it stays on the chip while games are played
-    assert learn.beside == play.given["games"]
+    assert learn.beside == play.given["rollout"]
     assert learn.total == sum(learn.given.values()) + learn.temporaries + learn.outputs + learn.beside
     assert found.needs == max(play.total, learn.total) and not found.refused
     assert found.fits(found.needs) and not found.fits(found.needs - 1)
@@ -82,6 +83,15 @@ def test_the_text_and_the_file_say_what_was_found(made):
         assert words in text
     row = render.markdown([result]).splitlines()[-1]
     assert row.startswith("| PPO, tiny, all weights | cpu:8: fsdp 8 | 16 |") and "| yes |" in row
+
+
+def test_samples_of_a_rollout_that_was_refused_are_split_where_they_divide(made):
+    """The update is forecast all the same: rows are split, while turns in order of time may not divide."""
+    setup = setups.make(made[0], jax.devices(), Finder())
+    tree = {"tokens": jax.ShapeDtypeStruct((32, 5), "int32"), "answer_at": jax.ShapeDtypeStruct((3, 16), "int32")}
+    found = programs.by_rows(tree, setup, axis=0)
+    assert found["tokens"].sharding.shard_shape((32, 5)) == (4, 5)
+    assert found["answer_at"].sharding.is_fully_replicated
 
 
 # ------------------------------------------------------------------------------------------------ what the parts count
@@ -234,7 +244,7 @@ def test_the_command_prints_a_table_and_fills_the_page(made, monkeypatch, tmp_pa
     assert "largest batch that fits: rollout.games 16" in capsys.readouterr().out
     (file,) = tmp_path.glob("*.json")
     assert file.name == "compile-cpu-8.json"
-    page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("memory", "traffic", "paper", "check"))
+    page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("memory", "traffic", "cost_model", "check"))
     filled = tables.fill(page, tables.load([str(file)]))
     assert "old" not in filled and "| PPO, tiny, all weights | cpu:8: fsdp 8 | 16 |" in filled
     assert tables.fill(filled, tables.load([str(file)])) == filled

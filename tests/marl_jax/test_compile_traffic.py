@@ -1,4 +1,4 @@
-"""Collectives read from compiled programs, and the cost_model model made of them."""
+"""Collectives read from compiled programs, and the cost model made of them."""
 
 import jax
 import jax.numpy as jnp

@@ -16,8 +16,8 @@ from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
-from marl_jax.rollouts.curriculum import Graded, Ladder, Rule
-from marl_jax.rollouts.games import Finished
+from marl_jax.rollouts.curriculum import Curriculum, Ladder, LadderRule
+from marl_jax.rollouts.turns import Finished
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan
@@ -55,7 +55,7 @@ def climbed(rule, grade, *rollouts):
 
 
 def test_up_and_down_once_enough_games_have_ended():
-    rule = Rule(grades=4, start=1, up=0.75, down=0.25, window=10)
+    rule = LadderRule(grades=4, start=1, up=0.75, down=0.25, window=10)
     assert climbed(rule, 2, (9, 9)) == [2]  # too few to decide
     assert climbed(rule, 2, (9, 9), (1, 1), (1, 1)) == [2, 3, 3]  # counting starts again
     assert climbed(rule, 2, (7, 10), (8, 10), (2, 10), (3, 10)) == [2, 3, 2, 2]
@@ -63,7 +63,7 @@ def test_up_and_down_once_enough_games_have_ended():
 
 
 def test_after_a_change_games_count_once_those_before_it_have_ended():
-    rule = Rule(grades=4, start=1, up=0.75, down=0.25, window=10, wait=2)
+    rule = LadderRule(grades=4, start=1, up=0.75, down=0.25, window=10, wait=2)
     assert climbed(rule, 2, (10, 10), (10, 10), (10, 10), (10, 10), (10, 10), (10, 10)) == [2, 2, 3, 3, 3, 4]
     assert climbed(rule, 2, (10, 10), (10, 10), (5, 10), (10, 10)) == [2, 2, 2, 3]  # to stay is no change
 
@@ -127,8 +127,10 @@ def test_a_run_rises_and_an_interrupted_one_stands_where_it_stood(tmp_path):
     whole, broken = (state(tmp_path / name) for name in ("whole", "broken"))
     assert whole.step == broken.step == 4
     jax.tree.map(np.testing.assert_array_equal, whole.state, broken.state)
-    assert set(whole.state["games"]["ladder"]) == {"grade", "age", "solved", "ended"}
-    assert (whole.state["games"]["ladder"]["grade"] == round(4 * difficulty[-1])).all()
+    ladder = whole.state["rollout"]["ladder"]
+    assert set(ladder) == {"grade", "age", "solved", "ended"}
+    assert (ladder["grade"] == round(4 * difficulty[-1])).all()
+    assert set(whole.state["rollout"]["inner"]) >= {"games"}
 
     config.curriculum.window = 3
     with pytest.raises(RunError, match="curriculum.window is 2 there and 3 here"):
@@ -137,12 +139,12 @@ def test_a_run_rises_and_an_interrupted_one_stands_where_it_stood(tmp_path):
 
 def test_games_of_a_grade_are_of_its_levels():
     setup = setups.make(rising())
-    rollout = setup.rollout()
-    assert isinstance(rollout, Graded)
-    started = jax.jit(rollout.start)(jax.random.key(0))
+    rollout = setup.rollout
+    assert isinstance(rollout, Curriculum)
+    started = jax.jit(rollout.init)(jax.random.key(0), {})
     easiest = np.argsort(setup.game.game.difficulty(), kind="stable")[: setup.game.n_levels // 4]
-    assert set(np.asarray(started.games.state.inner.level).tolist()) <= set(easiest.tolist())
-    assert not isinstance(setups.make(tiny_plan.get_config()).rollout(), Graded)  # without one, the rollout as it is
+    assert set(np.asarray(started.inner.games.state.inner.level).tolist()) <= set(easiest.tolist())
+    assert not isinstance(setups.make(tiny_plan.get_config()).rollout, Curriculum)  # without one, the rollout as it is
 
 
 @pytest.mark.parametrize(

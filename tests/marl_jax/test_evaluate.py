@@ -1,4 +1,4 @@
-"""Evaluation: matches, figures with their intervals, tables of everyone against everyone."""
+"""Evaluation: matches, metrics with their intervals, tables of everyone against everyone."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from marl_jax.modes import evaluate, records
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run, identity
 from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, Played, Player
+from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
@@ -34,10 +34,10 @@ def result(agent):
     return Played(total, jnp.full((games,), 7), *(jnp.zeros((1, games)),) * 4)
 
 
-def test_figures_are_those_of_contestant_zero_in_whatever_seat():
+def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
     seating = np.asarray(matches.in_turns(4, 2))
     np.testing.assert_array_equal(seating, [[0, 1], [1, 0], [0, 1], [1, 0]])
-    row = evaluate.figures(GAME, result([[1, -1], [1, -1], [0, 0], [-1, 1]]), seating, 0.95)
+    row = evaluate.match_metrics(GAME, result([[1, -1], [1, -1], [0, 0], [-1, 1]]), seating, 0.95)
     assert (row["win_rate"], row["draw_rate"], row["loss_rate"]) == (0.5, 0.25, 0.25)
     assert (row["win_rate_seat_0"], row["win_rate_seat_1"]) == (0.5, 0.5)
     assert row["win_rate_low"] < 0.5 < row["win_rate_high"] and row["game_length"] == 7
@@ -47,17 +47,26 @@ def test_figures_are_those_of_contestant_zero_in_whatever_seat():
 def test_minimax_never_loses_and_mostly_beats_random():
     seating = matches.in_turns(200, 2)
     played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
-    row = evaluate.figures(GAME, played, np.asarray(seating), 0.95)
+    row = evaluate.match_metrics(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
+
+
+def seated(policy, prompt):
+    """One policy in both seats."""
+    return SeatedTeam(tiny_play.team(policy, prompt), tiny_play.seating(0, 0))
+
+
+def weights_of(contestant, seed=0):
+    return {"main": tiny_play.weights(contestant.team.backbones[0].policy, seed)[0]}
 
 
 @pytest.fixture(scope="module")
 def player():
-    return Player(tiny_play.policy(), tiny_play.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
+    return seated(tiny_play.policy(), tiny_play.prompt())
 
 
 def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(player):
-    trained, _ = tiny_play.weights(player.policy)
+    trained = weights_of(player)
     match = Match(GAME, (player, UniformBot(GAME)))
     seating, key = matches.in_turns(4, 2), jax.random.key(3)
     played, again = (match((trained, None), seating, key, 0.0) for _ in range(2))
@@ -75,7 +84,7 @@ def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(pla
 
 
 def test_temperature_decides_between_the_likeliest_and_a_draw(player):
-    trained, _ = tiny_play.weights(player.policy)
+    trained = weights_of(player)
     match = Match(GAME, (player,))
     greedy = match((trained,), matches.alone(16, 2), jax.random.key(0), 0.0)
     assert len(np.unique(greedy.action[:, :], axis=1).T) == 1
@@ -102,8 +111,8 @@ def test_cross_play_compares_the_diagonal_with_the_rest():
 
 def test_levels_are_walked_and_repeats_count_once():
     game = tiny_puzzle.game().held_out()  # 8 levels, planner and executor
-    team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
-    trained, _ = tiny_play.weights(team.policy)
+    team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
+    trained = weights_of(team)
     match = evaluate.new_match(game, (team,))
     seating, key = matches.alone(20, 2), jax.random.key(3)
     played = jax.device_get(match((trained,), seating, key, 0.0))
@@ -117,7 +126,7 @@ def test_levels_are_walked_and_repeats_count_once():
     same = evaluate.repeats(match, played, np.asarray(seating), 0.0)
     np.testing.assert_array_equal(same, same[np.arange(20) % 8])
     assert len(np.unique(same)) == 8 and len(np.unique(evaluate.repeats(match, played, seating, 1.0))) == 20
-    row = evaluate.figures(game, played, np.asarray(seating), 0.95, same)
+    row = evaluate.match_metrics(game, played, np.asarray(seating), 0.95, same)
     rate = np.mean(played.success)
     assert row["success"] == pytest.approx(rate)
     assert (row["success_low"], row["success_high"]) == pytest.approx(stats.wilson(8 * rate, 8)[1:])
@@ -133,7 +142,7 @@ def test_drawn_starts_of_training_games_stay_drawn(player):
 
 
 def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(player):
-    first, second = (tiny_play.weights(player.policy, seed)[0] for seed in (0, 1))
+    first, second = (weights_of(player, seed) for seed in (0, 1))
     contestants = [evaluate.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
     contestants.append(evaluate.Contestant("random", UniformBot(GAME)))
     _, distinct = evaluate.round_robin(GAME, contestants, 16, jax.random.key(0), 0.0)
@@ -143,9 +152,9 @@ def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(play
     assert 0 < gap(2) < gap(512) / 3
 
 
-def test_an_answer_that_names_no_move_is_told(player):
-    free = Player(tiny_play.policy(free=3), tiny_play.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
-    trained, _ = tiny_play.weights(free.policy)
+def test_an_answer_that_names_no_move_is_reported(player):
+    free = seated(tiny_play.policy(free=3), tiny_play.prompt())
+    trained = weights_of(free)
     match = Match(GAME, (free, UniformBot(GAME)))
     seating, key = matches.in_turns(4, 2), jax.random.key(0)
     played = jax.device_get(match((trained, None), seating, key, 0.0))
@@ -181,7 +190,7 @@ def save(folder, config):
     """A run of one checkpoint, at step 1, with the weights of the start."""
     made = setups.make(config)
     checkpoints = Checkpoints(folder)
-    checkpoints.save(1, {"trained": {"main": made.weights_at_start()[0]}}, {"run": identity(made)})
+    checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {"run": identity(made)})
     checkpoints.close()
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     return made
@@ -275,7 +284,7 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
     table = np.array([[10.0, 4.0, 1.0], [6.0, 8.0, 1.0], [1.0, 1.0, 0.0]])
     seen = []
     monkeypatch.setattr(evaluate, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
-    player = setup.player()
+    player = setup.seated()
     who = [evaluate.Contestant(name, player, {}) for name in "ab"]
     result = evaluate.everyone(setup, [*who, evaluate.Contestant("random", UniformBot(setup.game))])
     assert result["cross_play"] == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
@@ -284,8 +293,8 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
 
 def test_a_cooperative_table_of_real_games():
     game = tiny_puzzle.game().held_out()
-    team = Player(tiny_puzzle.policy(), tiny_puzzle.prompt(), (0, 0), tokenizers=(tiny_play.TOKENIZER,) * 2)
-    both = [evaluate.Contestant(name, team, tiny_play.weights(team.policy, seed)[0]) for seed, name in enumerate("ab")]
+    team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
+    both = [evaluate.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
     table, distinct = evaluate.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
@@ -295,7 +304,7 @@ def test_a_cooperative_table_of_real_games():
 
 def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(evaluate.Evaluation, "__call__", lambda *_, **__: [])
-    monkeypatch.setattr(evaluate, "weights_as_they_come", lambda setup: {})
+    monkeypatch.setattr(evaluate, "untuned_weights", lambda setup: {})
     config = small()
     config.eval.opponents = ()
     with pytest.raises(RunError, match="config.eval.opponents is empty, so there is nothing to evaluate in tic_tac_t"):

@@ -1,7 +1,7 @@
-"""The GRPO family: loss and gradient of every member by hand, whole episodes in groups, prompts read once."""
+"""The GRPO family: loss and gradient of every member by hand, whole episodes in groups, candidates of one prompt."""
 
-import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,43 +11,57 @@ import pytest
 
 from configs import algorithms, planning
 from experiments import plan_path
-from marl_jax.agents import shared_prompt
-from marl_jax.agents.policy import Scores
-from marl_jax.config import validate
-from marl_jax.learning import grpo, losses
+from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import batches
 from marl_jax.learning import update as updates
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
-from marl_jax.samples import Samples
+from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import K
+from tests.marl_jax.tiny_samples import by_hand
 
 # ------------------------------------------------------------------------------------------------ the family by hand
 
-LENGTHS = jnp.array([1, 3])
+LENGTHS = (1, 3)
 CHANGE = jnp.array([[0.22, 0, 0, 0], [0.2, -0.1, -0.1, 0]])  # of the log-probabilities since sampling
 UP, MORE, LESS = float(np.exp(0.22)), float(np.exp(0.2)), float(np.exp(-0.1))  # 1.2461, 1.2214, 0.9048
 
 
-class TableOfLogps:
-    """A policy whose weights are the log-probabilities themselves."""
-
-    critic, share = "none", 1
-
-    def score(self, weights, rows):
-        return Scores(weights["model"], jnp.zeros_like(rows.logps), jnp.zeros_like(rows.logps))
+POLICY = types.SimpleNamespace(critic="none")  # nothing is asked of it
 
 
-def two_answers():
-    """One group of AT-GRPO: an answer of one token that earned 4, and one of three tokens that earned nothing."""
-    zeros, ones = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2))
-    wide = jnp.zeros((1, 2, 4))
-    return Samples(
-        tokens=zeros[..., None], prompt_lengths=zeros + 1, answers=wide.astype(jnp.int32), answer_lengths=LENGTHS[None],
-        action=zeros, legal=jnp.ones((1, 2, 1), bool), logps=wide - 1.0, values=wide, weights=ones, agent=zeros,
-        policy=zeros, episode=zeros, turn=zeros, rewards=jnp.array([[[4.0], [0.0]]]), ends=zeros > 0, group=zeros,
-        advantages=wide, returns=wide,
-    )  # fmt: skip
+def two_answers(name="at_grpo", rewards=(4.0, 0.0), lengths=LENGTHS):
+    """A group: an answer of one token that earned 4, and one of three tokens that earned nothing.
+
+    Of AT-GRPO, two candidates in one row; of the others, the only answers of two episodes, in a row each.
+    """
+    inside = np.arange(4) < np.asarray(lengths)[:, None]
+    rewards = jnp.asarray(rewards)
+    if name == "at_grpo":
+        answer_of = np.where(inside, np.arange(2)[:, None], -1).reshape(1, 8)
+        more = dict(member=jnp.array([[0, 1]]), rewards=rewards[None, :, None])
+    else:
+        answer_of = np.where(inside, 0, -1)
+        more = dict(member=jnp.array([[0], [1]]), rewards=rewards[:, None, None], ends=jnp.ones((2, 1), bool))
+    wide = jnp.full(answer_of.shape, -1.0)
+    return by_hand(answer_of, logps=wide, n_groups=1, group_size=2, **more)
+
+
+def learn(samples, algo, change=0.0):
+    """(samples as prepared, metrics, loss, gradient as [answers, 4]) of log-probabilities that changed since."""
+    algorithm = ALGORITHMS.get(algo.name)
+    rows, metrics = algorithm.prepare(POLICY, {}, samples, algo)
+    weighed = algorithm.objective.weigh(rows, algo)
+
+    def loss(logps):
+        scores = Scores(logps, jnp.zeros_like(logps), jnp.zeros_like(logps))
+        return algorithm.objective.loss(rows, weighed, scores, algo)[0]
+
+    shape = rows.logps.shape if np.ndim(change) else ()
+    value, gradient = jax.value_and_grad(loss)(rows.logps + jnp.reshape(jnp.asarray(change), shape) * rows.mask())
+    return rows, metrics, float(value), gradient.reshape(-1, 4)
 
 
 @pytest.mark.parametrize(
@@ -68,23 +82,22 @@ def two_answers():
 )
 def test_loss_and_gradient_by_hand(name, loss, gradient):
     algo = getattr(algorithms, name)(2)
-    algo.update(dict(tis_clip=0.0, name="at_grpo"))  # the same group either way
-    rows, figures = grpo.prepare(TableOfLogps(), {}, two_answers(), algo, 1)
-    assert (int(figures["groups"]), float(figures["zero_std_groups"]), float(figures["group_reward_std"])) == (1, 0, 2)
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
-    objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
-    (found, _), grads = objective(TableOfLogps(), algo, {"model": rows.logps + CHANGE}, {}, rows, weights, weights)
-    assert float(found) == pytest.approx(loss, abs=1e-5)
-    np.testing.assert_allclose(grads["model"], gradient, atol=1e-5)
+    algo.tis_clip = 0.0
+    _, metrics, found, grads = learn(two_answers(name), algo, CHANGE)
+    assert (int(metrics["groups"]), float(metrics["zero_std_groups"]), float(metrics["group_reward_std"])) == (1, 0, 2)
+    assert found == pytest.approx(loss, abs=1e-5)
+    np.testing.assert_allclose(grads, gradient, atol=1e-5)
 
 
-def four_answers():
-    """Two groups of two one-token answers: agent 0 earned 4 and 0, agent 1 earned 1 and 0."""
-    one = two_answers()
-    rows = jax.tree.map(lambda x: jnp.concatenate([x, x], axis=1), one)
-    agent = jnp.array([[0, 0, 1, 1]])
-    rewards = jnp.array([[[4.0, 9.0], [0.0, 9.0], [9.0, 1.0], [9.0, 0.0]]])
-    return rows.replace(answer_lengths=jnp.ones((1, 4), jnp.int32), agent=agent, rewards=rewards)
+def four_answers(seat, rewards):
+    """Two groups of two one-token candidates."""
+    first = jnp.zeros((2, 2), jnp.int32)
+    answer_of = np.array([[0, -1, -1, -1, 1, -1, -1, -1]] * 2)
+    return by_hand(
+        answer_of, n_seats=2, seat=first + jnp.array(seat)[:, None], group=first + jnp.arange(2)[:, None],
+        member=first + jnp.arange(2), rewards=jnp.array(rewards), logps=jnp.full(answer_of.shape, -1.0), n_groups=2,
+        group_size=2,
+    )  # fmt: skip
 
 
 def test_dr_mas_by_hand():
@@ -92,38 +105,49 @@ def test_dr_mas_by_hand():
 
     With agents taken as one it is sqrt((4 + 4 + 1/4 + 1/4) / 4) = 1.4577.
     """
-    algo = algorithms.dr_mas(2)
-    algo.update(dict(tis_clip=0.0, name="at_grpo"))
+    algo = algorithms.at_grpo(2, normalise="agent")
+    algo.tis_clip = 0.0
     change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
-
-    def learn(samples, n_players):
-        rows, _ = grpo.prepare(TableOfLogps(), {}, samples, algo, n_players)
-        weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
-        objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
-        (loss, _), grads = objective(TableOfLogps(), algo, {"model": rows.logps + change}, {}, rows, weights, weights)
-        return rows.advantages[:, 0], float(loss), grads["model"][:, 0]
-
-    advantages, loss, gradient = learn(four_answers(), 2)
+    # Agent 0 earned 4 and 0, agent 1 earned 1 and 0; what the other seat was paid is not theirs.
+    samples = four_answers([0, 1], [[[4.0, 9.0], [0.0, 9.0]], [[9.0, 1.0], [9.0, 0.0]]])
+    rows, _, loss, gradient = learn(samples, algo, change)
     up, ten, less = float(np.exp(0.22)), float(np.exp(0.1)), float(np.exp(-0.1))
-    np.testing.assert_allclose(advantages, [1, -1, 1, -1], atol=1e-4)
+    np.testing.assert_allclose(rows.at_first(rows.advantages), [[1, -1], [1, -1]], atol=1e-4)
     assert loss == pytest.approx((-1.2 + ten - less + up) / 4, abs=1e-5)  # the first is clipped at 1.2
-    np.testing.assert_allclose(gradient, [0, ten / 4, -less / 4, up / 4], atol=1e-5)
+    np.testing.assert_allclose(gradient[:, 0], [0, ten / 4, -less / 4, up / 4], atol=1e-5)
 
-    as_one = four_answers()
-    as_one = as_one.replace(agent=as_one.agent * 0, rewards=as_one.rewards.at[0, 2:, 0].set(jnp.array([1.0, 0.0])))
-    advantages, *_ = learn(as_one, 2)
-    np.testing.assert_allclose(advantages, np.array([2, -2, 0.5, -0.5]) / 1.457738, atol=1e-4)
+    as_one = four_answers([0, 0], [[[4.0, 9.0], [0.0, 9.0]], [[1.0, 1.0], [0.0, 0.0]]])
+    rows, *_ = learn(as_one, algo, change)
+    np.testing.assert_allclose(
+        rows.at_first(rows.advantages), np.array([[2, -2], [0.5, -0.5]]) / 1.457738, atol=1e-4
+    )
 
 
-def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros():
-    samples = two_answers()
-    samples = samples.replace(rewards=samples.rewards * 0)
-    algo = tiny_puzzle.algo(group=2)
-    rows, figures = grpo.prepare(TableOfLogps(), {}, samples, algo, 1)
-    assert float(figures["zero_std_groups"]) == 1 and rows.weights.tolist() == [0, 0]
+@pytest.mark.parametrize("name", ["grpo", "at_grpo"])
+def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros(name):
+    samples = two_answers(name, rewards=(0.0, 0.0))
+    algo = tiny_puzzle.algo(name, group_size=2)
+    rows, metrics, *_ = learn(samples, algo)
+    assert float(metrics["zero_std_groups"]) == 1 and not rows.loss_weights.any()
     algo.filter_zero_std_groups = False
-    rows, _ = grpo.prepare(TableOfLogps(), {}, samples, algo, 1)
-    assert rows.weights.tolist() == [1, 1] and not rows.advantages.any()
+    rows, *_ = learn(samples, algo)
+    assert rows.loss_weights.all() and not rows.advantages.any()
+
+
+def test_candidates_that_do_not_exist_are_no_members():
+    """A third candidate of no tokens: the mean is that of the other two."""
+    samples = two_answers()
+    more = lambda x, value: jnp.concatenate([x, jnp.full_like(x[:, :1], value)], axis=1)  # noqa: E731
+    empty = lambda x, value: jnp.concatenate([x, jnp.full((1, 4), value, x.dtype)], axis=1)  # noqa: E731
+    wider = samples.replace(
+        answer_of=empty(samples.answer_of, -1), logps=empty(samples.logps, -1.0), rewards=more(samples.rewards, 50.0),
+        member=more(samples.member, 2), loss_weights=more(samples.loss_weights, 0.0), group_size=3,
+        **{name: more(getattr(samples, name), 0) for name in ("answer_lengths", "seat", "group", "ends", "turn")},
+    )  # fmt: skip
+    wider = wider.replace(advantages=wider.logps * 0)
+    rows, metrics, *_ = learn(wider, tiny_puzzle.algo(group_size=2))
+    np.testing.assert_allclose(rows.at_first(rows.advantages), [[1, -1, 0]], atol=1e-5)
+    assert float(metrics["group_reward_std"]) == 2
 
 
 # ------------------------------------------------------------------------------------------------- whole episodes
@@ -131,103 +155,133 @@ def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros():
 
 @functools.cache
 def played():
-    roll = tiny_puzzle.episodes(turns=45)
-    trained, _ = tiny_play.weights(roll.policy)
-    start = roll.start(jax.random.key(0))
-    return trained, start, *jax.device_get(jax.jit(roll)(trained, start, jax.random.key(1)))
+    """(rollout, params, the state before, samples, the state after), of 45 turns."""
+    rollout = tiny_puzzle.episodes(turns=45)
+    trained, _ = tiny_play.weights(rollout.team.backbones[0].policy)
+    params = {"main": trained}
+    start = rollout.init(jax.random.key(0), params)
+    samples, after, finished = jax.jit(rollout.run)(params, start, jax.random.key(1))
+    return params, start, *jax.device_get((samples, after, finished))
+
+
+def in_time(samples, name):
+    """A field of one-answer rows as [R, B, …]."""
+    return samples.in_time(getattr(samples, name))
 
 
 def test_a_group_starts_from_one_position_and_goes_different_ways():
-    _, start, samples, _, after = played()
+    _, start, samples, after, _ = played()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(start), after)
-    counts = samples.weights > 0
-    first = counts & (samples.turn == 0)
-    for group in np.unique(samples.group[counts]):
-        beginnings = samples.tokens[first & (samples.group == group)][:, :28]
+    counts = samples.loss_weights[:, 0] > 0
+    first = counts & (samples.turn[:, 0] == 0)
+    group = samples.group[:, 0]
+    for number in np.unique(group[counts]):
+        mine = first & (group == number)
+        prompt = samples.sees[mine, 0] - samples.positions[mine, 0]
+        assert len(set(prompt)) == 1
+        beginnings = samples.tokens[mine][:, : prompt[0]]
         assert (beginnings == beginnings[0]).all()
-    assert len(np.unique(samples.group[counts])) > 2
-    assert (samples.action[:, :K] != samples.action[:, :1]).any()
+    assert len(np.unique(group[counts])) > 2 and np.bincount(group[first]).max() == K
+    action = in_time(samples, "action")
+    assert (action[:, :K] != action[:, :1]).any()
 
 
 def test_every_episode_is_whole():
-    _, _, samples, finished, _ = played()
-    counts = samples.weights > 0
-    for b in range(samples.action.shape[1]):
-        for episode in np.unique(samples.episode[:, b][counts[:, b]]):
-            mine = counts[:, b] & (samples.episode[:, b] == episode)
-            assert samples.ends[mine, b].sum() == 1
-            assert samples.turn[mine, b].tolist() == list(range(mine.sum()))
-    np.testing.assert_array_equal(samples.ends, finished.ended)
-    assert (samples.rewards[~counts] == 0).all() and not counts.all()
+    _, _, samples, _, finished = played()
+    counts, ends = in_time(samples, "loss_weights") > 0, in_time(samples, "ends")
+    episodes, turns = in_time(samples, "episode"), in_time(samples, "turn")
+    for b in range(counts.shape[1]):
+        for episode in np.unique(episodes[:, b][counts[:, b]]):
+            mine = counts[:, b] & (episodes[:, b] == episode)
+            assert ends[mine, b].sum() == 1
+            assert turns[mine, b].tolist() == list(range(mine.sum()))
+    np.testing.assert_array_equal(ends, finished.ended)
+    assert (in_time(samples, "rewards")[~counts] == 0).all() and not counts.all()
 
 
 def test_advantages_are_those_of_the_returns_of_episodes():
-    trained, _, samples, _, _ = played()
+    params, _, samples, _, _ = played()
     algo = tiny_puzzle.algo("grpo")
-    rows, figures = grpo.prepare(tiny_puzzle.policy(), trained, samples, algo, 2)
-    found = np.asarray(rows.advantages[:, 0]).reshape(samples.action.shape)
-    counts, groups = samples.weights > 0, 0
-    for g in range(samples.action.shape[1] // K):
+    rows, metrics = ALGORITHMS.get("grpo").prepare(tiny_puzzle.policy(), params["main"], samples, algo)
+    found = np.asarray(samples.in_time(rows.at_first(rows.advantages)))
+    counts, groups = in_time(samples, "loss_weights") > 0, 0
+    episodes, rewards, seats = (in_time(samples, name) for name in ("episode", "rewards", "seat"))
+    for g in range(counts.shape[1] // K):
         for episode in range(5):
             for seat in range(2):
                 returns = {}
                 for b in range(g * K, g * K + K):
-                    mine = counts[:, b] & (samples.episode[:, b] == episode)
+                    mine = counts[:, b] & (episodes[:, b] == episode)
                     if mine.any():
-                        returns[b] = float(samples.rewards[mine, b, seat].sum())
+                        returns[b] = float(rewards[mine, b, seat].sum())
                 groups += bool(returns)
                 values = np.array(list(returns.values()))
                 for b, value in returns.items():
-                    mine = counts[:, b] & (samples.episode[:, b] == episode) & (samples.agent[:, b] == seat)
+                    mine = counts[:, b] & (episodes[:, b] == episode) & (seats[:, b] == seat)
                     expected = (value - values.mean()) / (values.std() + 1e-6) if np.ptp(values) > 1e-6 else 0.0
                     np.testing.assert_allclose(found[mine, b], expected, atol=1e-3)
-    assert int(figures["groups"]) == groups
+    assert int(metrics["groups"]) == groups
 
 
-# -------------------------------------------------------------------------------------------------- shared prompts
+# ------------------------------------------------------------------------------------- candidates behind one prompt
 
 
 @functools.cache
 def candidates(long_names):
-    roll = tiny_puzzle.tree(lora=2, long_names=long_names, turns=2)
-    trained, frozen = tiny_play.weights(roll.policy)
-    samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), jax.random.key(1))
-    rows, _ = grpo.prepare(roll.policy, {}, samples, tiny_puzzle.algo(filter_zero_std_groups=False), 2)
-    return roll.policy, trained, frozen, rows
+    """(policy, trained, frozen, rows of K candidates with advantages) of two turns."""
+    rollout = tiny_puzzle.tree(lora=2, long_names=long_names, turns=2)
+    policy = rollout.team.backbones[0].policy
+    trained, frozen = tiny_play.weights(policy)
+    params = {"main": {**frozen, **trained}}
+    samples, *_ = jax.jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
+    rows, _ = ALGORITHMS.get("at_grpo").prepare(policy, {}, samples, tiny_puzzle.algo(filter_zero_std_groups=False))
+    return policy, trained, frozen, rows
+
+
+def separate(rows, policy):
+    """Every candidate in a row of its own, the whole prompt before it: K times as many rows."""
+    skip = len(policy.prefix)
+    room = rows.tokens.shape[1] - rows.n_answers * rows.fan
+    each = lambda x: jnp.repeat(x, rows.n_answers, axis=0)  # noqa: E731
+    own = lambda x: x.reshape(rows.n * rows.n_answers, 1, *x.shape[2:])  # noqa: E731
+    wide = lambda x: x.reshape(rows.n * rows.n_answers, 1, -1)  # noqa: E731
+    prompts = jnp.pad(each(rows.tokens[:, :room]), ((0, 0), (0, policy.width)))
+    names = ("seat", "episode", "turn", "loss_weights", "rewards", "action", "legal")
+    alone = from_prompts(
+        prompts, each(rows.sees[:, 0] - skip), wide(rows.targets), own(rows.answer_lengths), wide(rows.logps),
+        skip=skip, policy=each(rows.policy), **{name: own(getattr(rows, name)) for name in names},
+    )  # fmt: skip
+    return alone.replace(advantages=wide(rows.advantages)[:, 0])
 
 
 @pytest.mark.parametrize("long_names", [False, True])
 def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long_names):
     policy, trained, frozen, rows = candidates(long_names)
-    sharing = dataclasses.replace(policy, share=K)
-    assert shared_prompt.join(rows, K).tokens.size < rows.tokens.size / 2
-    algo = tiny_puzzle.algo()
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
-
-    def both(policy):
-        objective = jax.value_and_grad(functools.partial(updates._objective, policy, algo), has_aux=True)
-        return jax.jit(objective)(trained, frozen, rows, weights, weights)
-
-    (alone, _), expected = both(policy)
-    (shared, figures), found = both(sharing)
-    assert float(shared) == pytest.approx(float(alone), abs=1e-6) and float(figures["logprob_diff"]) < 1e-5
+    alone = separate(rows, policy)
+    assert rows.tokens.size < alone.tokens.size / 2
+    algo, state = tiny_puzzle.algo(), updates.TrainState(trained, frozen, None, jnp.int32(0))
+    objective = ALGORITHMS.get("at_grpo").objective
+    gradients = jax.jit(functools.partial(updates.summed_gradients, policy, objective, algo))
+    expected, of_each = gradients(state, alone)
+    found, metrics = gradients(state, rows)
+    assert float(metrics["loss"]) == pytest.approx(float(of_each["loss"]), abs=1e-6)
+    assert float(metrics["logprob_diff"]) < 1e-5
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, expected)
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(found)) > 1e-4
 
 
 def test_minibatches_and_their_parts_keep_groups_together():
     policy, trained, frozen, rows = candidates(True)
-    sharing = dataclasses.replace(policy, share=K)
-    algo = tiny_puzzle.algo(minibatches=1, grad_accum_steps=3)
-    optimiser = optax.sgd(0.1)
+    optimiser, objective = optax.sgd(0.1), ALGORITHMS.get("at_grpo").objective
 
-    def learnt(policy, algo):
+    def learnt(rows, **settings):
         train_state = updates.new_train_state(trained, frozen, optimiser)
-        return jax.jit(updates.make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
+        update = updates.make_update(policy, optimiser, objective, tiny_puzzle.algo(minibatches=1, **settings))
+        return jax.jit(update)(train_state, rows, jax.random.key(0))
 
-    whole, _ = learnt(policy, tiny_puzzle.algo(minibatches=1))
-    parts, figures = learnt(sharing, algo)
-    assert float(figures["logprob_diff"]) < 1e-5
+    whole, _ = learnt(separate(rows, policy))
+    parts, metrics = learnt(rows, grad_accum_steps=3)
+    assert float(metrics["logprob_diff"]) < 1e-5
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), parts.trained, whole.trained)
 
 
@@ -243,16 +297,19 @@ def test_a_step_of_every_form_fits_together(form):
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        rollout, optimiser = setup.rollout(), updates.make_optimiser(config.optim, config.steps, 4)
+        rollout, optimiser = setup.rollout, train.optimiser_of(config)
         new = lambda t, f: updates.new_train_state(t, f, optimiser)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
-        games = jax.eval_shape(rollout.start, key)
-        play = functools.partial(train.play_step, setup, rollout)
-        samples, after, _, _ = jax.eval_shape(play, train.all_weights(train_states), games, None, key)
-        learn = functools.partial(train.learn_step, setup, optimiser)
-        learnt, figures = jax.eval_shape(learn, train_states, samples, key)
-    assert samples.action.size == validate.samples(config)
-    jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), games, after)
+        params = train.all_weights(train_states)
+        state = jax.eval_shape(rollout.init, key, params)
+        samples, after, _ = jax.eval_shape(rollout.__call__, params, state, key)
+        learnt, metrics = jax.eval_shape(
+            functools.partial(train.learn_step, setup, optimiser), train_states, samples, key
+        )
+    assert samples.n == batches.rows(config)
+    assert samples.n_answers == (config.algo.group_size if config.algo.name == "at_grpo" else 1)
+    jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), state, after)
     assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
-    assert "zero_std_groups" in figures and "explained_variance" not in figures
-    assert len(set(setup.seat_policy)) == (2 if form in ("at_grpo_lora", "at_grpo_apart") else 1)
+    assert ("zero_std_groups" in metrics) == (config.algo.name != "sft") and "explained_variance" not in metrics
+    distinct = {policy for seat in range(setup.game.n_players) for policy in setup.seating.policies(seat)}
+    assert len(distinct) == (2 if form in ("at_grpo_lora", "at_grpo_apart") else 1)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from marl_jax.learning import losses
+from tests.marl_jax.tiny_samples import by_hand
 
-MASK = jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
-ONES = jnp.ones(2)
+TWO = by_hand([[0, 0, 0], [0, -1, -1]])  # an answer of three tokens and one of one
+TOGETHER = by_hand([[0, 0, 0, 1]])  # the same in one row
+ONE = by_hand([[0]])
 
 
 @pytest.mark.parametrize(
@@ -22,22 +24,35 @@ ONES = jnp.ones(2)
     ],
 )
 def test_token_weights(kind, expected):
-    np.testing.assert_allclose(losses.token_weights(MASK, ONES, kind, length=10), expected, rtol=1e-6)
+    found = losses.token_weights(TWO, kind, length=10)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    together = losses.token_weights(TOGETHER, kind, length=10)
+    np.testing.assert_allclose(together, found[TWO.answer_of >= 0][None], rtol=1e-6)
+
+
+def test_tokens_that_do_not_count_are_not_part_of_any_mean():
+    first = TOGETHER.first()
+    np.testing.assert_allclose(losses.token_weights(TOGETHER, "token", mask=first), [[1 / 2, 0, 0, 1 / 2]])
+    np.testing.assert_allclose(losses.token_weights(TOGETHER, "sequence", mask=first), [[1 / 2, 0, 0, 1 / 2]])
+    none = first.at[0, 3].set(0.0)  # an answer without a token that counts is no answer
+    np.testing.assert_allclose(losses.token_weights(TOGETHER, "sequence", mask=none), [[1, 0, 0, 0]])
 
 
 def test_an_answer_of_weight_zero_is_as_if_it_were_not_there():
     for kind in ("token", "sequence", "constant"):
-        both = losses.token_weights(MASK, jnp.array([1.0, 0.0]), kind, 10)
-        alone = losses.token_weights(MASK[:1], ONES[:1], kind, 10)
+        both = losses.token_weights(TWO.replace(loss_weights=jnp.array([[1.0], [0.0]])), kind, 10)
+        alone = losses.token_weights(by_hand([[0, 0, 0]]), kind, 10)
         np.testing.assert_allclose(both[:1], alone, rtol=1e-6)
         assert float(jnp.sum(both[1])) == 0
+        in_one_row = losses.token_weights(TOGETHER.replace(loss_weights=jnp.array([[1.0, 0.0]])), kind, 10)
+        np.testing.assert_allclose(in_one_row, np.pad(alone, ((0, 0), (0, 1))), rtol=1e-6)
 
 
 def clip(ratio, advantage, **kwargs):
     """Loss of a single token with this ratio."""
     settings = dict(clip_low=0.2, clip_high=0.3) | kwargs
     one = jnp.ones((1, 1))
-    return losses.policy_loss(one * math.log(ratio), 0 * one, one * advantage, one, **settings)
+    return losses.policy_loss(ONE.replace(advantages=one * advantage), one * math.log(ratio), 0 * one, **settings)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +81,21 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
 def test_gspo_ratio_is_the_geometric_mean_of_the_answer():
     logps = jnp.log(jnp.array([[0.2, 0.4, 0.8], [0.5, 0.9, 0.9]]))
     old = jnp.log(jnp.array([[0.1, 0.4, 0.4], [0.25, 0.1, 0.1]]))
-    result = losses.policy_loss(logps, old, jnp.ones((2, 3)), MASK, clip_low=0.9, clip_high=9.0, ratio="sequence")
+    settings = dict(clip_low=0.9, clip_high=9.0, ratio="sequence")
+    result = losses.policy_loss(TWO.replace(advantages=jnp.ones((2, 3))), logps, old, **settings)
     np.testing.assert_allclose(result.ratio[0], [4 ** (1 / 3)] * 3, rtol=1e-5)
     assert float(result.ratio[1, 0]) == pytest.approx(2.0, rel=1e-5)
+    both = [x[TWO.answer_of >= 0][None] for x in (logps, old)]
+    result = losses.policy_loss(TOGETHER.replace(advantages=jnp.ones((1, 4))), *both, **settings)
+    np.testing.assert_allclose(result.ratio, [[4 ** (1 / 3)] * 3 + [2.0]], rtol=1e-5)
 
 
 def test_gradient_at_ratio_one_is_the_policy_gradient():
     logps = jnp.array([[-1.0, -2.0]])
     advantages = jnp.array([[0.5, -3.0]])
+    samples = by_hand([[0, 0]], advantages=advantages)
     gradient = jax.grad(
-        lambda x: jnp.sum(losses.policy_loss(x, logps, advantages, jnp.ones((1, 2)), clip_low=0.2, clip_high=0.2).loss)
+        lambda x: jnp.sum(losses.policy_loss(samples, x, logps, clip_low=0.2, clip_high=0.2).loss)
     )(logps)
     np.testing.assert_allclose(gradient, -advantages, rtol=1e-6)
 
@@ -117,26 +137,25 @@ def test_explained_variance():
 
 def test_whole_loss_against_a_loop_over_tokens():
     rng = np.random.default_rng(0)
-    n, width = 5, 4
-    logps, old, reference = (-rng.random((3, n, width)) * 2).astype(np.float32)
-    advantages = rng.normal(size=(n, width)).astype(np.float32)
-    lengths, weights = rng.integers(1, width + 1, n), np.array([1, 1, 0, 1, 1], np.float32)
-    mask = (np.arange(width) < lengths[:, None]).astype(np.float32)
+    answer_of = np.array([[0, 0, 1, 1, 1, -1], [0, -1, 1, 2, 2, 2]])
+    logps, old, reference = (-rng.random((3, *answer_of.shape)) * 2).astype(np.float32)
+    advantages = rng.normal(size=answer_of.shape).astype(np.float32)
+    weights = np.array([[1, 1, 0], [1, 0, 1]], np.float32)
 
     expected, tokens = 0.0, 0
-    for i in range(n):
-        for t in range(lengths[i]):
-            if weights[i]:
-                r = math.exp(logps[i, t] - old[i, t])
-                held = min(max(r, 0.8), 1.28)
-                ppo = max(-r * advantages[i, t], -held * advantages[i, t])
-                ppo = min(ppo, -3 * advantages[i, t]) if advantages[i, t] < 0 else ppo
-                k = math.exp(reference[i, t] - logps[i, t]) - 1 - (reference[i, t] - logps[i, t])
-                expected += ppo + 0.1 * k
-                tokens += 1
-    token_weights = losses.token_weights(jnp.asarray(mask), jnp.asarray(weights), "token")
-    arrays = map(jnp.asarray, (logps, old, advantages, mask))
-    result = losses.policy_loss(*arrays, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    for i, t in zip(*np.nonzero(answer_of >= 0), strict=True):
+        if weights[i, answer_of[i, t]]:
+            r = math.exp(logps[i, t] - old[i, t])
+            held = min(max(r, 0.8), 1.28)
+            ppo = max(-r * advantages[i, t], -held * advantages[i, t])
+            ppo = min(ppo, -3 * advantages[i, t]) if advantages[i, t] < 0 else ppo
+            k = math.exp(reference[i, t] - logps[i, t]) - 1 - (reference[i, t] - logps[i, t])
+            expected += ppo + 0.1 * k
+            tokens += 1
+    assert tokens == 9
+    samples = by_hand(answer_of, advantages=jnp.asarray(advantages), loss_weights=jnp.asarray(weights))
+    result = losses.policy_loss(samples, logps, old, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    token_weights = losses.token_weights(samples, "token")
     loss = jnp.sum(token_weights * (result.loss + 0.1 * losses.kl(logps, reference, "k3")))
     assert float(loss) == pytest.approx(expected / tokens, rel=1e-5)
 
@@ -144,9 +163,9 @@ def test_whole_loss_against_a_loop_over_tokens():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: losses.token_weights(MASK, ONES, "mean"), "aggregation is 'mean'"),
-        (lambda: losses.log_ratio(MASK, MASK, MASK, "word"), "ratio is 'word'"),
-        (lambda: losses.kl(MASK, MASK, "k4"), "KL estimate is 'k4'"),
+        (lambda: losses.token_weights(TWO, "mean"), "loss_agg is 'mean'"),
+        (lambda: losses.log_ratio(TWO, TWO.logps, TWO.logps, "word"), "ratio is 'word'"),
+        (lambda: losses.kl(TWO.logps, TWO.logps, "k4"), "KL estimate is 'k4'"),
     ],
 )
 def test_unknown_kinds_are_refused(call, message):

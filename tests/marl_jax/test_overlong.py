@@ -2,42 +2,40 @@
 
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import algorithms
-from marl_jax.learning import grpo, losses, overlong
-from marl_jax.learning import update as updates
-from tests.marl_jax.test_grpo import TableOfLogps, two_answers
+from marl_jax.agents.answers import FreeText
+from marl_jax.learning import overlong
+from tests.marl_jax import test_grpo, tiny_play
 
 STOP = 9
+FREE = FreeText(None, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(STOP, 8), max_new=4)
+WRITES = types.SimpleNamespace(answers=FREE, width=4, critic="none")  # free answers of at most four tokens
 
 
-class Writes(TableOfLogps):
-    """Free answers of at most four tokens."""
-
-    free = types.SimpleNamespace(stop_ids=(STOP,), max_new=4)
-
-
-def samples(lengths, last, rewards=(4.0, 0.0)):
+def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
     """A group of two answers of these lengths, `last` in the fourth place."""
-    answers = jnp.zeros((1, 2, 4), jnp.int32).at[0, :, 3].set(jnp.asarray(last))
-    rewards = jnp.asarray(rewards)[None, :, None]
-    return two_answers().replace(answers=answers, answer_lengths=jnp.asarray([lengths]), rewards=rewards)
+    given = test_grpo.two_answers(name, rewards, lengths)
+    targets = jnp.zeros((2, 4), jnp.int32).at[:, 3].set(jnp.asarray(last))
+    return given.replace(targets=targets.reshape(given.targets.shape))
 
 
 def settings(kind, **changes):
     algo = algorithms.dapo(2)
-    algo.update(dict(name="at_grpo", tis_clip=0.0, overlong=kind) | changes)
+    algo.update(dict(tis_clip=0.0, overlong=kind) | changes)
     return algo
 
 
-def test_only_answers_that_were_cut_count_as_such():
-    cut = lambda lengths, last: overlong.truncated(samples(lengths, last), (STOP, 8)).tolist()[0]  # noqa: E731
+@pytest.mark.parametrize("name", ["grpo", "at_grpo"])
+def test_only_answers_that_were_cut_count_as_such(name):
+    """Answers in rows of their own, and in one row."""
+    cut = lambda lengths, last: FREE.truncated(samples(lengths, last, name=name)).ravel().tolist()  # noqa: E731
     assert cut([4, 3], [1, 1]) == [True, False]
     assert cut([4, 4], [STOP, 8]) == [False, False]  # the stop was the last token
+    assert cut([4, 4], [1, STOP]) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -51,22 +49,24 @@ def test_the_penalty_grows_over_the_last_tokens(longest, buffer, expected):
 
 def test_none_changes_nothing_and_counts():
     given = samples([4, 1], [1, 0])
-    same, figures = overlong.handle(Writes(), given, settings("none"))
-    assert same is given and float(figures["truncated_answers"]) == 0.5
-    named = TableOfLogps()
-    named.free = None
-    same, figures = overlong.handle(named, given, settings("mask"))
-    assert same is given and float(figures["truncated_answers"]) == 0
+    same, metrics = overlong.handle(WRITES, given, settings("none"))
+    assert same is given and float(metrics["truncated_answers"]) == 0.5
+    # What does not count in the loss does not count here either.
+    one = given.replace(loss_weights=jnp.array([[0.0], [1.0]]))
+    assert float(overlong.handle(WRITES, one, settings("none"))[1]["truncated_answers"]) == 0
+
+
+def test_names_of_actions_are_never_cut():
+    given = samples([4, 4], [1, 1])
+    same, metrics = overlong.handle(tiny_play.policy(long_names=True), given, settings("mask"))
+    assert float(metrics["truncated_answers"]) == 0 and same.loss_weights.tolist() == [[1], [1]]
 
 
 def learn(algo, given):
     """(advantages, loss, gradient) at ratio 1."""
-    given, _ = overlong.handle(Writes(), given, algo)
-    rows, _ = grpo.prepare(Writes(), {}, given, algo, 1)
-    weights = losses.token_weights(rows.mask(), rows.weights, algo.loss_agg, rows.width)
-    objective = jax.value_and_grad(updates._objective, argnums=2, has_aux=True)
-    (loss, _), grads = objective(Writes(), algo, {"model": rows.logps}, {}, rows, weights, weights)
-    return rows.advantages[:, 0], float(loss), grads["model"]
+    given, _ = overlong.handle(WRITES, given, algo)
+    rows, _, loss, gradient = test_grpo.learn(given, algo)
+    return rows.at_first(rows.advantages)[:, 0], loss, gradient
 
 
 def test_masked_answers_have_no_loss_but_stay_in_the_mean():
@@ -92,6 +92,13 @@ def test_the_penalty_is_part_of_the_reward():
 
 
 def test_bots_pay_no_penalty():
-    given = samples([4, 4], [1, 1]).replace(policy=jnp.array([[0, -1]]))
-    found, _ = overlong.handle(Writes(), given, settings("penalty"))
-    np.testing.assert_allclose(found.rewards[0, :, 0], [3, 0])
+    given = samples([4, 4], [1, 1]).replace(policy=jnp.array([0, -1]))
+    found, _ = overlong.handle(WRITES, given, settings("penalty"))
+    np.testing.assert_allclose(found.rewards[:, 0, 0], [3, 0])
+
+
+def test_only_the_seat_that_answered_pays_the_penalty():
+    given = samples([4, 1], [1, 0], name="at_grpo")
+    given = given.replace(rewards=jnp.ones((1, 2, 2)), seat=jnp.array([[1, 0]]))
+    found, _ = overlong.handle(WRITES, given, settings("penalty"))
+    assert found.rewards.tolist() == [[[1, 0], [1, 1]]]

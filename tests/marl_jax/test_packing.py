@@ -12,25 +12,18 @@ from marl_jax.agents import packing
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from tests.marl_jax import tiny_play, tiny_samples
-from tests.marl_jax.test_reading import agree, gradients
+from tests.marl_jax.test_scoring import agree, gradients
 
 WIDTH = 6
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_sample_lies_in_one_row_and_none_over_another(seed):
-    rng = np.random.default_rng(seed)
-    samples = tiny_samples.make(40, 20, WIDTH, seed=seed)
-    samples = samples.replace(weights=jnp.asarray(rng.random(40) < 0.8, jnp.float32))
-    skip, pack = len(tiny_samples.PREFIX), 3
-    rows = jax.jit(lambda s: packing.plan(s, pack, skip, multiple=2))(samples)
-    assert rows.table.shape[0] == 14 and int(rows.used()) < 14, "uneven lengths must need fewer rows"
+def check_places(samples, rows):
+    """Samples that contribute lie in one row each, whole, and none over another."""
     found = sorted(int(i) for i in rows.table.ravel() if i >= 0)
-    assert found == list(np.flatnonzero(samples.weights)), "each that teaches something, once"
-    sizes = np.asarray(samples.prompt_lengths + samples.answer_lengths) - skip - 1
+    assert found == list(np.flatnonzero(samples.active())), "each that contributes to the loss, once"
     for starts, length, room in (
-        (rows.starts, sizes, rows.room),
-        (rows.answer_starts, np.asarray(samples.answer_lengths), rows.answer_room),
+        (rows.starts, np.asarray(packing.sizes(samples)), rows.room),
+        (rows.answer_starts, np.asarray(packing.answer_sizes(samples)), rows.answer_room),
     ):
         for row, first in zip(np.asarray(rows.table), np.asarray(starts), strict=True):
             spans = sorted((int(first[s]), int(length[i])) for s, i in enumerate(row) if i >= 0)
@@ -39,13 +32,30 @@ def test_every_sample_lies_in_one_row_and_none_over_another(seed):
             assert not ends or ends[-1] <= room
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_every_sample_lies_in_one_row_and_none_over_another(seed):
+    rng = np.random.default_rng(seed)
+    samples = tiny_samples.make(40, 20, WIDTH, seed=seed, kept=True)
+    samples = samples.replace(loss_weights=jnp.asarray(rng.random((40, 1)) < 0.8, jnp.float32))
+    skip, pack = len(tiny_samples.PREFIX), 3
+    sizes = (samples.sees + samples.answer_lengths)[:, 0] - skip - 1
+    np.testing.assert_array_equal(packing.sizes(samples), sizes, "of the last token nothing is read")
+    np.testing.assert_array_equal(packing.answer_sizes(samples), samples.answer_lengths[:, 0])
+    rows = jax.jit(lambda s: packing.plan(s, pack, multiple=2))(samples)
+    assert rows.table.shape[0] == 14 and int(rows.used()) < 14, "uneven lengths must need fewer rows"
+    check_places(samples, rows)
+
+
 def test_samples_of_full_length_always_fit():
     samples = tiny_samples.make(8, 5, WIDTH)
+    time = samples.tokens.shape[1]
     full = samples.replace(
-        prompt_lengths=jnp.full((8,), samples.tokens.shape[1] - WIDTH + 1), answer_lengths=jnp.full((8,), WIDTH)
-    )
+        answer_of=jnp.zeros((8, WIDTH), jnp.int32), answer_lengths=jnp.full((8, 1), WIDTH),
+        reads=jnp.broadcast_to(time - WIDTH + jnp.arange(WIDTH), (8, WIDTH)),
+    )  # fmt: skip
     rows = packing.plan(full, 2)
     assert int(rows.used()) == 4 and (np.sort(np.asarray(rows.table[:4]).ravel())[-8:] == np.arange(8)).all()
+    check_places(full, rows)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +64,9 @@ def test_samples_of_full_length_always_fit():
     ids=["value head", "adapter and prefix"],
 )
 def test_loss_and_gradients_are_those_of_padded_rows(settings, prefix):
-    policy = dataclasses.replace(tiny_play.policy(free=WIDTH, **settings), prefix=prefix)
-    samples = tiny_samples.make(16, 12, WIDTH)
-    samples = samples.replace(weights=samples.weights.at[3].set(0.0))
+    policy = dataclasses.replace(tiny_play.policy(free=WIDTH, **settings), rules=prefix)
+    samples = tiny_samples.make(16, 12, WIDTH, kept=bool(prefix))
+    samples = samples.replace(loss_weights=samples.loss_weights.at[3].set(0.0))
     for algo in (dict(loss_agg="token"), dict(loss_agg="sequence", ratio="sequence", kl_coef=0.0)):
         agree(gradients(policy, samples, grad_accum_steps=2, pack=2, **algo), gradients(policy, samples, **algo))
 

@@ -15,7 +15,7 @@ from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax.errors import RunError
 from marl_jax.modes import setup
 from marl_jax.modes.play import Person, PolicySeat, main, play
-from marl_jax.rollouts.matches import Player
+from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers
 from tests.marl_jax import tiny_play
@@ -69,7 +69,7 @@ def test_prompt_is_the_models(tic_tac_toe):
     game, prompt = tic_tac_toe
     _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["prompt", "5", "prompt", "quit"])
     start = jax.jit(game.reset)(jax.random.key(0))
-    first = prompt.first_text(start, 0)
+    first = prompt.opening_text(start, 0)
     assert first in screen
     middle, _ = game.step(start, jnp.int32(4))
     state, _ = game.step(middle, jnp.int32(0))
@@ -103,8 +103,9 @@ def test_hanabi_from_a_seat():
 
 def test_an_answer_that_names_no_move_becomes_a_legal_one():
     game, policy = make("tic_tac_toe"), tiny_play.policy(free=3)
-    ready = policy.ready(policy.player(tiny_play.weights(policy)[0]))
-    seat = PolicySeat(game, Player(policy, tiny_play.prompt(), (0, 0)), ready)
+    team = tiny_play.team(policy, tiny_play.prompt())
+    ready = team.prepare_for_sampling({"main": tiny_play.weights(policy)[0]})
+    seat = PolicySeat(game, SeatedTeam(team, tiny_play.seating(0, 0)), ready)
     state = game.step(game.reset(jax.random.key(0)), jnp.int32(4))[0]
     chosen = jax.jit(jax.vmap(lambda key: seat.act(state, key)))(jax.random.split(jax.random.key(1), 16))
     assert set(chosen.tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8} and len(set(chosen.tolist())) > 3
@@ -124,7 +125,7 @@ def test_the_checkpoint_of_a_run(tmp_path, capsys):
     config.play.seat = -1
     made = setup.make(config)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"trained": {"main": made.weights_at_start()[0]}}, {})
+    checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {})
     checkpoints.close()
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     assert bool(made.game.done(main(config, tmp_path)))

@@ -49,8 +49,8 @@ def pair(workdir: Path, cache: Path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    merge_metrics = ("enabled=true", f"coordinator=localhost:{port}", "processes=2", "timeout=20")
-    flags = [f"--config.distributed.{flag}" for flag in merge_metrics]
+    settings = ("enabled=true", f"coordinator=localhost:{port}", "processes=2", "timeout=20")
+    flags = [f"--config.distributed.{flag}" for flag in settings]
     both = [launch(workdir, cache, 2, f"said_{i}", *flags, f"--config.distributed.index={i}") for i in range(2)]
     try:
         yield both
@@ -95,7 +95,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
         both[1].send_signal(signal.SIGTERM)
         assert [process.wait(120) for process in both] == [0, 0], said(workdir, 0) + said(workdir, 1)
     assert "resumed from step" in said(workdir, 0)
-    assert "by a signal to another process; the same command goes on from there" in said(workdir, 0)
+    assert "by a signal to another process; the same command continues from there" in said(workdir, 0)
 
     with pair(workdir, cache) as both:
         assert [process.wait(300) for process in both] == [0, 0], said(workdir, 0) + said(workdir, 1)

@@ -46,7 +46,7 @@ def test_the_parts_of_the_programs_have_names_too(workdir):
         assert f"/{part}/".encode() in content, part
 
 
-def test_seconds_of_every_phase_are_figures(workdir):
+def test_seconds_of_every_phase_are_metrics(workdir):
     row = read_json_lines(workdir / "metrics.jsonl")[-1]
     assert {f"seconds/{phase}" for phase in PHASES} <= row.keys()
     assert 0 < row["seconds/reshard"] < row["seconds/rollout"] + row["seconds/update"] + row["seconds/reshard"]
@@ -57,9 +57,9 @@ def test_a_clock_adds_up_what_a_phase_takes():
     for phase in ("rollout", "update", "update"):
         with clock.phase(phase):
             pass
-    figures = clock.figures({"games": 4, "tokens": 8})
-    assert set(figures) == {"seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s"}
-    assert figures["games_per_s"] == pytest.approx(4 / (figures["seconds/rollout"] + figures["seconds/update"]))
+    found = clock.metrics({"games": 4, "tokens": 8})
+    assert set(found) == {"seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s"}
+    assert found["games_per_s"] == pytest.approx(4 / (found["seconds/rollout"] + found["seconds/update"]))
 
 
 @pytest.mark.parametrize("start, steps, traced", [(0, 9, [2, 3, 4]), (5, 9, [6, 7, 8]), (0, 2, [0, 1]), (8, 9, [8])])

@@ -1,5 +1,7 @@
 """Warm starts: what a bot shows, learning from it, and runs that begin where that ended."""
 
+import dataclasses
+import functools
 import json
 import shutil
 
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from envs.games.plan_path import levels
+from marl_jax.agents import scoring
+from marl_jax.algorithms import sft
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import setup as setups
-from marl_jax.modes import sft, train
-from marl_jax.rollouts import demonstrations
+from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan
@@ -34,38 +37,51 @@ def state(workdir):
     return restored
 
 
+def get_config():
+    """Planner and executor imitate the solver."""
+    return tiny_plan.get_config("roles_sft")
+
+
 def shown(config, turns=24, **changes):
-    """(setup, program, samples [R, B, …], what ended, games after it)."""
-    setup = sft.make(config)
-    program = sft.demonstrations(setup, turns=turns, **changes)
-    first = jax.jit(program.start)(jax.random.key(1))
-    return setup, program, first, *jax.device_get(jax.jit(program.show)(first, jax.random.key(2)))
+    """(setup, program, first games, samples, what ended, games after it), samples of answers as [R, B, …]."""
+    setup = setups.make(config)
+    program = dataclasses.replace(setup.rollout, turns=turns, **changes)
+    first = jax.jit(program.fresh_games)(jax.random.key(1))
+    samples, finished, after = jax.device_get(jax.jit(program.play)({}, first, jax.random.key(2)))
+    return setup, program, first, samples, finished, after
+
+
+def in_time(samples, x):
+    """[N, 1, …] or [N, …] as [R, B, …]."""
+    x = x[:, 0] if x.shape[:2] == samples.answer_lengths.shape else x
+    return x.reshape(*samples.answer_at.shape, *x.shape[1:])
 
 
 @pytest.fixture(scope="module")
 def perfect():
-    return shown(tiny_plan.get_config(), noise=0.0)
+    return shown(get_config(), noise=0.0)
 
 
 def test_the_bot_solves_every_level_in_the_fewest_moves(perfect):
     _, _, _, samples, finished, _ = perfect
     assert finished.ended.sum() > 20
     np.testing.assert_allclose(finished.total.team[finished.ended], 1.5)  # goal and shortest way
-    assert (samples.weights == 1).all() and (samples.action >= 0).all()
+    assert (samples.loss_weights == 1).all() and (samples.action >= 0).all()
 
 
 def test_the_executor_follows_and_reads_the_proposal(perfect):
     setup, _, first, samples, _, _ = perfect
-    planner, executor = samples.action[0::2], samples.action[1::2]
-    assert (samples.agent[0::2] == 0).all() and (samples.agent[1::2] == 1).all()
+    action, seat, tokens, sees = (in_time(samples, getattr(samples, x)) for x in ("action", "seat", "tokens", "sees"))
+    planner, executor = action[0::2], action[1::2]
+    assert (seat[0::2] == 0).all() and (seat[1::2] == 1).all()
     np.testing.assert_array_equal(planner, executor)
     backbone = setup.backbone
     for row in range(3):
-        text = backbone.prompt.first_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
-        read = samples.tokens[0, row, : samples.prompt_lengths[0, row]]
+        text = backbone.prompt.opening_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
+        read = tokens[0, row, : sees[0, row]]
         assert backbone.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
-        proposal = "udlr"[samples.action[0, row]]
-        heard = backbone.tokenizer.decode(samples.tokens[1, row, : samples.prompt_lengths[1, row]].tolist())
+        proposal = "udlr"[action[0, row]]
+        heard = backbone.tokenizer.decode(tokens[1, row, : sees[1, row]].tolist())
         assert heard.endswith(f" {proposal}E:")
 
 
@@ -78,14 +94,15 @@ def test_no_held_out_level_is_shown_in_any_form(perfect):
 
 
 def test_noise_moves_the_executor_only_and_samples_keep_what_the_bot_would_do():
-    _, _, _, samples, finished, _ = shown(tiny_plan.get_config(), noise=0.5, turns=40)
-    np.testing.assert_array_equal(samples.action[0::2], samples.action[1::2])
+    _, _, _, samples, finished, _ = shown(get_config(), noise=0.5, turns=40)
+    action = in_time(samples, samples.action)
+    np.testing.assert_array_equal(action[0::2], action[1::2])
     assert finished.total.team[finished.ended].min() < 1.5  # some ways were longer
 
 
 @pytest.mark.parametrize("game, solved", [("sokoban", 10.0), ("sudoku", 1.0)])
 def test_the_other_puzzles_are_shown_too(game, solved):
-    config = tiny_plan.get_config()
+    config = get_config()
     params = dict(sokoban=dict(size=5, budget=12), sudoku=dict(empties=(3, 5), budget=8))[game]
     with config.unlocked():
         config.env.params = dict(roles="two", n_train=24, n_test=8, **params)
@@ -99,37 +116,70 @@ def test_the_other_puzzles_are_shown_too(game, solved):
 
 
 def test_games_of_two_and_their_bots():
-    config = tiny_plan.get_config()
+    config = get_config()
     config.env.name = "tic_tac_toe"
     with config.unlocked():
         config.env.params = {}
     _, program, _, samples, finished, _ = shown(config, noise=0.0, turns=18)
     assert type(program.bot).__name__ == "MinimaxBot"
     assert (finished.total.agent[finished.ended] == 0).all()  # minimax draws with itself
-    assert set(samples.agent.reshape(-1).tolist()) == {0, 1}
+    assert set(samples.seat.reshape(-1).tolist()) == {0, 1}
 
 
 def test_free_answers_are_written_as_they_would_be_sampled():
-    config = tiny_plan.get_config()
+    config = get_config()
     config.rollout.update(dict(answer="free", max_new_tokens=3))
-    setup = sft.make(config)
-    ids, lengths = demonstrations.names_to_write(setup.backbone)
-    free, said = setup.policy.free, lengths - 1  # without the stop
+    setup = setups.make(config)
+    free = setup.backbone.policy.answers
+    ids, lengths = free.written()
+    said = lengths - 1  # without the stop
     legal = jnp.ones((4, 4), bool)
-    assert free.parser(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
+    assert free.parse(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
     assert all(ids[a, said[a]] in free.stop_ids for a in range(4))
     config.env.text = "full"
     with pytest.raises(ConfigError, match="max_new_tokens is 3, and the longest answer has 5 tokens; accepted: 5"):
-        sft.make(config)  # nobody could ever say it
+        setups.make(config)  # nobody could ever say it
 
 
 def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
     setup, _, _, samples, _, _ = perfect
-    rows = jax.tree.map(jnp.asarray, samples).flat()
+    samples = jax.tree.map(jnp.asarray, samples)
     nothing = {"model": jax.tree.map(lambda x: jnp.zeros(x.shape), setup.backbone.abstract()[0]["model"])}
-    weights = rows.weights / jnp.sum(rows.weights)
-    loss, figures = jax.jit(lambda p: sft._objective(setup.policy, p, {}, rows, weights))(nothing)
-    np.testing.assert_allclose([loss, figures["probability"]], [np.log(4), 0.25], rtol=1e-5)
+    objective, algo = setup.algorithm.objective, setup.config.algo
+
+    def loss_of(params):
+        scores = scoring.score(setup.backbone.policy, params, samples)
+        return objective.loss(samples, objective.weigh(samples, algo), scores, algo)
+
+    loss, metrics = jax.jit(loss_of)(nothing)
+    np.testing.assert_allclose([loss, metrics["probability"]], [np.log(4), 0.25], rtol=1e-5)
+
+
+def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again():
+    setup = setups.make(get_config(), devices=jax.devices()[:1])
+    optimiser = train.optimiser_of(setup.config)
+    key = jax.random.key(0)
+    states, state = train.at_start(setup, setup.rollout, optimiser, key)
+    samples, *_ = jax.jit(setup.rollout.__call__)(train.all_weights(states), state, key)
+    learn, losses = jax.jit(functools.partial(train.learn_step, setup, optimiser)), []
+    for i in range(60):
+        states, metrics = learn(states, samples, jax.random.key(i))
+        losses.append(float(metrics["loss"]))
+    assert losses[0] > 1.2 and losses[-1] < losses[0] / 2
+
+
+def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
+    setup, optimiser = perfect[0], train.optimiser_of(perfect[0].config)
+    imitation, prompt, held_out = sft.SFT.examine(setup), setup.backbone.prompt, setup.game.held_out()
+    openings = {prompt.opening_text(held_out.reset_level(i), 0) for i in range(held_out.n_levels)}
+    turns = jax.device_get(imitation._turns)
+    rows = zip(turns.prompts[0], turns.lengths[0], strict=True)
+    read = [setup.backbone.tokenizer.decode(row[:n].tolist()) for row, n in rows]
+    assert set(read) <= openings and len(set(read)) > 3
+    states, _ = train.at_start(setup, setup.rollout, optimiser, jax.random.key(0))
+    found = imitation(train.all_weights(states))
+    assert (found.name, found.metric, found.total) == ("demonstrations", "accuracy", turns.seat.size)
+    assert 0 < found.right < found.total and len(set(read)) <= found.distinct <= found.total
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -138,18 +188,18 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A whole run with all weights: (config, folder)."""
-    config = tiny_plan.get_config()
+    config = get_config()
     config.eval.every = 4
     workdir = tmp_path_factory.mktemp("sft") / "run"
-    sft.main(config, workdir)
+    train.train(config, workdir)
     return config, workdir
 
 
-def test_a_run_learns_and_leaves_what_runs_leave(run):
+def test_a_run_leaves_what_runs_leave(run):
     config, workdir = run
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[-1]["loss"] < rows[0]["loss"] and {"probability", "grad_norm", "tokens_per_s"} <= rows[0].keys()
+    assert {"loss", "probability", "grad_norm", "tokens_per_s"} <= rows[0].keys()
     evals = read_json_lines(workdir / "eval.jsonl")
     found = [(row["step"], row["opponent"]) for row in evals]
     assert found == [(0, "self"), (0, "random alone"), (0, "demonstrations"), (4, "self"), (4, "demonstrations")]
@@ -162,10 +212,10 @@ def test_an_interrupted_run_equals_one_that_was_not(run, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(workdir, again)
     shutil.rmtree(again / "checkpoints" / "4")
-    sft.main(config, again)
+    train.train(config, again)
     jax.tree.map(np.testing.assert_array_equal, state(workdir).state, state(again).state)
     with pytest.raises(RunError, match="algorithm is 'sft' there and 'at_grpo' here"):
-        train.train(config, again)
+        train.train(tiny_plan.get_config(), again)
 
 
 def starting_from(workdir, form="at_grpo", **lora):
@@ -189,9 +239,9 @@ def test_a_run_begins_with_its_weights_and_measures_from_there(run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(frozen["reference"]), expected)
     train.train(config, tmp_path / "on")
     assert read_json_lines(tmp_path / "on" / "metrics.jsonl")[0]["kl"] < 1e-3  # near the policy it began with
-    assert state(tmp_path / "on").meta["run"]["models"]["main"]["start"]["step"] == 4
+    assert state(tmp_path / "on").meta["run"]["models"]["main"]["init_from"]["step"] == 4
     config.model.init_from = f"{workdir}@2"
-    with pytest.raises(RunError, match=r"start.seal is .* there and .* here"):
+    with pytest.raises(RunError, match=r"init_from.seal is .* there and .* here"):
         train.train(config, tmp_path / "on")
 
 
@@ -208,10 +258,10 @@ def test_roles_begin_with_copies_and_adapters_on_top_of_them(run):
 
 
 def test_adapters_are_handed_on_to_every_role_and_are_the_reference(tmp_path):
-    config = tiny_plan.get_config()
+    config = get_config()
     config.model.lora.update(dict(rank=2, alpha=4.0, targets=("q", "v")))
-    config.sft.update(dict(steps=1, warmup=0))
-    sft.main(config, tmp_path)
+    config.steps, config.optim.warmup = 1, 0
+    train.train(config, tmp_path)
     stored = state(tmp_path).state["trained"]["main"]["adapters"]
     roles = starting_from(tmp_path, "at_grpo_lora", rank=2, alpha=4.0, targets=("q", "v"))
     roles.algo.kl_coef = 0.1
@@ -248,18 +298,22 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(bot="minimax"), "config.sft.bot has 'minimax', which is no bot of plan_path; accepted: random, solver"),
+        (dict(algo__bot="minimax"), "config.algo.bot is 'minimax', which is no bot of plan_path; accepted: '', random"),
         (
-            dict(games=3, turns=3),
-            "config.sft.games x turns is 9, not a multiple of sft.minibatches x algo.grad_accum_steps",
+            dict(rollout__games=3, rollout__turns=3),
+            "config.rollout.games x turns is 9, not a multiple of algo.minibatches x algo.grad_accum_steps",
         ),
-        (dict(warmup=4), "config.sft.warmup is 4 with sft.steps 4; accepted: less than the steps"),
-        (dict(noise=1.0), "config.sft.noise is 1.0; accepted: a number from 0 up to 0.9"),
+        (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4; accepted: less than the steps"),
+        (dict(algo__noise=1.0), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),
+        (dict(opponents__self_play_frac=0.5), "config.opponents has other players than the learner with"),
+        (dict(curriculum__enabled=True), "config.curriculum.enabled is True with algo.name 'sft'"),
     ],
 )
 def test_refused(changes, message):
-    config = tiny_plan.get_config()
-    config.sft.update(changes)
+    config = get_config()
+    for name, value in changes.items():
+        group, field = name.split("__")
+        config[group][field] = value
     with pytest.raises(ConfigError) as refused:
         validate.check(config)
     assert message in str(refused.value)

@@ -16,10 +16,9 @@ from configs import planning
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import placement
 from marl_jax.learning.moments import scale_by_adam
-from marl_jax.learning.update import make_optimiser
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
-from marl_jax.modes.sampler_params import SamplerWeights
+from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.running.checkpoint import Checkpoints
 from tests.marl_jax import tiny_run
 
@@ -46,7 +45,6 @@ def config_of(case: str):
         config.eval.games = 8
         config.model.lora.update(dict(rank=2, targets=("q", "down")))
         config.optim.adam_state_dtype = "int8"
-        assert config.algo.share_prefix
     config.model.update(dict(shape=SHAPE, dtype="float32", remat="none" if case == "full" else "full"))
     config.optim.update(dict(warmup=0, schedule="constant"))
     return config
@@ -67,7 +65,7 @@ def random_parameters(model):
 
 
 def placed_parameters(backbone: Backbone, _key) -> dict:
-    """In place of `Mind.params`."""
+    """In place of `Backbone.params`."""
     return jax.device_put(
         random_parameters(backbone.model),
         placement.shardings_of(backbone.abstract()[backbone.policy.lora is not None])["model"],
@@ -82,35 +80,34 @@ class Run:
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), MESHES[mesh], strict=True), sampling=sampling))
         self.setup = setup = setups.make(config, jax.devices()[: int(np.prod(MESHES[mesh]))])
         self.key, self.steps = jax.random.key(0), []
-        rollout = setup.rollout()
-        optimiser = make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
+        rollout, optimiser = setup.rollout, train.optimiser_of(config)
         with jax.set_mesh(setup.mesh), mock.patch.object(Backbone, "params", placed_parameters):
-            self.train_states, self.games, _ = train.at_start(setup, rollout, optimiser, self.key)
-            self.play, self.learn = train.programs(setup, rollout, optimiser, self.train_states, self.games, None)
-        self.sampler = SamplerWeights(setup)
+            self.train_states, self.state = train.at_start(setup, rollout, optimiser, self.key)
+            self.play, self.learn, _ = train.programs(setup, rollout, optimiser, self.train_states, self.state)
+        self.sampler = SamplerParams(setup)
 
     def sample(self):
-        """One rollout: (key, the weights with which it was played, samples, figures)."""
+        """One rollout: (key, the weights with which it was played, samples, metrics)."""
         key = jax.random.fold_in(self.key, len(self.steps))
-        with jax.set_mesh(self.setup.sampling_mesh):
+        with jax.set_mesh(self.setup.sample_mesh):
             weights = self.sampler(self.train_states)
-            samples, self.games, _, figures = self.play(weights, self.games, None, key)
-        return key, weights, samples, figures
+            samples, self.state, metrics = self.play(weights, self.state, key)
+        return key, weights, samples, metrics
 
     def step(self) -> tuple:
         """A rollout and an update."""
-        key, _, samples, figures = self.sample()
+        key, _, samples, metrics = self.sample()
         with jax.set_mesh(self.setup.mesh):
             self.train_states, more = self.learn(self.train_states, samples, key)
-        self.steps.append(jax.device_get((samples, {**figures, **more}, self.train_states)))
+        self.steps.append(jax.device_get((samples, {**metrics, **more}, self.train_states)))
         return self.steps[-1]
 
     def restore(self, workdir) -> None:
         """Goes back, or on, to the newest checkpoint."""
         checkpoints = Checkpoints(workdir, read_only=True)
-        restored = checkpoints.restore(train.saved(self.train_states, self.games, None))
+        restored = checkpoints.restore(train.saved(self.train_states, self.state))
         checkpoints.close()
-        self.train_states, self.games, _ = train.resumed(self.train_states, restored.state)
+        self.train_states, self.state = train.resumed(self.train_states, restored.state)
         self.steps = self.steps[: restored.step] or [None] * restored.step
 
 
@@ -163,16 +160,16 @@ def assert_in_place(setup, train_states):
 def test_a_mesh_gives_what_one_device_gives(case, mesh):
     ours, theirs = run(case, mesh), run(case, "one")
     for found, expected in zip(ours.steps[:2], theirs.steps[:2], strict=True):
-        (samples, figures, train_states), (their_samples, their_figures, their_learners) = found, expected
+        (samples, metrics, train_states), (their_samples, their_metrics, their_states) = found, expected
         np.testing.assert_array_equal(samples.tokens, their_samples.tokens)
         np.testing.assert_array_equal(samples.action, their_samples.action)
         check((samples.logps, samples.values), (their_samples.logps, their_samples.values), 1e-5)
-        check((figures["loss"], figures["grad_norm"]), (their_figures["loss"], their_figures["grad_norm"]), 1e-5)
-        assert figures["logprob_diff"] < 1e-5
+        check((metrics["loss"], metrics["grad_norm"]), (their_metrics["loss"], their_metrics["grad_norm"]), 1e-5)
+        assert metrics["logprob_diff"] < 1e-5
         for name, train_state in train_states.items():
             if case == "full":  # 8-bit moments round
-                check(gradients(train_state), gradients(their_learners[name]), 1e-5)
-            assert_close(train_state.trained, their_learners[name].trained)
+                check(gradients(train_state), gradients(their_states[name]), 1e-5)
+            assert_close(train_state.trained, their_states[name].trained)
     first, second = (jax.tree.leaves([x.trained for x in ours.steps[i][2].values()]) for i in (0, 1))
     assert any(np.any(a != b) for a, b in zip(first, second, strict=True))
 
@@ -206,7 +203,7 @@ def test_moments_of_every_kind_are_split_as_their_parameters_are(kind):
 @pytest.mark.parametrize("sampling", ["replicated", "tensor"])
 def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
     made = Run("full", "all", sampling)
-    assert dict(made.setup.sampling_mesh.shape) == {
+    assert dict(made.setup.sample_mesh.shape) == {
         "replicated": {"data": 8, "fsdp": 1, "tensor": 1}, "tensor": {"data": 4, "fsdp": 1, "tensor": 2}
     }[sampling]  # fmt: skip
     _, weights, samples, _ = made.sample()
@@ -224,7 +221,7 @@ def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
 def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
     eight, one, four = run("full", "all"), run("full", "one"), Run("full", "four")
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(2, train.saved(eight.train_states, eight.games, None), {})
+    checkpoints.save(2, train.saved(eight.train_states, eight.state), {})
     checkpoints.close()
     samples, _, train_states = one.step()  # never interrupted, never on eight devices
     for other in (one, four):

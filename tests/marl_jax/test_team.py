@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from configs import models
-from marl_jax.agents.team import update_active_rows
+from marl_jax.agents import scoring
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.learning.update import make_optimiser, new_train_state
+from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import evaluate, export, play, train
 from marl_jax.modes import setup as setups
 from marl_jax.running.checkpoint import Checkpoints
@@ -39,7 +40,7 @@ def one_device():
 
 
 def start(config):
-    """(setup, optimiser, learners) of a config."""
+    """(setup, optimiser, train states) of a config."""
     validate.check(config)
     setup = setups.make(config)
     optimiser = make_optimiser(config.optim, config.steps, 1)
@@ -51,19 +52,19 @@ def start(config):
         )
 
 
+def sampled(setup, train_states):
+    """The samples of one rollout."""
+    rollout, params = setup.rollout, train.all_weights(train_states)
+    with jax.set_mesh(setup.mesh):
+        return quick_jit(rollout.__call__)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))[0]
+
+
 @pytest.fixture(scope="module")
 def team(folder):
-    """(setup, optimiser, learners, samples [R, B·K, …]) of one step of AT-GRPO."""
+    """(setup, optimiser, train states, samples) of one step of AT-GRPO."""
     setup, optimiser, train_states = start(tiny_team.config(folder))
-    rollout = setup.rollout()
-    with jax.set_mesh(setup.mesh):
-        games = rollout.start(jax.random.key(0))
-        samples, _, _ = quick_jit(rollout)(train.all_weights(train_states), games, jax.random.key(1))
+    samples = sampled(setup, train_states)
     return setup, optimiser, train_states, jax.device_get(samples)
-
-
-def role(samples, i):
-    return ("planner", "executor")[samples.agent[i]]
 
 
 def test_models_differ_in_family_shape_and_tokenizer(team):
@@ -78,27 +79,32 @@ def test_models_differ_in_family_shape_and_tokenizer(team):
 def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
     setup, _, _, samples = team
     backbones = {backbone.name: backbone for backbone in setup.backbones}
-    rows, answers = samples.flat(), set()
-    for i in range(rows.n):
-        who = role(rows, i)
-        assert setup.team.policies[rows.policy[i]] == who
+    answers, width = set(), samples.width // samples.n_answers
+    for i, k in np.ndindex(samples.answer_lengths.shape):
+        who = ("planner", "executor")[samples.seat[i, k]]
+        assert setup.team.policies[samples.policy[i]] == who
         tokenizer = backbones[who].tokenizer
-        text = tokenizer.decode(rows.tokens[i, : rows.prompt_lengths[i]].tolist())
+        text = tokenizer.decode(samples.tokens[i, : samples.sees[i, k]].tolist())
         assert text.endswith(who[0].upper() + ":"), text
-        assert tokenizer.decode(rows.answers[i, : rows.answer_lengths[i]].tolist()) == "udlr"[rows.action[i]]
-        answers.add((who, int(rows.answers[i, 0])))
+        answer = samples.targets[i, k * width :][: samples.answer_lengths[i, k]].tolist()
+        assert tokenizer.decode(answer) == "udlr"[samples.action[i, k]]
+        answers.add((who, answer[0]))
     assert len({token for _, token in answers}) == len(answers) > 4  # the same four names in other ids
 
 
 def test_what_the_sampler_reports_is_what_each_learner_computes(team):
     setup, _, train_states, samples = team
     for backbone in setup.backbones:
-        own = setup.team.own(samples, backbone.number).flat()
-        mine = np.asarray(own.weights) > 0
-        np.testing.assert_array_equal(mine, samples.flat().agent == ["planner", "executor"].index(backbone.name))
-        assert own.tokens.shape[1] == backbone.row and int(own.tokens.max()) < backbone.model.cfg.vocab_size
-        logps = quick_jit(backbone.policy.score)(train_states[backbone.name].weights, own).logps
-        np.testing.assert_allclose(logps[mine], own.logps[mine], atol=1e-5)
+        own = setup.team.own(samples, backbone.number)
+        mine = np.asarray(own.loss_weights) > 0
+        np.testing.assert_array_equal(mine, samples.seat == ["planner", "executor"].index(backbone.name))
+        assert int(own.tokens.max()) < backbone.model.cfg.vocab_size and int(own.targets.max()) < 260
+        assert not np.asarray(own.tokens)[~mine[:, 0]].any() and not np.asarray(own.targets)[~mine[:, 0]].any()
+        score = quick_jit(functools.partial(scoring.score, backbone.policy))
+        logps = score(train_states[backbone.name].weights, own).logps
+        tokens = mine[:, :1] & (np.asarray(own.answer_of) >= 0)
+        np.testing.assert_allclose(logps[tokens], own.logps[tokens], atol=1e-5)
+        assert np.std(np.asarray(own.logps)[tokens]) > 1e-3
 
 
 def test_samples_of_one_agent_change_its_own_model_only(team):
@@ -106,38 +112,39 @@ def test_samples_of_one_agent_change_its_own_model_only(team):
     learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
     kept = {}
     for name, keeps in {"both": (1, 1), "planner": (1, 0), "executor": (0, 1)}.items():
-        weights = samples.weights * np.asarray(keeps, np.float32)[samples.agent]
+        weights = samples.loss_weights * np.asarray(keeps, np.float32)[samples.seat]
         with jax.set_mesh(setup.mesh):
-            learnt, figures = learn(train_states, samples.replace(weights=weights), jax.random.key(2))
+            learnt, metrics = learn(train_states, samples.replace(loss_weights=weights), jax.random.key(2))
         kept[name] = jax.device_get({backbone: train_state.trained for backbone, train_state in learnt.items()})
-        assert float(figures["planner/logprob_diff"]) < 1e-4 and float(figures["executor/logprob_diff"]) < 1e-4
+        assert float(metrics["planner/logprob_diff"]) < 1e-4 and float(metrics["executor/logprob_diff"]) < 1e-4
     before = jax.device_get({backbone: train_state.trained for backbone, train_state in train_states.items()})
     equal = lambda a, b: all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))  # noqa: E731
     for own, other in (("planner", "executor"), ("executor", "planner")):
         assert not equal(kept[own][own]["model"], before[own]["model"])
         assert equal(kept[own][other], before[other])  # the other model stays as it was, to the last bit
         assert equal(kept[own][own], kept["both"][own])  # and what the other did changes nothing here
-    assert int(figures["rows"]) == int(figures["executor/rows"]) > 0 == int(figures["planner/rows"])
+    answers = {name: int(metrics[f"{name}answers_trained"]) for name in ("", "executor/", "planner/")}
+    assert answers[""] == answers["executor/"] > 0 == answers["planner/"]
 
 
 def test_rows_of_others_are_left_out_of_the_update(team):
     """Half of the rows are each model's, so an update on that half is the update on all of them."""
     setup, optimiser, train_states, samples = team
-    n = samples.action.size
-    assert [setup.rows_to_learn(backbone, n) for backbone in setup.backbones] == [n // 2] * 2
+    n = samples.n
+    assert [setup.max_active_rows(backbone, n) for backbone in setup.backbones] == [n // 2] * 2
     taken = []
 
     def update(train_state, rows, key):
         taken.append(rows.n)
-        return jnp.sum(rows.weights), jnp.sum(rows.action * rows.weights)
+        return jnp.sum(rows.loss_weights), jnp.sum(rows.action * rows.loss_weights)
 
-    rows = setup.team.own(samples, 0).flat()
-    few = update_active_rows(update, None, rows, None, n // 2, setup.backbones[0].policy.share)
+    rows = setup.team.own(samples, 0)
+    few = update_active_rows(update, None, rows, None, n // 2)
     assert sorted(taken) == [n // 2, n]  # both ways are in the program
     expected = update(None, rows, None)
     np.testing.assert_array_equal(few, expected)
-    more = rows.replace(weights=jnp.ones_like(rows.weights))  # too many for the short way
-    np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2, 2), update(None, more, None))
+    more = rows.replace(loss_weights=jnp.ones_like(rows.loss_weights))  # too many for the short way
+    np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2), update(None, more, None))
 
 
 def test_rows_of_others_are_harmless_behind_long_rules(folder):
@@ -146,17 +153,16 @@ def test_rows_of_others_are_harmless_behind_long_rules(folder):
     config.env.text = "full"
     config.algo.filter_zero_std_groups = True  # leaves room among the rows to learn from, which others' fill
     setup, optimiser, train_states = start(config)
-    assert all(backbone.policy.keeps_prefix for backbone in setup.backbones)
-    rollout = setup.rollout()
+    assert all(backbone.policy.prefix for backbone in setup.backbones)
+    samples = sampled(setup, train_states)
     with jax.set_mesh(setup.mesh):
-        games = rollout.start(jax.random.key(0))
-        samples, _, _ = quick_jit(rollout)(train.all_weights(train_states), games, jax.random.key(1))
         learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
-        _, figures = learn(train_states, samples, jax.random.key(2))
+        _, metrics = learn(train_states, samples, jax.random.key(2))
     for backbone in setup.backbones:
-        row = backbone.row - len(backbone.prompt.prefix)
-        assert row < len(backbone.prompt.prefix), "or the test cannot fail"
-        assert int(figures[f"{backbone.name}/skipped"]) == 0 and np.isfinite(figures[f"{backbone.name}/grad_norm"])
+        assert backbone.row < len(backbone.policy.prefix), "or the test cannot fail"
+        own = setup.team.own(samples, backbone.number)
+        assert int(jnp.min(own.positions)) == len(backbone.policy.prefix)
+        assert int(metrics[f"{backbone.name}/skipped"]) == 0 and np.isfinite(metrics[f"{backbone.name}/grad_norm"])
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -221,11 +227,11 @@ def test_the_team_can_be_played_with(finished, monkeypatch):
 def test_a_checkpoint_holds_what_both_models_learnt(finished):
     config, workdir = finished
     setup, _, train_states = start(config)
-    games = setup.rollout().start(jax.random.key(0))
+    games = setup.rollout.init(jax.random.key(0), train.all_weights(train_states))
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(train.saved(train_states, games, None), run=train.identity(setup))
+    restored = checkpoints.restore(train.saved(train_states, games), run=train.identity(setup))
     checkpoints.close()
-    again, _, _ = train.resumed(train_states, restored.state)
+    again, _ = train.resumed(train_states, restored.state)
     assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}
     for name, train_state in again.items():
         same = jax.tree.map(np.array_equal, train_state.trained["model"], train_states[name].trained["model"])
@@ -243,16 +249,15 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        rollout, optimiser = setup.rollout(), make_optimiser(config.optim, config.steps, 1)
+        rollout, optimiser = setup.rollout, make_optimiser(config.optim, config.steps, 1)
         new = lambda t, f: new_train_state(t, f, optimiser)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
-        games = jax.eval_shape(rollout.start, key)
-        given = (train.all_weights(train_states), games, None, key)
-        samples, *_ = jax.eval_shape(functools.partial(train.play_step, setup, rollout), *given)
+        params = train.all_weights(train_states)
+        samples, *_ = jax.eval_shape(rollout.__call__, params, jax.eval_shape(rollout.init, key, params), key)
         learn = functools.partial(train.learn_step, setup, optimiser)
-        learnt, figures = jax.eval_shape(learn, train_states, samples, key)
+        learnt, metrics = jax.eval_shape(learn, train_states, samples, key)
     assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
-    assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= figures.keys()
+    assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= metrics.keys()
 
 
 # ---------------------------------------------------------------------------------------------- who shares what
@@ -274,8 +279,13 @@ def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
 def test_a_frozen_model_is_only_read(folder, team):
     config = tiny_team.config(folder, executor=dict(frozen=True))
     setup, optimiser, train_states = start(config)
-    assert [backbone.name for backbone in setup.train_states] == ["planner"] and not train_states["executor"].trained
-    samples = team[3].replace(weights=team[3].weights * (team[3].agent == 0))
+    assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
+    assert not train_states["executor"].trained
+    weights = train.all_weights(train_states)
+    snapshot = setup.team.snapshot(weights)  # a pool of historical opponents has no copies of what never changes
+    assert snapshot["executor"] == {} and set(snapshot["planner"]) == {"model"}
+    assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
+    samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
         learnt, _ = quick_jit(functools.partial(train.learn_step, setup, optimiser))(
             train_states, samples, jax.random.key(0)
@@ -286,7 +296,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     assert not all(jax.tree.leaves(same))
 
     checkpoints = Checkpoints(folder / "frozen")
-    checkpoints.save(1, train.saved(learnt, jnp.zeros(3), None), {})
+    checkpoints.save(1, train.saved(learnt, jnp.zeros(3)), {})
     checkpoints.close()
     _, weights = evaluate.restore_weights(setup, folder / "frozen")
     jax.tree.map(np.testing.assert_array_equal, weights["executor"], {"model": as_it_came})
@@ -305,4 +315,4 @@ def test_tokenizers_must_agree_where_one_model_reads_the_prompts_of_all(folder):
 def test_what_works_with_one_model_says_so(folder):
     setup = setups.make(tiny_team.config(folder))
     with pytest.raises(ConfigError, match=r"models of their own: executor \(smollm2-135m\), planner \(tiny\)"):
-        _ = setup.policy
+        _ = setup.backbone

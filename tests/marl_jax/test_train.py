@@ -71,7 +71,10 @@ def test_killed_and_started_again_equals_never_interrupted(tmp_path, cache):
     (step, expected), (other_step, found) = state(tmp_path / "whole"), state(tmp_path / "broken")
     assert step == other_step == 8
     jax.tree.map(np.testing.assert_array_equal, expected, found)
-    assert expected["pool"]["step"].tolist() == [6, 3]
+    pool = expected["rollout"]["pool"]  # historical opponents, and how the learner fared against them
+    assert pool["step"].tolist() == [6, 3] and (pool["games"] > 0).any()
+    first, second = (jax.tree.map(lambda x, i=i: x[i], pool["snapshots"]) for i in (0, 1))
+    assert not all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
     ours, theirs = (read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("whole", "broken"))
     timed = ("time", "seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s")
     plain = lambda rows: [{k: v for k, v in row.items() if k not in timed} for row in rows]  # noqa: E731
@@ -124,7 +127,7 @@ def finished(tmp_path_factory):
     return config, workdir
 
 
-def test_a_run_leaves_figures_games_and_a_report(finished):
+def test_a_run_leaves_metrics_games_and_a_report(finished):
     _, workdir = finished
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]

@@ -10,36 +10,45 @@ import pytest
 
 from configs import defaults
 from envs.games.tic_tac_toe.rules import TicTacToe
-from marl_jax.agents import critics
-from marl_jax.learning import losses, ppo, update
-from marl_jax.rollouts import games as ro
+from marl_jax.agents import critics, scoring
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.learning import losses, update
+from marl_jax.learning import optimiser as optimisers
 from models import registry
 from models.model import build
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_advantages import streams
 
 GAME = TicTacToe()
+PPO = ALGORITHMS.get("ppo")
 
 
 @functools.cache
 def played(**settings):
     """(policy, trained, frozen, samples of a rollout)."""
     policy = tiny_play.policy(**settings)
-    seats = (0, 1) if settings.get("lora") else (0, 0)
-    roll = ro.Rollout(GAME, tiny_play.prompt(), policy, ro.Sections(8), 6, seats, (True, True))
+    rollout = tiny_play.rollout(GAME, policy, 8, 6, prompt=tiny_play.prompt())
     trained, frozen = tiny_play.weights(policy, reference=True)
-    samples, _, _ = jax.jit(roll)({**frozen, **trained}, roll.start(jax.random.key(0)), jax.random.key(1))
+    params = {"main": {**frozen, **trained}}
+    samples, _, _ = jax.jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
     return policy, trained, frozen, samples
 
 
+def prepared(algo, samples=None, **settings):
+    """The samples of a rollout, or these, with their advantages."""
+    policy, trained, frozen, own = played(**settings)
+    prepare = jax.jit(lambda w, s: PPO.prepare(policy, w, s, algo)[0])
+    return prepare({**frozen, **trained}, own if samples is None else samples)
+
+
 def step(algo, train_state=None, rows=None, optimiser=None, **settings):
-    """One update with these settings: (learner, figures)."""
-    policy, trained, frozen, samples = played(**settings)
+    """One update with these settings: (train state, metrics)."""
+    policy, trained, frozen, _ = played(**settings)
     optimiser = optimiser or optax.sgd(0.1)
     train_state = train_state or update.new_train_state(trained, frozen, optimiser)
     if rows is None:
-        rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))(train_state.weights, samples)
-    return jax.jit(update.make_update(policy, optimiser, algo))(train_state, rows, jax.random.key(0))
+        rows = prepared(algo, **settings)
+    return jax.jit(update.make_update(policy, optimiser, PPO.objective, algo))(train_state, rows, jax.random.key(0))
 
 
 def moved(train_state, **settings):
@@ -50,36 +59,36 @@ def moved(train_state, **settings):
 
 
 def test_prepare_equals_walking_the_streams():
-    policy, trained, frozen, samples = played()
-    algo = tiny_play.ppo(gamma=0.9, lam=0.7, whiten=False)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    arrays = [np.asarray(x) for x in (samples.rewards, samples.values[..., 0], samples.agent, samples.ends)]
+    samples = played()[-1]
+    rows = prepared(tiny_play.ppo(gamma=0.9, lam=0.7, whiten=False))
+    given = (samples.rewards, samples.at_first(samples.values), samples.seat, samples.ends)
+    arrays = [np.asarray(samples.in_time(x)) for x in given]
     expected, known = streams(*arrays, gamma=0.9, lam=0.7, tail=2)
     assert known[:6].all(), "two turns of looking ahead close every stream of an alternating game"
     np.testing.assert_allclose(rows.advantages[:, 0], expected[:6].ravel(), atol=1e-5)
     np.testing.assert_allclose(rows.returns[:, 0], (expected + arrays[1])[:6].ravel(), atol=1e-5)
-    np.testing.assert_array_equal(rows.weights, np.ones(48))
+    np.testing.assert_array_equal(rows.loss_weights, np.ones((48, 1)))
 
-    white = jax.jit(lambda w, s: ppo.prepare(policy, w, s, tiny_play.ppo(), 2))({**frozen, **trained}, samples)
+    white = prepared(tiny_play.ppo())
     for seat in (0, 1):
-        mine = np.asarray(white.advantages[:, 0])[np.asarray(white.agent) == seat]
+        mine = np.asarray(white.advantages)[np.asarray(white.seat) == seat]
         assert mine.mean() == pytest.approx(0, abs=1e-5) and mine.std() == pytest.approx(1, abs=1e-3)
 
 
 def test_the_first_minibatch_has_ratio_one():
-    _, figures = step(tiny_play.ppo(minibatches=1))
-    assert float(figures["logprob_diff"]) < 1e-5
-    assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
-    assert float(figures["clip_frac_low"]) == float(figures["clip_frac_high"]) == 0
+    _, metrics = step(tiny_play.ppo(minibatches=1))
+    assert float(metrics["logprob_diff"]) < 1e-5
+    assert float(metrics["ratio"]) == pytest.approx(1, abs=1e-4)
+    assert float(metrics["clip_frac_low"]) == float(metrics["clip_frac_high"]) == 0
 
 
 def test_loss_equals_the_formula_written_out():
-    policy, trained, frozen, samples = played()
+    policy, trained, frozen, _ = played()
     algo = tiny_play.ppo(minibatches=1, kl_coef=0.3, entropy_coef=0.02, value_coef=0.7, value_clip=0.05)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    rows = prepared(algo)
     rows = rows.replace(logps=rows.logps + 0.3 * jnp.sin(jnp.arange(48.0))[:, None], values=rows.values + 0.1)
-    _, figures = step(algo, rows=rows)
-    scores = jax.jit(policy.score)({**frozen, **trained}, rows)
+    _, metrics = step(algo, rows=rows)
+    scores = jax.jit(functools.partial(scoring.score, policy))({**frozen, **trained}, rows)
     first = lambda x: np.asarray(x, np.float64)[:, 0]  # noqa: E731
     logp, entropy, value = map(first, scores)
     old, reference, old_value = map(first, (rows.logps, rows.ref_logps, rows.values))
@@ -89,8 +98,8 @@ def test_loss_equals_the_formula_written_out():
     kl = (np.exp(reference - logp) - 1 - (reference - logp)).mean()
     near = old_value + np.clip(value - old_value, -0.05, 0.05)
     fit = 0.5 * np.maximum((value - target) ** 2, (near - target) ** 2).mean()
-    assert float(figures["loss"]) == pytest.approx(clipped + 0.3 * kl - 0.02 * entropy.mean() + 0.7 * fit, rel=1e-4)
-    assert float(figures["clip_frac_low"] + figures["clip_frac_high"]) > 0
+    assert float(metrics["loss"]) == pytest.approx(clipped + 0.3 * kl - 0.02 * entropy.mean() + 0.7 * fit, rel=1e-4)
+    assert float(metrics["clip_frac_low"] + metrics["clip_frac_high"]) > 0
 
 
 def test_parts_of_a_minibatch_give_the_same_gradient():
@@ -101,70 +110,80 @@ def test_parts_of_a_minibatch_give_the_same_gradient():
 
 
 def test_rows_of_weight_zero_change_nothing():
-    policy, trained, frozen, samples = played()
     algo = tiny_play.ppo(minibatches=1)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    some = rows.replace(weights=rows.weights.at[10:].set(0.0))
+    rows = prepared(algo)
+    some = rows.replace(loss_weights=rows.loss_weights.at[10:].set(0.0))
     junk = some.replace(advantages=some.advantages.at[10:].set(1e6), returns=some.returns.at[10:].set(-1e6))
     a, b = (step(algo, rows=r)[0].trained for r in (some, junk))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_minibatches_of_nothing_do_not_blur_the_figures():
-    policy, trained, frozen, samples = played()
-    algo = tiny_play.ppo(minibatches=8)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    one = rows.replace(weights=rows.weights.at[1:].set(0.0))  # seven of eight have nothing
+def test_minibatches_of_nothing_do_not_blur_the_metrics():
+    rows = prepared(tiny_play.ppo(minibatches=8))
+    one = rows.replace(loss_weights=rows.loss_weights.at[1:].set(0.0))  # seven of eight have nothing
     still = optax.sgd(0.0)
-    (_, several), (_, merge_metrics) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
+    (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
     for name in ("entropy", "loss", "ratio", "grad_norm", "logprob_diff"):
-        assert float(several[name]) == pytest.approx(float(merge_metrics[name]), rel=1e-5, abs=1e-6), name
+        assert float(several[name]) == pytest.approx(float(together[name]), rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize("active,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
-def test_parts_without_anything_to_learn_are_not_read(active, read):
-    policy, trained, frozen, samples = played()
+def test_parts_without_anything_to_learn_are_not_read(active, read, monkeypatch):
     algo = tiny_play.ppo(minibatches=1, grad_accum_steps=4)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
     chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active  # spread over the batch
-    rows = rows.replace(weights=chosen.astype(jnp.float32))
-    calls = []
+    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
+    score, calls = scoring.score, []
 
-    class Watched:
-        """The policy, counting how often it reads."""
+    def watched(*given):
+        jax.debug.callback(lambda: calls.append(1))
+        return score(*given)
 
-        def __getattr__(self, name):
-            return getattr(policy, name)
-
-        def score(self, weights, rows):
-            """As the policy does."""
-            jax.debug.callback(lambda: calls.append(1))
-            return policy.score(weights, rows)
-
-    optimiser = optax.sgd(0.1)
-    train_state = update.new_train_state(trained, frozen, optimiser)
-    parts, figures = jax.jit(update.make_update(Watched(), optimiser, algo))(train_state, rows, jax.random.key(0))
-    jax.effects_barrier()
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "score", watched)
+        parts, metrics = step(algo, rows=rows)
+        jax.effects_barrier()
     assert len(calls) == read
     whole, expected = step(tiny_play.ppo(minibatches=1), rows=rows)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole.trained, parts.trained)
     for name in ("loss", "entropy", "grad_norm"):
-        assert float(figures[name]) == pytest.approx(float(expected[name]), abs=1e-5)
+        assert float(metrics[name]) == pytest.approx(float(expected[name]), abs=1e-5)
+
+
+@pytest.mark.parametrize("active", [10, 24, 25])
+def test_only_active_rows_are_read_where_few_are(active):
+    """At most 24 rows: they are taken out of the batch, and what is learnt is the same. 25 rows take the long way."""
+    algo = tiny_play.ppo(minibatches=1)
+    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active
+    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
+    sizes = []
+
+    def counting(state, samples, key):
+        jax.debug.callback(lambda: sizes.append(samples.n))
+        return learn(state, samples, key)
+
+    policy, trained, frozen, _ = played()
+    optimiser = optax.sgd(0.1)
+    learn = update.make_update(policy, optimiser, PPO.objective, algo)
+    few = jax.jit(lambda state, rows: update.update_active_rows(counting, state, rows, jax.random.key(0), 24))
+    found, _ = few(update.new_train_state(trained, frozen, optimiser), rows)
+    jax.effects_barrier()
+    assert sizes == [24 if active <= 24 else 48]
+    expected, _ = step(algo, rows=rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.trained, expected.trained)
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted():
-    policy, trained, frozen, samples = played()
     algo = tiny_play.ppo(minibatches=2, epochs=2)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
+    rows = prepared(algo)
     optimiser = optax.adam(1e-2)
-    train_state, figures = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
-    assert int(figures["skipped"]) == int(figures["skipped_in_a_row"]) == 4
+    train_state, metrics = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
+    assert int(metrics["skipped"]) == int(metrics["skipped_in_a_row"]) == 4
     assert max(moved(train_state).values()) == 0
     assert int(optax.tree_utils.tree_get(train_state.optimiser, "count")) == 0
     # One bad row spoils one minibatch of an epoch; the others go on, and the row of skips is broken.
     spoilt = rows.replace(returns=rows.returns.at[0].set(jnp.inf))
-    train_state, figures = step(algo, rows=spoilt, optimiser=optimiser)
-    assert int(figures["skipped"]) == 2 and int(figures["skipped_in_a_row"]) <= 2
+    train_state, metrics = step(algo, rows=spoilt, optimiser=optimiser)
+    assert int(metrics["skipped"]) == 2 and int(metrics["skipped_in_a_row"]) <= 2
     assert moved(train_state)["model"] > 0 and all(
         bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(train_state.trained)
     )
@@ -172,19 +191,19 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
 
 @pytest.mark.parametrize("settings", [{}, dict(critic="separate"), dict(critic="central"), dict(lora=2)])
 def test_everything_that_should_learn_learns(settings):
-    train_state, figures = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
+    train_state, metrics = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)
     _, _, frozen, _ = played(**settings)
     for part, distance in moved(train_state, **settings).items():
         assert distance > 1e-5, part
     jax.tree.map(np.testing.assert_array_equal, train_state.frozen, frozen)
-    assert float(figures["kl"]) > 0  # the weights were moved away from the reference on purpose
+    assert float(metrics["kl"]) > 0  # the weights were moved away from the reference on purpose
 
 
 def test_each_adapter_learns_from_its_own_agent_only():
-    policy, trained, frozen, samples = played(lora=2)
+    trained = played(lora=2)[1]
     algo = tiny_play.ppo(minibatches=1, entropy_coef=0.0)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    only_first = rows.replace(weights=(rows.policy == 0).astype(jnp.float32))
+    rows = prepared(algo, lora=2)
+    only_first = rows.replace(loss_weights=(rows.policy == 0).astype(jnp.float32)[:, None])
     train_state, _ = step(algo, rows=only_first, lora=2)
     change = jax.tree.map(
         lambda a, b: jnp.abs(a - b).sum((0, 2, 3)), train_state.trained["adapters"], trained["adapters"]
@@ -194,25 +213,23 @@ def test_each_adapter_learns_from_its_own_agent_only():
 
 
 def test_kl_in_the_reward_lowers_what_the_mover_gets():
-    policy, trained, frozen, samples = played()
-    algo = tiny_play.ppo(kl_coef=0.5, kl_in="reward", kl_kind="k1")
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, samples)
-    paid = np.asarray(samples.rewards)[:6].reshape(48, 2) - np.asarray(rows.rewards)
-    mover = np.asarray(rows.agent)
+    samples = played()[-1]
+    rows = prepared(tiny_play.ppo(kl_coef=0.5, kl_in="reward", kl_kind="k1"))
+    paid = np.asarray(samples.rewards)[:48, 0] - np.asarray(rows.rewards)[:, 0]
+    mover = np.asarray(rows.seat)[:, 0]
     expected = 0.5 * np.asarray(rows.logps - rows.ref_logps)[:, 0]
     np.testing.assert_allclose(paid[np.arange(48), mover], expected, atol=1e-5)
     assert (paid[np.arange(48), 1 - mover] == 0).all()
 
 
 def test_stale_samples_are_weighed():
-    policy, trained, frozen, samples = played()
+    samples = played()[-1]
     algo = tiny_play.ppo(minibatches=1, tis_clip=2.0)
-    stale = samples.replace(logps=samples.logps - 0.5)
-    rows = jax.jit(lambda w, s: ppo.prepare(policy, w, s, algo, 2))({**frozen, **trained}, stale)
-    np.testing.assert_allclose(rows.old_logps, samples.logps[:6].reshape(48, 1), atol=1e-5)
-    _, figures = step(algo, rows=rows)
-    assert float(figures["ratio"]) == pytest.approx(1, abs=1e-4)
-    assert float(figures["logprob_diff"]) == pytest.approx(0.5, abs=1e-4)
+    rows = prepared(algo, samples.replace(logps=samples.logps - 0.5))
+    np.testing.assert_allclose(rows.old_logps, samples.logps[:48], atol=1e-5)
+    _, metrics = step(algo, rows=rows)
+    assert float(metrics["ratio"]) == pytest.approx(1, abs=1e-4)
+    assert float(metrics["logprob_diff"]) == pytest.approx(0.5, abs=1e-4)
     weight = losses.truncated_importance(rows.old_logps, rows.logps, 2.0)
     np.testing.assert_allclose(weight, np.exp(0.5), rtol=1e-4)
 
@@ -222,7 +239,7 @@ def test_schedules(kind, middle):
     optim = defaults.optimiser()
     optim.update(dict(lr=1.0, schedule=kind, min_lr_ratio=0.1))
     optim.warmup_updates = 4
-    rate = update.schedule(optim, 24)
+    rate = optimisers.schedule(optim, 24)
     np.testing.assert_allclose([float(rate(i)) for i in range(4)], [0.25, 0.5, 0.75, 1.0], rtol=1e-5)
     assert float(rate(14)) == pytest.approx(middle, rel=1e-5)
     assert float(rate(24)) == pytest.approx(1.0 if kind == "constant" else 0.1, rel=1e-4)
@@ -231,7 +248,7 @@ def test_schedules(kind, middle):
 @pytest.mark.parametrize("family", ["qwen2.5-0.5b-instruct", "smollm2-135m", "dialogpt-medium"])
 def test_norms_and_biases_do_not_decay(family):
     params = jax.eval_shape(build(registry.get(family).config).init, jax.random.key(0))
-    decays = jax.tree_util.tree_leaves_with_path(update.decays(params))
+    decays = jax.tree_util.tree_leaves_with_path(optimisers.decays(params))
     decays = {jax.tree_util.keystr(path, simple=True, separator="."): flag for path, flag in decays}
     spared = {name for name, flag in decays.items() if not flag}
     assert spared == {name for name in decays if "norm" in name or "bias" in name} and 0 < len(spared) < len(decays)
@@ -247,7 +264,7 @@ def test_a_trunk_that_learns_is_in_float32_though_the_base_is_not(kind):
 def test_the_critic_may_have_its_own_rate():
     optim = defaults.optimiser()
     optim.update(dict(lr=1e-3, critic_lr=1e-2, schedule="constant", warmup=0, max_grad_norm=0.0))
-    optimiser = update.make_optimiser(optim, 10, 1)
+    optimiser = optimisers.make_optimiser(optim, 10, 1)
     params = {"model": {"w": jnp.ones((2, 2))}, "critic": {"weight": jnp.ones(2)}}
     changes, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), optimiser.init(params), params)
     np.testing.assert_allclose(changes["model"]["w"], -1e-3, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Random samples of unequal lengths that begin alike, for tests of how the learner reads them."""
+"""Samples for tests of the learner: random ones of unequal lengths that begin alike, and rows written by hand."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,3 +37,19 @@ def make(
         policy=jnp.asarray(rng.integers(0, adapters, n), jnp.int32),
     )  # fmt: skip
     return samples.replace(values=flat(noise()), advantages=flat(noise()), returns=flat(noise()))
+
+
+def by_hand(answer_of, n_answers: int | None = None, n_seats: int = 1, **fields) -> Samples:
+    """Rows whose answer tokens belong to these answers, int [N, X]; what is left out of the other fields is zero."""
+    answer_of = jnp.asarray(answer_of, jnp.int32)
+    (n, width), s = answer_of.shape, n_answers or int(answer_of.max()) + 1
+    zeros, wide = jnp.zeros((n, s), jnp.int32), jnp.zeros((n, width), jnp.float32)
+    lengths = jnp.sum(answer_of[:, None] == jnp.arange(s)[:, None], axis=2).astype(jnp.int32)
+    given = dict(
+        tokens=jnp.zeros((n, 1), jnp.int32), positions=jnp.zeros((n, 1), jnp.int32), lengths=jnp.ones((n,), jnp.int32),
+        policy=zeros[:, 0], answer_lengths=lengths, sees=zeros + 1, seat=zeros, episode=zeros, turn=zeros, group=zeros,
+        member=zeros, ends=zeros > 0, loss_weights=jnp.ones((n, s)), rewards=jnp.zeros((n, s, n_seats)),
+        answer_of=answer_of, reads=jnp.zeros((n, width), jnp.int32), targets=jnp.zeros((n, width), jnp.int32),
+        logps=wide, values=wide, advantages=wide, returns=wide,
+    )  # fmt: skip
+    return Samples(**{**given, **fields})

@@ -10,6 +10,7 @@ line of cards and one of what its holder knows; a card there is a colour and a r
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 from envs.games.hanabi.rules import COLOR_NAMES, Hanabi, copies
 from envs.games.template import Fixed, Piece, Table
@@ -64,7 +65,7 @@ WORDS = Notation(
     built="good",
     lost="bad",
     has="has",
-    knows="knows",
+    knows="known",
     anything="any",
     nothing="none",
     question="\nYour move?",
@@ -100,35 +101,42 @@ def rules(game: Hanabi, notation: Notation) -> str:
     """What matters of the rules, the notation by examples, and what the answers mean."""
     n, letters = notation, _letters(game)
     card = letters[0] + "1"
-    others = [f"{name} moves {when}" for name, when in zip(n.players[1 : game.players], _WHEN, strict=False)]
     colors = ", ".join(f"{letter} {color}" for letter, color in zip(letters, COLOR_NAMES, strict=False))
-    ranks = ", ".join(f"{count} of rank {r + 1}" for r, count in enumerate(copies(game.ranks)))
-    answers = ", ".join(
-        f"{name} {action.lstrip()}" for name, action in zip(game.action_names, _actions(game, n, 0), strict=True)
-    )
+    counts = " ".join(map(str, copies(game.ranks)))
+    red = COLOR_NAMES[0]
 
     def fact(*words: str) -> str:
-        return f'"{n.gap.join(words)}"'
+        return n.gap.join(words)
 
-    red, first, not_first = COLOR_NAMES[0], fact(n.anything + "1"), fact(n.anything + "-1")
     return (
-        f"Hanabi for {game.players} players who see each other's cards but not their own. Together they build each "
-        f"colour in the order of its ranks. Colours: {colors}. Each has {ranks}. The score is the number of cards "
-        "built; without lives it is 0. When the deck is empty everybody moves once more.\n"
-        f"{fact(n.players[0])} is the reader, {', '.join(others)}. {fact(n.play + '1', card, n.built)}: card 1 was "
-        f"played, was {red} 1 and was built; {fact(n.lost)}: it did not fit and a life was lost. "
-        f"{fact(n.discard + '1', card)}: it was discarded, which regains a token. "
-        f"{fact(n.tell, n.players[1], letters[0], n.places + '12')}: told that cards 1 and 2 are {red}, which costs a "
-        f"token; {first} in place of the colour is rank 1. Building the highest rank regains a token. Who plays or "
-        "discards draws a card, which becomes the last; the cards behind the one that went move up.\n"
-        f"Numbers: {fact(n.information)} tokens, {fact(n.lives)} lives, {fact(n.deck)} cards in the deck, "
-        f"{fact(n.turns)} turns left. Discarded ranks stand behind a colour; in a move {fact(n.pile)} counts the "
-        f"copies of its card that are discarded now. A hand is its cards behind {fact(n.has)} and, behind "
-        f"{fact(n.knows)}, what hints tell its holder: {fact(n.anything)} nothing, {fact(letters[0])} {red}, "
-        f"{fact(letters[0].lower())} not {red}, {first} rank 1, {not_first} not rank 1, {fact(n.nothing)} no card; of "
-        "several capital letters or digits it is one, of several small letters none.\n"
-        f"Answer with one letter: {answers}."
+        f"Hanabi with {game.players} players, who see each other's cards but not their own. Build each colour "
+        f"({colors}) from rank 1 up; there are {counts} cards of its ranks. The score is the number of cards "
+        "built, 0 without lives. When the deck is empty everybody moves once more.\n"
+        f"{fact(n.play + '1', card, n.built)}: card 1, {red} 1, was built; {n.lost}: it did not fit, a life is lost. "
+        f"{fact(n.discard + '1', card)}: discarded, a token is regained. "
+        f"{fact(n.tell, n.players[1], letters[0], n.places + '12')}: cards 1 and 2 of {n.players[1]}, the next player, "
+        f"are {red}; it costs a token. A new card is the last of its hand.\n"
+        f"{n.has}: cards. {n.knows}: what hints tell: {n.anything} nothing, {letters[0]} {red}, {letters[0].lower()} "
+        f"not {red}, {n.anything}1 rank 1, {n.anything}-1 not rank 1, {n.nothing} no card. {n.discards}: discards.\n"
+        f"Answers: {', '.join(_legend(game, n))}."
     )
+
+
+def _legend(game: Hanabi, n: Notation) -> Iterator[str]:
+    """What the answers mean, those of one kind together: the letters from first to last, then what each does."""
+    names = iter(game.action_names)
+
+    def kind(verb: str, count: int, what: str) -> str:
+        letters = list(itertools.islice(names, count))
+        span = letters[0] if count == 1 else f"{letters[0]} to {letters[-1]}"
+        return f"{span} {verb} {what}"
+
+    cards = f"1 to {game.hand_size}"
+    yield kind(n.discard, game.hand_size, cards)
+    yield kind(n.play, game.hand_size, cards)
+    for name in n.players[1 : game.players]:
+        yield kind(n.tell, game.colors, f"{name} {' '.join(_letters(game))}")
+        yield kind(n.tell, game.ranks, f"{name} {n.anything}1 to {n.anything}{game.ranks}")
 
 
 def observation(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
@@ -176,7 +184,6 @@ def events(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
     )
 
 
-_WHEN = ("next", "after that", "third", "fourth")
 
 
 def _letters(game: Hanabi) -> tuple[str, ...]:

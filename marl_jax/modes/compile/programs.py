@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from marl_jax.devices import compiler, placement
+from marl_jax.devices import mesh as meshes
 from marl_jax.learning.update import TrainState
 from marl_jax.modes.setup import Setup
 from marl_jax.modes.train import all_weights, learn_step
@@ -101,10 +102,11 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
 
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
-    """Shapes split over the mesh by their rows, which are an axis; what has no such axis is whole."""
+    """Shapes split over the mesh by their rows, which are an axis; what has none or does not divide is whole."""
+    ways = meshes.batch_ways(setup.mesh)
 
     def one(x):
-        rows = (*(None,) * axis, placement.ROWS) if x.ndim > axis else ()
+        rows = (*(None,) * axis, placement.ROWS) if x.ndim > axis and x.shape[axis] % ways == 0 else ()
         return NamedSharding(setup.mesh, PartitionSpec(*rows))
 
     return placed(tree, jax.tree.map(one, tree))
