@@ -1,6 +1,6 @@
 """The training loop: roll out, compute advantages, update, and now and then evaluate, save and report.
 
-Read `train` from top to bottom. What a run is made of comes from `setup.py`; how samples are gathered and what is
+Read `train` from top to bottom. What a run is made of comes from `setup`; how samples are gathered and what is
 learned from them is the algorithm's business (`marl_jax/algorithms`). Everything that must survive a stop is in the
 train states and the rollout's state, and all randomness comes from the seed and the number of the step, so a run that
 was interrupted anywhere continues exactly as if it had not been.
