@@ -1,5 +1,6 @@
 # make run    a virtual environment, the packages, and the main job on the embedded default model
-# make test   the linter and the tests
+# make quick  the linter and the quick tests: an answer in three minutes
+# make test   the linter and all tests
 #
 # Each does all its set-up, once. PYTHON=python3.12 chooses an interpreter; VENV=folder another environment.
 
@@ -11,13 +12,16 @@ WORKERS ?= 2
 # The first interpreter that is new enough, unless one is given.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
-.PHONY: run test lint gpu tpu clean
+.PHONY: run quick test lint gpu tpu clean
 
 run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/test.stamp lint
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+quick: $(VENV)/test.stamp lint
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m quick $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff check .

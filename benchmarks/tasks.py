@@ -77,7 +77,10 @@ def raw_seconds(sampler: BatcherThread, batches) -> float:
     """Wall time of requests, one batch after the other."""
     start = time.perf_counter()
     for batch in batches:
-        for future in [sampler.ask(ids, sampling) for ids, sampling in batch]:
+        sampler.pause()  # all of them wait when the first is admitted, as when agents speak at once
+        futures = [sampler.ask(ids, sampling) for ids, sampling in batch]
+        sampler.resume()
+        for future in futures:
             future.result()
     return time.perf_counter() - start
 

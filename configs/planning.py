@@ -50,7 +50,7 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model)
-    config.algo.entropy_coef = 0.05  # with less, groups soon give one answer, and equal answers teach nothing
+    config.algo.entropy_coef = 0.05  # with less, groups soon agree, and equal answers do not contribute
     if config.mesh.fsdp == 1:  # the parts of a split model's batch each gather its weights, so those have few
         config.algo.grad_accum_steps = 8  # soon most groups are equal; parts of a minibatch with no others are not read
     if model is not None:

@@ -241,7 +241,7 @@ def from_prompts(
     answers         int32 [N, S, W], of lengths int32 [N, S], log-probabilities float32 [N, S, W]
     more            the other fields; values [N, S] are those before the answers, and what is left out is zero
 
-    With one answer the row goes on with it, in the room that is left behind the prompt (all but the last token of an
+    With one answer the row continues with it, in the room that is left behind the prompt (all but the last token of an
     answer has to be read). With several they are branches behind the longest prompt; of one-token answers nothing has
     to be read.
     """

@@ -143,7 +143,7 @@ def _from_hub(hub_id: str, place: Path) -> None:
     help_ = _by_hand(place, f"the files of {hub_id} (config.json, tokenizer.json, *.safetensors)")
     if place.exists() and any(place.iterdir()):
         raise FetchError(f"{place} has files, but no config.json with *.safetensors and no GGUF; complete or remove it")
-    # Kept when a download breaks off, so that the next attempt goes on where this one stopped.
+    # Kept when a download breaks off, so that the next attempt continues where this one stopped.
     part = place.with_name(f".{place.name}.part")
     log.info("downloading %s from the Hugging Face hub", hub_id)
     try:

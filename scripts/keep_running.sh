@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command again until it ends well: what was saved goes on, so a lost worker costs a few minutes.
+# Runs a command again until it ends well: what was saved continues, so a lost worker costs a few minutes.
 #
 #   scripts/keep_running.sh python launch.py --config=... --workdir=...
 #

@@ -9,7 +9,7 @@
 #   scripts/tpu_pod.sh stop        # SIGTERM to every worker: all save at the same step and end
 #   scripts/tpu_pod.sh delete      # gives the pod back; the shared folder keeps the run
 #
-# After a preemption: delete, create, install, run, and the run goes on from its newest checkpoint (docs/pods.md).
+# After a preemption: delete, create, install, run, and the run continues from its newest checkpoint (docs/pods.md).
 set -euo pipefail
 
 # ------------------------------------------------------------------------------------------------------- parameters

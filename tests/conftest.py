@@ -25,8 +25,20 @@ LONGEST = (
 )  # fmt: skip
 
 
+# What `make quick` runs: one file or more of every part, chosen to answer within three minutes on two cores.
+QUICK = (
+    "layers", "registries", "launch", "schema", "validate", "batches", "samples", "losses", "advantages", "groups",
+    "overlong", "scoring", "seating", "opponents", "stats", "metrics", "logs", "tic_tac_toe", "template", "entries",
+    "chat", "hf_config", "cache", "lora", "sampling_draw", "sampling_choice", "task", "host_collate", "host_journal",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
-    """Long files first; within a file and among the others the order stays."""
+    """Long files first; within a file and among the others the order stays. Marks what is quick."""
+    quick = {f"test_{name}.py" for name in QUICK}
+    for item in items:
+        if item.path.name in quick:
+            item.add_marker(pytest.mark.quick)
     names = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 

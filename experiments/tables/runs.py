@@ -34,7 +34,7 @@ def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
                 }
                 statuses = {name: future.result() for name, future in launched.items()}
             if running.stopped:
-                sys.stderr.write("stopped; the same command goes on from there\n")
+                sys.stderr.write("stopped; the same command continues from there\n")
                 return []
             failed = [name for name, status in statuses.items() if status]
             if failed:

@@ -370,7 +370,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     if not setup.host and setup.game.competitive and not config.eval.opponents:
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is told before anything is played
+        workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
         with contextlib.closing(evaluation_of(setup)) as evaluation:

@@ -3,7 +3,7 @@
 From a run that trained all weights come all weights; LoRA adapters may be put on them here. From a run that trained
 adapters come its base and its adapters, and the reference of a KL is then that run's policy, not the bare base.
 
-Weights that are only read are fetched again from there whenever a run goes on, so a checkpoint remembers which they
+Weights that are only read are fetched again from there whenever a run continues, so a checkpoint remembers which they
 were (`Start.identity`), and another checkpoint in the same folder is not taken for it.
 """
 

@@ -77,8 +77,8 @@ class LadderRule:
     def climb(self, ladder: Ladder, finished: Finished) -> Ladder:
         """Where the learner stands after some games; once it is decided, counting starts again.
 
-        A solved puzzle is one that paid the team. With AT-GRPO a game goes on from the best of some candidates, so more
-        of them are solved than the policy would solve alone.
+        A solved puzzle is one that paid the team. With AT-GRPO a game continues from the best of some candidates, so
+        more of them are solved than the policy would solve alone.
         """
         turns = finished.ended.shape[0]
         counts = finished.ended & (ladder.age[0] + jnp.arange(turns) >= self.wait)[:, None]

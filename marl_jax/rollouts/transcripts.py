@@ -52,7 +52,7 @@ class Place:
     last     int32 [B], the place of the last token before the answer
     sees     int32 [B]
     whole    bool [B], whether it can be learned from
-    kept     int32 [B], the candidate that the conversation goes on with
+    kept     int32 [B], the candidate that the conversation continues with
     """
 
     row: jax.Array

@@ -28,7 +28,7 @@ class TreeRollout(GameRollout):
     """The program; called as `GameRollout` is, and without opponents.
 
     candidates    K
-    continuation  the candidate a game goes on with: "best", "random" or "first"; of bots and frozen policies the first
+    continuation  the candidate a game continues with: "best", "random", "first"; of bots and frozen policies the first
     team_term     what a candidate is scored by: "immediate", what its own step pays; "lookahead", also what the rest of
                   the turn pays when the agents that still have to move in it give their most likely answers
     """

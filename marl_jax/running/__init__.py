@@ -1,1 +1,1 @@
-"""What keeps a run going and tells of it: checkpoints, processes, signals, figures, logs."""
+"""What keeps a run going and tells of it: checkpoints, processes, signals, metrics, logs."""

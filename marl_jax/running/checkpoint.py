@@ -98,7 +98,7 @@ class Checkpoints:
         return processes.anyone(stored is None or self._sign * metric > self._sign * stored[METRIC])
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any], metric: float | None = None) -> bool:
-        """Saves in the background; False, with a warning, when the disk has no room (the run goes on).
+        """Saves in the background; False, with a warning, when the disk has no room (the run continues).
 
         `state` is copied before the call returns, so it may be donated right after. `meta` is JSON; its entry "run"
         is what a later run must agree with. `metric` is the figure by which the best is kept.
@@ -249,7 +249,7 @@ class Checkpoints:
         seals.write(next(unnamed, self._folder / str(self._pending)))
 
     def _settle(self) -> None:
-        """Waits for the save under way; a full disk is told and forgotten, anything else is raised."""
+        """Waits for the save under way; a full disk is reported and forgotten, anything else is raised."""
         try:
             self._manager.wait_until_finished()
             self.durable = self._pending or self.durable
@@ -261,7 +261,7 @@ class Checkpoints:
         if not _is_storage(error):
             raise error
         log.warning(
-            "checkpoint of step %s could not be written (%s); the run goes on, the checkpoints before it are whole",
+            "checkpoint of step %s could not be written (%s); the run continues, the checkpoints before it are whole",
             self._pending,
             _reason(error),
         )
@@ -274,7 +274,7 @@ class Checkpoints:
         if not processes.anyone(needed > free):
             return True
         log.warning(
-            "checkpoint needs %.1f MB and %s has %.1f MB free; not saved, the run goes on and tries again next time",
+            "checkpoint needs %.1f MB and %s has %.1f MB free; not saved, the run continues and tries again next time",
             needed / 1e6,
             self._folder,
             free / 1e6,

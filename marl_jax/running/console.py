@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: log lines and a progress bar, from process 0 only."""
+"""What a person sees while a run continues: log lines and a progress bar, from process 0 only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _ThroughBar(logging.Handler):
 
 
 class _RunLog(logging.FileHandler):
-    """Writes log lines to a file; a full disk costs lines, is told once on the terminal, and is no more than that."""
+    """Writes log lines to a file; a full disk costs lines, and is reported once on the terminal."""
 
     told = False
 
@@ -56,7 +56,7 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
 
 
 class Progress:
-    """A bar with the figures that matter; where there is no terminal, a log line now and then instead."""
+    """A bar with the metrics that matter; where there is no terminal, a log line now and then instead."""
 
     def __init__(self, steps: int, start: int = 0, enabled: bool = True, every_seconds: float = 15.0):
         self._steps, self._every, self._last = steps, every_seconds, -float("inf")
@@ -64,9 +64,9 @@ class Progress:
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
-    def update(self, step: int, figures: Mapping[str, float]) -> None:
-        """Moves to `step` and shows the figures, in their order."""
-        words = {name: short(value) for name, value in figures.items()}
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Moves to `step` and shows the metrics, in their order."""
+        words = {name: short(value) for name, value in metrics.items()}
         if self._bar is not None:
             self._bar.set_postfix(words, refresh=False)
             self._bar.update(step - self._bar.n)

@@ -74,7 +74,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Metrics:
-    """Where the training loop puts its figures.
+    """Where the training loop puts its metrics.
 
         metrics = Metrics(config, workdir, start=step)
         metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are fine
@@ -97,18 +97,18 @@ class Metrics:
         if config.log.wandb:
             self._sinks.append(_WeightsAndBiases(config, workdir))
 
-    def write(self, step: int, figures: Mapping[str, Any], last: bool = False) -> None:
-        """The figures of one step; every `log.every`-th is written, and the `last` of all; each moves the bar."""
+    def write(self, step: int, metrics: Mapping[str, Any], last: bool = False) -> None:
+        """The metrics of one step; every `log.every`-th is written, and the `last` of all; each moves the bar."""
         if not self._main:
             return
-        figures = {name: float(value) for name, value in figures.items()}
-        self._progress.update(step, {**self._results, **{name: figures[name] for name in BAR if name in figures}})
+        metrics = {name: float(value) for name, value in metrics.items()}
+        self._progress.update(step, {**self._results, **{name: metrics[name] for name in BAR if name in metrics}})
         if step % self._every == 0 or step == self._steps or last:
-            self._rows.write({"step": step, "time": time.time(), **figures})
-            self._pass_on(step, figures)
+            self._rows.write({"step": step, "time": time.time(), **metrics})
+            self._pass_on(step, metrics)
 
     def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The result against each opponent: rows of `opponent`, `games` and figures, each with `<figure>_low/_high`."""
+        """The result against each opponent: rows of `opponent`, `games` and metrics, each with `<figure>_low/_high`."""
         if not self._main:
             return
         for row in rows:
@@ -128,14 +128,14 @@ class Metrics:
             for sink in self._sinks:
                 self._close(sink)
 
-    def _pass_on(self, step: int, figures: Mapping[str, float]) -> None:
+    def _pass_on(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes to every sink; one that cannot be written to (a full disk) is given up, with a warning."""
         for sink in list(self._sinks):
             try:
-                sink.write(step, figures)
+                sink.write(step, metrics)
             except OSError as error:
                 reason = error.strerror or error
-                log.warning("%s: %s; figures from step %d on are left out of it", sink.name, reason, step)
+                log.warning("%s: %s; metrics from step %d on are left out of it", sink.name, reason, step)
                 self._sinks.remove(sink)
                 self._close(sink, warn=False)
 
@@ -144,7 +144,7 @@ class Metrics:
             sink.close()
         except OSError as error:
             if warn:
-                log.warning("%s: %s; its last figures are lost", sink.name, error.strerror or error)
+                log.warning("%s: %s; its last metrics are lost", sink.name, error.strerror or error)
 
 
 def write_config(config: ConfigDict, workdir: Path, done: bool = False) -> None:
@@ -190,8 +190,8 @@ class _TensorBoard:
         if start:  # tells TensorBoard to forget what an interrupted run wrote after this step
             self._add(step=start + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._add(step=step, summary=self._summary(value=values))
 
     def close(self) -> None:
@@ -208,14 +208,14 @@ class _WeightsAndBiases:
     def __init__(self, config: ConfigDict, workdir: Path):
         import wandb
 
-        # The run's folder names the run there too, so that a resumed run goes on in the same place.
+        # The run's folder names the run there too, so that a resumed run continues in the same place.
         identity = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{config.name}-{workdir.name}")
         self._run = wandb.init(
             project="marl_jax", name=config.name, id=identity, dir=str(workdir), config=config.to_dict(), resume="allow"
         )
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -27,7 +27,7 @@ from marl_jax.errors import RunError
 LOST = re.compile(r"gloo|nccl|connection (closed|reset)|heartbeat|coordination|unavailable|peer", re.IGNORECASE)
 """What errors of the runtime say when another process does not answer any more."""
 
-AGAIN = "start the same command on all machines again: the run goes on from its newest checkpoint"
+AGAIN = "start the same command on all machines again: the run continues from its newest checkpoint"
 
 # Says its argument when the process that holds the other end of the pipe ends without a word.
 _WITNESS = "import sys\nif not sys.stdin.read(): sys.stderr.write(sys.argv[1])"

@@ -227,7 +227,7 @@ class TriesTheFirst(TreeRollout):
 
 
 class GoesOnElsewhere(TreeRollout):
-    """Breaks (e): the game goes on from the last candidate, whichever was chosen."""
+    """Breaks (e): the game continues from the last candidate, whichever was chosen."""
 
     def choose(self, scores, key):
         return jnp.int32(K - 1)

@@ -233,7 +233,7 @@ def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch
         checkpoints.save(2, make_state(2), {"run": RUN})
         with pytest.raises(CheckpointError, match="step 2 could not be saved and the newest there is step 1"):
             checkpoints.finish(2)
-    assert "the run goes on" in caplog.text
+    assert "the run continues" in caplog.text
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1"]
     save(checkpoints, 3)
     checkpoints.finish(3)

@@ -1,4 +1,4 @@
-"""Two processes as one run: the parameters of one, a lost process noticed, a stop agreed on, a restart that goes on."""
+"""Two processes as one run: the parameters of one, a lost process noticed, an agreed stop, a restart that continues."""
 
 import contextlib
 import os

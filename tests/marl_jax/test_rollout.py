@@ -236,7 +236,7 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     assert failed.mean() > 0.8  # random weights hardly ever write a cell that stands alone
     paid = np.take_along_axis(samples.rewards, mover[..., None], -1)[..., 0]
     np.testing.assert_array_equal(paid[failed & ~samples.ends], -0.5)
-    assert (samples.turn[1:4] == samples.turn[:3] + 1)[~samples.ends[:3]].all()  # the game goes on
+    assert (samples.turn[1:4] == samples.turn[:3] + 1)[~samples.ends[:3]].all()  # the game continues
     answers = jnp.array([[ord("3"), 259], [ord("3"), 259], [ord("3"), ord("3")], [259, 0], [ord("("), ord("3")]])
     legal = jnp.ones((5, 9), bool).at[1, 2].set(False)
     assert policy.answers.parse(answers, jnp.array([1, 1, 2, 0, 2]), legal).tolist() == [2, -1, -1, -1, 2]

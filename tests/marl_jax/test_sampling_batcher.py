@@ -151,7 +151,7 @@ def test_filters_and_penalties_among_plain_requests(engine):
 
 
 def test_stop_strings_end_an_answer_where_they_are_complete(engine):
-    """In the middle of a chunk, across two chunks, at the first token; the neighbour goes on."""
+    """In the middle of a chunk, across two chunks, at the first token; the neighbour continues."""
     prompts = random_prompts([5, 12, 1, 7])
     chain = greedy_chain(prompts, 16)
     text = [Letters.decode(c) for c in chain]

@@ -179,7 +179,7 @@ def test_requests_that_can_never_fit_are_refused_at_once(sampler):
         sampler.ask([1] * 40, Sampling(max_new_tokens=9))
     with pytest.raises(ValueError, match="do not fit into max_length 48"):
         asyncio.run(sampler.answer([1] * 40, Sampling(max_new_tokens=9)))
-    assert len(sampler.ask([1], Sampling(max_new_tokens=1)).result(SECONDS)) == 1, "and the thread goes on"
+    assert len(sampler.ask([1], Sampling(max_new_tokens=1)).result(SECONDS)) == 1, "and the thread continues"
 
 
 # The loop, with a batcher stepped by hand

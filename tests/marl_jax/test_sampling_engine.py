@@ -159,7 +159,7 @@ def test_append_equals_reading_again_over_several_turns(engine):
 
 
 def test_an_answer_of_one_token_and_an_answer_behind_an_answer(engine):
-    """All rows finish with the token that `begin` draws; the next answer goes on from there without a prompt."""
+    """All rows finish with the token that `begin` draws; the next answer continues from there without a prompt."""
     chain = greedy_chain(PROMPTS, 3)
     answers, conversation = engine.generate(
         engine.prefill(PROMPTS, slots=SLOTS), Sampling(temperature=0, max_new_tokens=1)

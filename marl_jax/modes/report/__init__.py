@@ -112,7 +112,7 @@ def _world(config: Mapping) -> Mapping:
 
 
 def is_share(name: str) -> bool:
-    """Whether a figure is told in per cent."""
+    """Whether a metric is a share."""
     return "rate" in name or name in ("success", "accuracy")
 
 
@@ -131,18 +131,18 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
         yield '<p class="quiet">This run has not been evaluated.</p>'
         return
     opponents = list(dict.fromkeys(str(row["opponent"]) for row in evals))
-    figures = [name for name in evals[-1] if f"{name}_low" in evals[-1] and f"{name}_high" in evals[-1]]
-    figures = list(dict.fromkeys([*figures, *(n for row in evals for n in row if f"{n}_low" in row)]))
+    metrics = [name for name in evals[-1] if f"{name}_low" in evals[-1] and f"{name}_high" in evals[-1]]
+    metrics = list(dict.fromkeys([*metrics, *(n for row in evals for n in row if f"{n}_low" in row)]))
     yield '<div class="scroll"><table><tr><th>against</th><th>step</th><th>games</th>'
-    yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in figures) + "</tr>"
+    yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in metrics) + "</tr>"
     for opponent in opponents:
         rows = [row for row in evals if str(row["opponent"]) == opponent]
         for row in {r["step"]: r for r in (rows[0], rows[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
-            yield "".join(f"<td>{_interval(row, name)}</td>" for name in figures) + "</tr>"
+            yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics) + "</tr>"
     yield "</table></div>"
     yield f'<div style="margin-top:14px">{legend(opponents)}</div><div class="grid">'
-    for name in figures:
+    for name in metrics:
         lines = []
         for opponent in opponents:
             rows = [row for row in evals if str(row["opponent"]) == opponent]
