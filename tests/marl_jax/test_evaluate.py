@@ -31,7 +31,7 @@ def result(agent):
     agent = jnp.asarray(agent, jnp.float32)
     games = len(agent)
     total = Reward(jnp.zeros(games), agent, jnp.zeros_like(agent))
-    return Played(total, jnp.full((games,), 7), *(jnp.zeros((1, games)),) * 4)
+    return Played(total, jnp.full((games,), 7), *(jnp.zeros((1, games)),) * 5)
 
 
 def test_metrics_are_those_of_contestant_zero_in_whatever_seat():

@@ -54,7 +54,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(config, tmp_path):
 def test_the_bar_shows_the_newest_results_first(config, tmp_path, monkeypatch):
     shown = []
     metrics = Metrics(config, tmp_path)
-    monkeypatch.setattr(metrics._progress, "update", lambda step, figures: shown.append(list(figures.items())))
+    monkeypatch.setattr(metrics._progress, "update", lambda step, found: shown.append(list(found.items())))
     metrics.write_eval(0, [{"opponent": "random", "games": 8, "win_rate": 0.5, "win_rate_low": 0.2, "length": 3.0}])
     metrics.write(1, {"loss": 3.0, "entropy": 1.5})
     assert shown == [[("random/win_rate", 0.5), ("entropy", 1.5)]]
@@ -66,7 +66,7 @@ def test_every_nth_step_and_the_last_are_written(config, tmp_path):
     assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [4, 8, 10]
 
 
-def test_tensorboard_has_the_same_figures(config, tmp_path):
+def test_tensorboard_has_the_same_metrics(config, tmp_path):
     write_run(config, tmp_path, [1, 2])
     write_run(config, tmp_path, [2], start=1)
     found, restarts = {}, []
@@ -116,7 +116,7 @@ def test_a_full_disk_costs_tensorboard_and_one_warning(config, tmp_path, monkeyp
         for step in (1, 2):
             metrics.write(step, {"reward": 1.0})
         metrics.close()
-    assert caplog.text.count("No space left") == 1 and "figures from step 1 on" in caplog.text
+    assert caplog.text.count("No space left") == 1 and "metrics from step 1 on" in caplog.text
     assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
