@@ -28,6 +28,9 @@ GAME, PROMPT = tiny_puzzle.game(), tiny_puzzle.prompt()
 KEY = jax.random.key(1)
 
 
+PROMPTS = tiny_play.team(tiny_puzzle.policy(), PROMPT).prompts
+
+
 @dataclasses.dataclass(frozen=True)
 class NoModel:
     """A team whose answers depend on the prompt, the policy's number and the key, as a model's would."""
@@ -37,7 +40,7 @@ class NoModel:
 
     @property
     def prompts(self):
-        return tiny_play.team(tiny_puzzle.policy(), PROMPT).prompts
+        return PROMPTS
 
     def prepare_for_sampling(self, weights):
         return weights
@@ -151,8 +154,8 @@ def check_b(kind=TreeRollout):
     branch = jax.jit(roll.branch)
     order = np.array([3, 0, 5, 1, 4, 2])
     for _ in range(3):
-        after, turn, _ = branch({}, games, keys)
-        moved, permuted, _ = branch({}, row(games, order), keys[order])
+        after, _, (turn, _), _ = branch({}, games, (), keys)
+        moved, _, (permuted, _), _ = branch({}, row(games, order), (), keys[order])
         in_groups = lambda t: jax.tree.map(lambda x: x.reshape(ROWS, -1, *x.shape[1:]), t)  # noqa: E731
         jax.tree.map(np.testing.assert_array_equal, row(in_groups(turn), order), in_groups(permuted))
         jax.tree.map(np.testing.assert_array_equal, row(after, order), moved)
@@ -374,10 +377,10 @@ def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
     bot = dict(seats=(0, -1), learns=(True,), bots=(None, UniformBot(GAME)))
     keys = row_keys(jax.random.key(7), ROWS)
     after_planner = program(continuation="first")
-    games = jax.jit(after_planner.branch)({}, after_planner.fresh_games(jax.random.key(0)), row_keys(KEY, ROWS))[0]
+    games = jax.jit(after_planner.branch)({}, after_planner.fresh_games(jax.random.key(0)), (), row_keys(KEY, ROWS))[0]
 
     def then(**settings):
-        return jax.device_get(jax.jit(program(**settings).branch)({}, games, keys)[0])
+        return jax.device_get(jax.jit(program(**settings).branch)({}, games, (), keys)[0])
 
     jax.tree.map(np.testing.assert_array_equal, then(continuation="first", **bot), then(continuation="best", **bot))
     frozen = dict(learns=(True, False))

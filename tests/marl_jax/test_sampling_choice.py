@@ -38,7 +38,7 @@ class Toy:
         return hidden @ params["head"][:, ids]
 
     @staticmethod
-    def forward(params, tokens, *, lengths, cache, adapters=None, dtype=None):
+    def forward(params, tokens, *, lengths, cache, adapters=None, dtype=None, prefix=None):
         new = jnp.tanh(cache.state @ params["A"] + params["embed"][tokens[:, 0]])
         new = jnp.where((lengths > 0)[:, None], new, cache.state)
         return new[:, None], State(new, cache.lengths + lengths)

@@ -172,13 +172,13 @@ def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
     setup, optimiser = perfect[0], train.optimiser_of(perfect[0].config)
     imitation, prompt, held_out = sft.SFT.examine(setup), setup.backbone.prompt, setup.game.held_out()
     openings = {prompt.opening_text(held_out.reset_level(i), 0) for i in range(held_out.n_levels)}
-    turns = jax.device_get(imitation._turns)
-    rows = zip(turns.prompts[0], turns.lengths[0], strict=True)
-    read = [setup.backbone.tokenizer.decode(row[:n].tolist()) for row, n in rows]
-    assert set(read) <= openings and len(set(read)) > 3
     states, _ = train.at_start(setup, setup.rollout, optimiser, jax.random.key(0))
-    found = imitation(train.all_weights(states))
-    assert (found.name, found.metric, found.total) == ("demonstrations", "accuracy", turns.seat.size)
+    params = train.all_weights(states)
+    _, counts, prompts = jax.device_get(imitation._program(params))
+    read = [setup.backbone.tokenizer.decode(np.trim_zeros(row, "b").tolist()) for row in prompts[0]]
+    assert set(read) <= openings and len(set(read)) > 3
+    found = imitation(params)
+    assert (found.name, found.metric, found.total) == ("demonstrations", "accuracy", counts.size)
     assert 0 < found.right < found.total and len(set(read)) <= found.distinct <= found.total
 
 
