@@ -32,13 +32,10 @@ from marl_jax.running import processes
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"
-
-NEWER = re.compile(r"models\..+\.weights")
-"""Fields of "run" that checkpoints of this format may lack: written before there were such fields, they agree."""
 
 
 class Restored(NamedTuple):
@@ -304,8 +301,7 @@ def _differences(stored: Any, wanted: Any, name: str = "") -> Iterator[str]:
     if isinstance(stored, dict) and isinstance(wanted, dict):
         for key in sorted({*stored, *wanted}):
             path = f"{name}.{key}" if name else key
-            if key in stored or not NEWER.fullmatch(path):
-                yield from _differences(stored.get(key), wanted.get(key), path)
+            yield from _differences(stored.get(key), wanted.get(key), path)
     elif stored != wanted:
         yield f"{name} is {stored!r} there and {wanted!r} here"
 
