@@ -223,9 +223,15 @@ class Ends(nnx.Module):
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:
     """One layer's parameters with q, k and v side by side, and gate and up."""
-    attn, mlp = dict(layer["attn"]), dict(layer["mlp"])
+    mlp = dict(layer["mlp"])
+    mlp["gate_up"] = jnp.concatenate([mlp.pop("gate"), mlp.pop("up")], axis=-1)
+    return {"attn": fuse_attention(layer["attn"], cfg), "mlp": mlp}
+
+
+def fuse_attention(attn: dict, cfg: ModelConfig) -> dict:
+    """The parameters of `Attention` with q, k and v side by side."""
+    attn = dict(attn)
     attn["qkv"] = jnp.concatenate([attn.pop(x).reshape(cfg.d_model, -1) for x in "qkv"], axis=-1)
     if cfg.qkv_bias:
         attn["qkv_bias"] = jnp.concatenate([attn.pop(f"{x}_bias").reshape(-1) for x in "qkv"])
-    mlp["gate_up"] = jnp.concatenate([mlp.pop("gate"), mlp.pop("up")], axis=-1)
-    return {"attn": attn, "mlp": mlp}
+    return attn

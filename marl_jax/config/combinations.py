@@ -68,9 +68,11 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     lora = model.lora
     if lora.rank and not lora.targets:
         yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
-    projections = FAMILIES.get(models.get(model.name).config.family).lora_targets
+    family = model.shape.get("family", models.get(model.name).config.family)
+    projections = FAMILIES.get(family).lora_targets if family in FAMILIES else lora.targets  # its name comes below
     for target in (target for target in lora.targets if lora.rank and target not in projections):
-        yield f"config.{field}.lora.targets has {target!r}, which {model.name} does not have; leave it out"
+        whose = f"{model.name} of the family {family}"
+        yield f"config.{field}.lora.targets has {target!r}, which {whose} does not have; leave it out"
     known = [part.name for part in dataclasses.fields(ModelConfig)]
     for part in model.shape:
         if part not in known:

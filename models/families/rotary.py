@@ -120,12 +120,13 @@ def read_config(
     head_dim: int | None = None,
     norm_eps: float = 1e-6,
     attention_bias: tuple = (False,),
+    activation: str = "silu",
 ) -> dict[str, Any]:
     """The fields of `ModelConfig` from a `config.json`; what a family leaves out of it is given here."""
     heads = fields.integer("num_attention_heads")
     d_model = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
-    fields.one_of("hidden_act", ("silu",), "silu")
+    fields.one_of("hidden_act", (activation,), activation)
     fields.one_of("mlp_bias", (False,), False)
     fields.one_of("attention_bias", attention_bias, False)
     theta, scaling = _rope(fields)

@@ -38,11 +38,13 @@ def small(name: str, **params) -> Game:
 @pytest.mark.parametrize("name", GAMES)
 def test_bots_by_name(name):
     game = small(name)
-    assert bot_names(name) == ("random", *OWN_BOTS[name])
+    own = tuple(GAMES.get(name).bots)
+    assert bot_names(name)[0] == "random" and bot_names(name)[len(bot_names(name)) - len(own) :] == own
+    assert set(own) >= set(OWN_BOTS.get(name, ()))
     state = game.reset(jax.random.key(0))
     for bot in bot_names(name):
         assert game.legal(state)[make_bot(game, bot).act(state, jax.random.key(0))]
-    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle'; accepted: random, {OWN_BOTS[name][0]}"):
+    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle'; accepted: {', '.join(bot_names(name))}"):
         make_bot(game, "oracle")
 
 
@@ -99,10 +101,10 @@ class Heap(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Nim(Game):
+class Matches(Game):
     """Take one to three matches; who takes the last one wins."""
 
-    name: ClassVar[str] = "nim"
+    name: ClassVar[str] = "matches"
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = 3
     action_names: ClassVar[tuple[str, ...]] = ("1", "2", "3")
@@ -140,14 +142,14 @@ class Modulo:
         return jnp.where(state.left % 4 > 0, state.left % 4 - 1, 0)
 
 
-def nim_text(game: Nim, style: str) -> Text:
+def matches_text(game: Matches, style: str) -> Text:
     heap = Template((Table(tuple(map(str, range(game.heap + 1)))),))
     return Text(game, style, "", ("", ""), heap, lambda state, player: state.left[None], ("", ""), game.action_names)
 
 
-NIM = GameEntry(
-    rules=Nim,
-    text=nim_text,
+MATCHES = GameEntry(
+    rules=Matches,
+    text=matches_text,
     draw=types.SimpleNamespace(board=lambda state, player: "|" * int(state.left), svg=lambda state, player: "<svg/>"),
     bots={"modulo": lambda game: Modulo()},
 )
@@ -162,16 +164,16 @@ def plugins(monkeypatch):
 
 
 def test_a_game_from_another_package(plugins):
-    GAMES.add("nim", NIM)
-    game = make("nim", heap=6)
+    GAMES.add("matches", MATCHES)
+    game = make("matches", heap=6)
     state = game.reset(jax.random.key(0))
     assert texts.make(game).observe(state, 0) == "6" and view.board(game, state) == "||||||"
-    assert symmetry(game) is None and bot_names("nim") == ("random", "modulo")
+    assert symmetry(game) is None and bot_names("matches") == ("random", "modulo")
     assert int(make_bot(game, "modulo").act(state, jax.random.key(0))) == 1
-    with pytest.raises(ValueError, match="nim: unknown parameter 'size'; accepted are heap"):
-        make("nim", size=3)
-    with pytest.raises(ValueError, match=r"unknown game 'nin'; accepted: tic_tac_toe, .*, nim; did you mean nim\?"):
-        make("nin")
+    with pytest.raises(ValueError, match="matches: unknown parameter 'size'; accepted are heap"):
+        make("matches", size=3)
+    with pytest.raises(ValueError, match=r"unknown game 'matchs'; .*, matches; did you mean matches\?"):
+        make("matchs")
 
 
 def test_a_bot_from_another_package_sits_beside_the_own_ones(plugins):

@@ -74,7 +74,7 @@ def facts(name: str):
 
 
 @pytest.mark.parametrize("style", texts.STYLES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [name for name in FORMS if name.split()[0] in READERS])
 def test_opening_and_events_say_what_the_position_says(name, style):
     """Readers open at every fifth turn of a game and are compared with the observation after every event."""
     over, following = facts(name)
@@ -377,6 +377,8 @@ def test_compact_is_short():
 def test_the_notation_suits_the_tokenizer(name):
     """For bytes signs; for byte-pair encodings words, where signs would merge."""
     t = text(name, "compact")
+    if not t.others:
+        pytest.skip(f"{name} has one notation for all tokenizers")
     assert t.compile(byte_tokenizer()).text is t.others[-1]
     assert t.compile(tokenizer("smollm2")).text is not t.others[-1]
     with pytest.raises(MergeError):
