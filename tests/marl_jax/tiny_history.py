@@ -92,9 +92,9 @@ def params_of(roll, seed=0):
 
 @contextlib.contextmanager
 def watching():
-    """A list that fills with the moves of programs that are traced and run inside: (before, move, after, turn, through).
+    """A list that fills with the moves of programs that are traced inside: (before, move, after, turn, through).
 
-    Arrays [B, …], one entry for each turn.
+    Arrays [B, …], one entry for each turn, whenever the programs run.
     """
     moves, observe = [], HistoryContext.observe
 
@@ -105,12 +105,11 @@ def watching():
 
     with mock.patch.object(HistoryContext, "observe", watched):
         yield moves
-        jax.effects_barrier()
 
 
 @dataclasses.dataclass
 class Run:
-    """What a rollout made: samples, what ended, the games afterwards, the moves, and what the learner computes."""
+    """What a rollout made: samples, what ended, the games afterwards, the moves, and what each learner computes."""
 
     roll: GameRollout
     params: dict
@@ -122,18 +121,47 @@ class Run:
     scores: object
 
 
-def run(roll, params=None, start=None, key=1, snapshot=None, score=True) -> Run:
-    """One rollout from fresh games or others."""
-    params = params_of(roll) if params is None else params
-    start = roll.fresh_games(jax.random.key(0)) if start is None else start
-    with watching() as moves:
-        found = jax.jit(lambda *given: roll.play(*given))(params, start, jax.random.key(key), snapshot)
+class Program:
+    """A rollout compiled once, with the learner's scores of what it samples."""
+
+    def __init__(self, roll):
+        self.roll = roll
+        self._play = jax.jit(lambda *given: roll.play(*given))
+        self._score = [
+            quick_jit(lambda weights, samples, i=i, b=b: scoring.score(b.policy, weights, roll.team.own(samples, i)))
+            for i, b in enumerate(roll.team.backbones)
+        ]
+        self._moves = None
+
+    def __call__(self, params=None, start=None, key=1, snapshot=None) -> Run:
+        """One rollout from fresh games or others."""
+        params = params_of(self.roll) if params is None else params
+        start = self.roll.fresh_games(jax.random.key(0)) if start is None else start
+        given = (params, start, jax.random.key(key), snapshot)
+        if self._moves is None:
+            with watching() as self._moves:
+                found = self._play(*given)
+        else:
+            self._moves.clear()
+            found = self._play(*given)
         samples, finished, after = jax.device_get(jax.block_until_ready(found))
-    scores = None
-    if score:
-        (backbone,) = roll.team.backbones
-        scores = jax.device_get(quick_jit(functools.partial(scoring.score, backbone.policy))(params["main"], samples))
-    return Run(roll, params, start, samples, finished, after, moves, scores)
+        jax.effects_barrier()
+        scores = [self.score(params, samples, i) for i in range(len(self._score))]
+        return Run(self.roll, params, start, samples, finished, after, list(self._moves), scores)
+
+    def score(self, params, samples, backbone=0):
+        """What the learner of a backbone computes."""
+        name = self.roll.team.backbones[backbone].name
+        return jax.device_get(self._score[backbone](params[name], samples))
+
+    def favourites(self, params, samples) -> np.ndarray:
+        """int [N, S]: the most likely one-token names under some weights, by the learner."""
+        found = [
+            self.score(params, samples.replace(action=np.full_like(samples.action, action))).logps
+            for action in range(self.roll.game.n_actions)
+        ]
+        legal = np.moveaxis(samples.legal, -1, 0)
+        return np.argmax(np.where(legal, np.stack(found), -np.inf), axis=0)
 
 
 @dataclasses.dataclass
@@ -146,6 +174,7 @@ class Told:
     opposite   someone sits there who is not the learner
     bot        a bot made the move
     waits      the game was over
+    played     the move, as its seat saw it
     """
 
     exists: np.ndarray
@@ -154,6 +183,7 @@ class Told:
     opposite: np.ndarray
     bot: np.ndarray
     waits: np.ndarray
+    played: np.ndarray
 
 
 class Seat:
@@ -170,7 +200,7 @@ def tell(found: Run) -> Told:
     n, k = roll.game.n_players, samples.n_answers // len(found.moves)
     learners = [*found.finished.seat, found.after.seat]  # of turns; what is said at the very last one is never read
     shape = samples.answer_lengths.shape
-    told = Told(*(np.zeros(shape, bool) for _ in range(6)))
+    told = Told(*(np.zeros(shape, bool) for _ in range(6)), np.full(shape, -1))
     for b in range(roll.rows):
         seats, state = [Seat() for _ in range(n)], None
         for t, moves in enumerate(found.moves):
@@ -186,7 +216,8 @@ def tell(found: Run) -> Told:
             _turn(found, told, seats, b, before, int(move), through, k, learner)
             for number, seat in enumerate(seats):
                 see = functools.partial(_seen, roll, through=through, seat=number)
-                text = _prompt(roll, number).event_text(see(before), _mapped(roll, move, through, number), see(after), number)
+                heard = (see(before), _mapped(roll, move, through, number), see(after), number)
+                text = _prompt(roll, number).event_text(*heard)
                 seat.pending += text
                 seat.heard += len(_tokenizer(roll, number).encode(text))
                 if seat.heard > roll.context.history.room:
@@ -221,6 +252,7 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
     opposite, bot = _who(roll, b, number, learner)
     told.opposite[row, here], told.bot[row, here] = opposite, bot
     told.waits[row, here] = bool(roll.game.done(before))
+    told.played[row, here] = seen_move = _mapped(roll, move, through, number)
     assert (samples.seat[row, here] == number).all()
     if seat.whole:
         w = samples.width // samples.n_answers
@@ -239,7 +271,7 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
         seat.ids = ids
     else:
         seat.ids = seat.ids + tokenizer.encode(more)[skip if fresh else 0 :]
-    kept = _kept(found, row, s, k, number, _mapped(roll, move, through, number), opposite, bot)
+    kept = _kept(found, row, s, k, number, seen_move, opposite, bot)
     seat.whole &= seat.written + len(kept) <= longest
     seat.written += len(kept) if seat.whole else 0
     told.recorded[row, here] = seat.whole
@@ -249,6 +281,8 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
 
 def _kept(found: Run, row, s, k, number, move, opposite, bot) -> list[int]:
     """The tokens with which the conversation goes on."""
+    if found.roll.seating.has_bot(number):
+        return []  # nobody is asked
     answers = _backbone(found.roll, number).policy.answers
     w = found.samples.width // found.samples.n_answers
     if (opposite and not bot) or k > 1:
