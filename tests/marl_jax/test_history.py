@@ -242,6 +242,6 @@ def test_how_well_demonstrations_are_imitated():
     best = unseen.favourites(params, found.samples)
     keys = jax.random.split(jax.random.key(0), 64)
     ways = jax.jit(jax.vmap(jax.vmap(settings.bot.act, (None, 0)), (0, None)))
-    right = np.stack([np.any(np.asarray(ways(before, keys)) == said[:, None], axis=1)
-                      for (before, *_), said in zip(found.moves, found.samples.in_time(best), strict=True)])  # fmt: skip
+    said = found.samples.in_time(best)[..., None]
+    right = np.stack([np.any(ways(moves[0], keys) == now, axis=1) for moves, now in zip(found.moves, said, strict=True)])
     assert accuracy.right == right.sum() and 0 < right.sum() < right.size
