@@ -82,6 +82,7 @@ class Evaluation:
         self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
         if self._alone.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
+        _warn_of_long_conversations(setup)
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
         """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
@@ -134,6 +135,18 @@ class Evaluation:
         same = repeats(match, played, seating, c.temperature)
         found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+
+
+def _warn_of_long_conversations(setup: Setup) -> None:
+    """A conversation of a match may go on for a whole game, one of training ends with its rollout."""
+    seats, turns = setup.game.n_players, setup.config.rollout.turns
+    trained, played = -(-turns // seats), min(setup.history_turns, -(-setup.game.max_turns // seats))
+    if played > trained:
+        log.warning(
+            "conversations of matches have up to %d answers, those of training %d (rollout.turns %d, %d seats): the "
+            "policy never learnt from longer ones; more rollout.turns or an env.history_turns of %d make them alike",
+            played, trained, turns, seats, trained,
+        )  # fmt: skip
 
 
 def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:

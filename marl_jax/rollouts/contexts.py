@@ -74,6 +74,9 @@ class TurnContext:
         """A row for every prompt."""
         return turns.to_samples(played, candidates, **more)
 
+    def dropped(self, played: Turn, places: None) -> None:
+        """A prompt always has its row."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -158,3 +161,8 @@ class HistoryContext:
     def samples(self, carry: Carry, played: Turn, places: Place, candidates: int = 1, **more: Any) -> Samples:
         """A row for every seat of every game."""
         return transcripts.to_samples(carry.script, played, places, candidates, **more)
+
+    def dropped(self, played: Turn, places: Place) -> jax.Array:
+        """int32 [V, B]: answers of each turn that count and for which a row had no room."""
+        counted = jnp.sum(played.counts.reshape(*places.whole.shape, -1) > 0, axis=-1)
+        return jnp.where(places.whole, 0, counted)

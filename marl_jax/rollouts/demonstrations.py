@@ -47,6 +47,7 @@ class Demonstrations(GameRollout):
 
         start = (games, self.context.begin(self.rows, sampling=False))
         (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return self.context.samples(talk, played, places), finished, games
 
     def examine(self, params: dict, key: jax.Array, draws: int) -> tuple[jax.Array, jax.Array, jax.Array]:

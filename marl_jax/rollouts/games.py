@@ -157,7 +157,7 @@ class GameRollout:
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Of the games that ended, the answers, and how the learner fared against its opponents."""
         against = {} if self.opponents is None else self.opponents.metrics(finished)
-        return {**game_metrics(finished, self.game.competitive), **against, **answer_metrics(samples)}
+        return {**game_metrics(finished, self.game.competitive), **against, **answer_metrics(samples, finished.dropped)}
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: dict | None = None
@@ -185,6 +185,7 @@ class GameRollout:
         turns = jnp.arange(self.turns + self.lookahead)
         (_, kept, talk), (played, places, finished) = jax.lax.scan(step, (games, games, talk), turns)
         samples = self.context.samples(talk, played, places, lookahead=self.lookahead)
+        finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
     def _turn(self, ready, theirs, games: Games, talk, keys):

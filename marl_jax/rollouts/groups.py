@@ -73,6 +73,7 @@ class GroupRollout(GameRollout):
             n_groups=self.rows // self.candidates * episodes,
             group_size=self.candidates,
         )
+        finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return samples, finished, games
 
     def _begin(self, key: jax.Array, episode: jax.Array) -> Games:

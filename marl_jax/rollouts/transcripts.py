@@ -158,6 +158,8 @@ def to_samples(script: Transcript, turns: Turn, places: Place, candidates: int =
         return jnp.repeat(x, k, axis=1)
 
     decision = turns.decision
+    # Where an opponent spoke in the place of the learner, there is no answer of the learner's that could have failed.
+    action = jnp.where(each(turns.policy) >= 0, decision.action, jnp.maximum(decision.action, 0))
     whole = each(places.whole)
     lengths = spread(decision.lengths)
     inside = (jnp.arange(w) < lengths[..., None]).reshape(n, s * w)
@@ -201,7 +203,7 @@ def to_samples(script: Transcript, turns: Turn, places: Place, candidates: int =
         ends=spread(turns.ends),
         loss_weights=spread(turns.counts * whole),
         rewards=spread(turns.rewards),
-        action=spread(decision.action, -1),
+        action=spread(action, -1),
         legal=spread(each(turns.legal), True),
         central=None if turns.central is None else tuple(spread(each(x), 1) for x in turns.central),
         answer_of=answer_of.astype(jnp.int32),

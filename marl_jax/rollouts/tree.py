@@ -52,6 +52,7 @@ class TreeRollout(GameRollout):
 
         start = (games, self.context.begin(self.rows))
         (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return self.context.samples(talk, played, places, self.candidates), finished, games
 
     def branch(self, ready: dict, games: Games, talk, keys: jax.Array):

@@ -92,12 +92,15 @@ class Finished:
     total     Reward         what it paid in all, by level
     length    int32          its moves
     seat      int32          the learner's seat
+    dropped   int32          answers of this turn to be learned from for which a conversation's row had no room; None
+                             where every prompt stands alone
     """
 
     ended: jax.Array
     total: Reward
     length: jax.Array
     seat: jax.Array
+    dropped: jax.Array | None = None
 
 
 def game_metrics(finished: Finished, competitive: bool) -> dict[str, jax.Array]:
@@ -122,8 +125,8 @@ def game_metrics(finished: Finished, competitive: bool) -> dict[str, jax.Array]:
     return metrics
 
 
-def answer_metrics(samples: Samples) -> dict[str, jax.Array]:
-    """Of all answers but those of turns that look ahead."""
+def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Of all answers but those of turns that look ahead; `dropped` as in `Finished`."""
     played = samples.answer_lengths > 0
     if samples.lookahead:
         turns = samples.answer_at.shape[0]
@@ -135,10 +138,15 @@ def answer_metrics(samples: Samples) -> dict[str, jax.Array]:
         return jnp.sum(jnp.where(played, x, 0))
 
     failed = (samples.action < 0) & (samples.policy >= 0)[:, None]
+    lost = {}
+    if dropped is not None:
+        n_dropped = jnp.sum(dropped)
+        lost = {"history/dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
     return {
         "answers": total(samples.loss_weights > 0),
         "tokens": total(samples.sees + samples.answer_lengths),
         "prompt_length": total(samples.sees) / count,
         "answer_length": total(samples.answer_lengths) / count,
         "parse_failure_rate": total(failed) / count,
+        **lost,
     }
