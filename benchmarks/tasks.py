@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from benchmarks.sampler import random_params, report
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.conversation import Speaker
-from marl_jax.rollouts.episodes import EpisodeRunner
-from marl_jax.rollouts.host import HostRollout
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.episodes import EpisodeRunner
+from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.engine import Engine

@@ -11,7 +11,7 @@ from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective
 from marl_jax.algorithms.grpo import group_metrics, group_settings, with_advantages, with_old_logps
 from marl_jax.learning import groups
-from marl_jax.rollouts.host import HostRollout
+from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 

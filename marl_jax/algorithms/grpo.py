@@ -17,7 +17,7 @@ from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts,
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
 from marl_jax.rollouts.groups import GroupRollout
-from marl_jax.rollouts.host import HostRollout
+from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 

@@ -11,7 +11,7 @@ from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
-from marl_jax.rollouts.host import HostRollout
+from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 

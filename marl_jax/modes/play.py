@@ -28,8 +28,8 @@ from marl_jax.errors import RunError
 from marl_jax.modes import evaluate, task_play
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
-from marl_jax.rollouts.episodes import Episode
 from marl_jax.rollouts.games import look
+from marl_jax.rollouts.host.episodes import Episode
 from marl_jax.rollouts.matches import SeatedTeam
 
 HELP = """\

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from marl_jax.modes.setup.tasks import TaskSetup
-from marl_jax.rollouts import episode_metrics
-from marl_jax.rollouts.episodes import Episode, Job
+from marl_jax.rollouts.host import metrics as episode_metrics
+from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.running import processes, stats
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ import numpy as np
 from envs.tasks.task import EpisodeError
 from marl_jax.errors import RunError
 from marl_jax.modes.setup.tasks import TaskSetup
-from marl_jax.rollouts import episode_metrics
-from marl_jax.rollouts.conversation import Speaker
-from marl_jax.rollouts.episodes import Episode, Job
+from marl_jax.rollouts.host import metrics as episode_metrics
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
 

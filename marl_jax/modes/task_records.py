@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from marl_jax.modes.setup.tasks import TaskSetup
-from marl_jax.rollouts.conversation import Said, TokenChat
-from marl_jax.rollouts.episodes import Episode, Job
+from marl_jax.rollouts.host.conversation import Said, TokenChat
+from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.running.conversation_logs import GameRecord, Move
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from envs.tasks.task import CallTimeout, Outcome
-from marl_jax.rollouts.conversation import derive_seed
+from marl_jax.rollouts.host.conversation import derive_seed
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 
 

@@ -243,5 +243,6 @@ def test_how_well_demonstrations_are_imitated():
     keys = jax.random.split(jax.random.key(0), 64)
     ways = jax.jit(jax.vmap(jax.vmap(settings.bot.act, (None, 0)), (0, None)))
     said = found.samples.in_time(best)[..., None]
-    right = np.stack([np.any(ways(moves[0], keys) == now, axis=1) for moves, now in zip(found.moves, said, strict=True)])
+    turns = zip(found.moves, said, strict=True)
+    right = np.stack([np.any(ways(moves[0], keys) == now, axis=1) for moves, now in turns])
     assert accuracy.right == right.sum() and 0 < right.sum() < right.size

@@ -10,7 +10,7 @@ import pytest
 from envs.tasks.arithmetic_debate import ArithmeticDebate
 from envs.tasks.solver_checker import SolverChecker
 from marl_jax.agents import scoring
-from marl_jax.rollouts.conversation import Speaker
+from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling

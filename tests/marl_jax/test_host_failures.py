@@ -11,8 +11,8 @@ import pytest
 
 from envs.tasks.task import CallFailed, CallTimeout, Outcome
 from marl_jax.errors import RunError
-from marl_jax.rollouts.conversation import SamplerError
-from marl_jax.rollouts.journal import JournalError
+from marl_jax.rollouts.host.conversation import SamplerError
+from marl_jax.rollouts.host.journal import JournalError
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, conversation, make_rollout
 
@@ -199,7 +199,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_even_if_the_task_looks_aw
     def full(self, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marl_jax.rollouts.journal.Journal._append", full)
+    monkeypatch.setattr("marl_jax.rollouts.host.journal.Journal._append", full)
     rollout = make_rollout(careless, journal=tmp_path)
     with pytest.raises(JournalError, match="cannot be written: .* No space left"):
         rollout({}, rollout.init(None, None))

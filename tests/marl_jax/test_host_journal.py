@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.journal import Journal, discard_before, path_of
+from marl_jax.rollouts.host.journal import Journal, discard_before, path_of
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 

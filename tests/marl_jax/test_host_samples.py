@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.collate import Sizes, bucket, collate, sizes_for
-from marl_jax.rollouts.conversation import Speaker
+from marl_jax.rollouts.host.collate import Sizes, bucket, collate, sizes_for
+from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax.tiny_host import (
     FakeSampler,

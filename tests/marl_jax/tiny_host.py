@@ -11,9 +11,9 @@ import numpy as np
 from envs.tasks.task import Outcome
 from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import Policy
-from marl_jax.rollouts.conversation import Speaker, derive_seed
-from marl_jax.rollouts.episodes import EpisodeRunner
-from marl_jax.rollouts.host import HostRollout
+from marl_jax.rollouts.host.conversation import Speaker, derive_seed
+from marl_jax.rollouts.host.episodes import EpisodeRunner
+from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.sampling.settings import Sampling
 from models.chat_templates import BUILTIN
 from models.config import ModelConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envs.tasks import TASKS
 from envs.tasks.task import CallTimeout, Outcome
-from marl_jax.rollouts.conversation import derive_seed
+from marl_jax.rollouts.host.conversation import derive_seed
 
 SLEEP = 3600.0
 

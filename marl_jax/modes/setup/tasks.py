@@ -23,8 +23,8 @@ from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, not_divisible
 from marl_jax.modes import host_samples
 from marl_jax.modes.setup.parts import Find, Setup, make_backbones
-from marl_jax.rollouts.conversation import Speaker
-from marl_jax.rollouts.episodes import EpisodeRunner
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.episodes import EpisodeRunner
 from marl_jax.running import processes
 from marl_jax.sampling.settings import Sampling
 from models.config import ModelConfig

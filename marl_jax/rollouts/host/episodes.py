@@ -17,9 +17,9 @@ from typing import Any
 from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Task, TaskError
 from envs.tasks.workers import Workers
 from marl_jax.errors import RunError
-from marl_jax.rollouts.conversation import Speaker, TokenChat, derive_seed
-from marl_jax.rollouts.journal import Journal
-from marl_jax.rollouts.watchdog import Blocked, Watchdog
+from marl_jax.rollouts.host.conversation import Speaker, TokenChat, derive_seed
+from marl_jax.rollouts.host.journal import Journal
+from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted

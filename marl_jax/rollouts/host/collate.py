@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_jax.rollouts.conversation import Said, TokenChat
-from marl_jax.rollouts.episodes import Episode
+from marl_jax.rollouts.host.conversation import Said, TokenChat
+from marl_jax.rollouts.host.episodes import Episode
 from marl_jax.samples import Samples
 
 

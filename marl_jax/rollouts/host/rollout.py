@@ -2,7 +2,7 @@
 
 Which examples a step plays is a function of the seed, the epoch and the index, and the seeds of answers derive from the
 run's seed, the step, the example, the sample, the seat and the turn. So a rollout does not depend on the order in which
-answers arrive, and an interrupted one is repeated: see `marl_jax.rollouts.journal`.
+answers arrive, and an interrupted one is repeated: see `marl_jax.rollouts.host.journal`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from marl_jax.errors import RunError
-from marl_jax.rollouts import episode_metrics
-from marl_jax.rollouts import journal as journals
-from marl_jax.rollouts.collate import Sizes, collate, sizes_for
-from marl_jax.rollouts.conversation import derive_seed
-from marl_jax.rollouts.episodes import EpisodeRunner, Job
-from marl_jax.rollouts.journal import Journal
+from marl_jax.rollouts.host import journal as journals
+from marl_jax.rollouts.host import metrics as episode_metrics
+from marl_jax.rollouts.host.collate import Sizes, collate, sizes_for
+from marl_jax.rollouts.host.conversation import derive_seed
+from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
+from marl_jax.rollouts.host.journal import Journal
 from marl_jax.samples import Samples
 
 State = dict[str, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from marl_jax.rollouts.episodes import Episode
+from marl_jax.rollouts.host.episodes import Episode
 
 Totals = Mapping[str, Sequence[float]]
 """From the name of a metric to its sum and the number of values; 0 values: the sum itself is the metric."""

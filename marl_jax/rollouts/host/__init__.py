@@ -1,0 +1,1 @@
+"""Rollouts of host tasks: episodes as coroutines over the batcher, collated into `Samples`."""
