@@ -154,7 +154,7 @@ def one_device(monkeypatch):
     made = setups.make
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
     monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
-    monkeypatch.setattr(setups, "make", lambda config: made(config, jax.devices()[:1]))
+    monkeypatch.setattr(setups, "make", lambda config, **more: made(config, devices=jax.devices()[:1], **more))
 
 
 def train(folder: Path, config: str, *overrides: str) -> list[dict]:
