@@ -169,6 +169,11 @@ def test_a_row_without_room_loses_later_answers_and_a_bot_is_not_learned_from():
         assert len(lost) and told.recorded[row, : lost[0]].all() and lost[0] > 1
     check(found, told)
     assert found.samples.policy.tolist() == [0, -1] * 4
+    # Scored again, only what is there gets another value: advantages stay what they are without that.
+    (backbone,), weights = roll.team.backbones, found.params["main"]
+    asked = [prepare(backbone.policy, weights, found.samples, tiny_play.ppo(tis_clip=clip))[0] for clip in (0.0, 2.0)]
+    np.testing.assert_array_equal(*(x.loss_weights for x in asked))
+    np.testing.assert_allclose(*(x.advantages * x.to_tokens(x.loss_weights) for x in asked), atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["cache", "events"])
@@ -243,5 +248,6 @@ def test_how_well_demonstrations_are_imitated():
     keys = jax.random.split(jax.random.key(0), 64)
     ways = jax.jit(jax.vmap(jax.vmap(settings.bot.act, (None, 0)), (0, None)))
     said = found.samples.in_time(best)[..., None]
-    right = np.stack([np.any(ways(moves[0], keys) == now, axis=1) for moves, now in zip(found.moves, said, strict=True)])
+    drawn = np.stack([ways(before, keys) for before, *_ in found.moves])
+    right = np.any(drawn == said, axis=2)
     assert accuracy.right == right.sum() and 0 < right.sum() < right.size

@@ -223,6 +223,7 @@ def tell(found: Run) -> Told:
                 if seat.heard > roll.context.history.room:
                     seat.count, seat.pending, seat.heard = 0, "", 0
     np.testing.assert_array_equal(samples.answer_lengths > 0, told.exists)
+    np.testing.assert_array_equal(samples.recorded(), told.recorded)
     return told
 
 
@@ -254,6 +255,10 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
     told.waits[row, here] = bool(roll.game.done(before))
     told.played[row, here] = seen_move = _mapped(roll, move, through, number)
     assert (samples.seat[row, here] == number).all()
+    kept = _kept(found, row, s, k, number, seen_move, opposite, bot)
+    seat.whole &= seat.written + len(kept) <= longest
+    seat.written += len(kept) if seat.whole else 0
+    told.recorded[row, here] = seat.whole
     if seat.whole:
         w = samples.width // samples.n_answers
         last = int(samples.reads[row, s * w])
@@ -271,10 +276,6 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
         seat.ids = ids
     else:
         seat.ids = seat.ids + tokenizer.encode(more)[skip if fresh else 0 :]
-    kept = _kept(found, row, s, k, number, seen_move, opposite, bot)
-    seat.whole &= seat.written + len(kept) <= longest
-    seat.written += len(kept) if seat.whole else 0
-    told.recorded[row, here] = seat.whole
     seat.read, seat.ids = len(seat.ids), seat.ids + kept
     seat.count, seat.given, seat.pending, seat.heard = seat.count + 1, seat.given + 1, "", 0
 
