@@ -109,8 +109,9 @@ def watching():
 
 @dataclasses.dataclass
 class Run:
-    """What a rollout made: samples, what ended, the games afterwards, the moves, and what each learner computes."""
+    """What a rollout made: samples, what ended, the games afterwards, the moves."""
 
+    program: "Program"
     roll: GameRollout
     params: dict
     start: object
@@ -118,7 +119,10 @@ class Run:
     finished: object
     after: object
     moves: list
-    scores: object
+
+    def scores(self, backbone=0):
+        """What the learner of a backbone computes."""
+        return self.program.score(self.params, self.samples, backbone)
 
 
 class Program:
@@ -146,8 +150,7 @@ class Program:
             found = self._play(*given)
         samples, finished, after = jax.device_get(jax.block_until_ready(found))
         jax.effects_barrier()
-        scores = [self.score(params, samples, i) for i in range(len(self._score))]
-        return Run(self.roll, params, start, samples, finished, after, list(self._moves), scores)
+        return Run(self, self.roll, params, start, samples, finished, after, list(self._moves))
 
     def score(self, params, samples, backbone=0):
         """What the learner of a backbone computes."""
