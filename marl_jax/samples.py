@@ -37,7 +37,8 @@ class Samples:
 
     of answers [N, S]:
     answer_lengths  int32            0 where there is none
-    sees            int32            tokens of its conversation that stand before the answer, the prefix included
+    sees            int32            tokens of its conversation that stand before the answer, the prefix included; 0
+                    where the row had no room for them: there are value, reward and time of such an answer, no scores
     seat            int32            whose turn it was
     episode, turn   int32            which game of its row or episode of the batch, and the move in it
     group, member   int32            answers or episodes to be compared, numbered from 0, and the place in the group
@@ -165,6 +166,10 @@ class Samples:
     def own_rewards(self) -> jax.Array:
         """float32 [N, S]: what each answer's own seat was paid for it."""
         return jnp.take_along_axis(self.rewards, self.seat[..., None], axis=2)[..., 0]
+
+    def recorded(self) -> jax.Array:
+        """bool [N, S]: answers whose conversation stands in the row, so that they can be scored."""
+        return (self.answer_lengths > 0) & (self.sees > 0)
 
     def active(self) -> jax.Array:
         """bool [N]: rows with an answer that contributes to the loss."""

@@ -21,7 +21,8 @@ import pytest
 
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "processes", "train", "sharded_training", "conversations", "sft", "team", "update", "grpo", "at_grpo", "curriculum",
+    "history", "processes", "train", "sharded_training", "conversations", "history_runs", "sft", "team", "update",
+    "grpo", "at_grpo", "curriculum",
 )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def with_reference(policy: Policy, weights: dict, samples: Samples, algo: Config
     if algo.kl_coef and algo.kl_in == "reward":
         paid = losses.kl(samples.logps, samples.ref_logps, algo.kl_kind) * samples.mask()
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
-        penalty = algo.kl_coef * samples.to_answers(paid)
+        penalty = algo.kl_coef * jnp.where(samples.recorded(), samples.to_answers(paid), 0.0)
         samples = samples.replace(rewards=samples.rewards - penalty[..., None] * own)
     return samples
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
@@ -21,7 +22,9 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     unasked = policy.on_host or (policy.keeps_cache and policy.critic == "separate")
     if algo.tis_clip or algo.gae == "token" or unasked:
         scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
-        samples = samples.replace(values=scores.values)
+        # What the row had no room for cannot be scored; it keeps the value with which it was sampled.
+        scored = samples.to_tokens(samples.recorded())
+        samples = samples.replace(values=jnp.where(scored, scores.values, samples.values))
         if algo.tis_clip:
             samples = samples.replace(old_logps=scores.logps)
     samples = with_reference(policy, weights, samples, algo)

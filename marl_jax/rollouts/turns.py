@@ -145,7 +145,7 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
     return {
         "answers": total(samples.loss_weights > 0),
         "tokens": total(samples.sees + samples.answer_lengths),
-        "prompt_length": total(samples.sees) / count,
+        "prompt_length": total(samples.sees) / jnp.maximum(total(samples.recorded()), 1),
         "answer_length": total(samples.answer_lengths) / count,
         "parse_failure_rate": total(failed) / count,
         **lost,

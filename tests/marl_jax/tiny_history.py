@@ -109,8 +109,9 @@ def watching():
 
 @dataclasses.dataclass
 class Run:
-    """What a rollout made: samples, what ended, the games afterwards, the moves, and what each learner computes."""
+    """What a rollout made: samples, what ended, the games afterwards, the moves."""
 
+    program: "Program"
     roll: GameRollout
     params: dict
     start: object
@@ -118,7 +119,10 @@ class Run:
     finished: object
     after: object
     moves: list
-    scores: object
+
+    def scores(self, backbone=0):
+        """What the learner of a backbone computes."""
+        return self.program.score(self.params, self.samples, backbone)
 
 
 class Program:
@@ -146,8 +150,7 @@ class Program:
             found = self._play(*given)
         samples, finished, after = jax.device_get(jax.block_until_ready(found))
         jax.effects_barrier()
-        scores = [self.score(params, samples, i) for i in range(len(self._score))]
-        return Run(self.roll, params, start, samples, finished, after, list(self._moves), scores)
+        return Run(self, self.roll, params, start, samples, finished, after, list(self._moves))
 
     def score(self, params, samples, backbone=0):
         """What the learner of a backbone computes."""
@@ -223,6 +226,7 @@ def tell(found: Run) -> Told:
                 if seat.heard > roll.context.history.room:
                     seat.count, seat.pending, seat.heard = 0, "", 0
     np.testing.assert_array_equal(samples.answer_lengths > 0, told.exists)
+    np.testing.assert_array_equal(samples.recorded(), told.recorded)
     return told
 
 
@@ -254,6 +258,10 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
     told.waits[row, here] = bool(roll.game.done(before))
     told.played[row, here] = seen_move = _mapped(roll, move, through, number)
     assert (samples.seat[row, here] == number).all()
+    kept = _kept(found, row, s, k, number, seen_move, opposite, bot)
+    seat.whole &= seat.written + len(kept) <= longest
+    seat.written += len(kept) if seat.whole else 0
+    told.recorded[row, here] = seat.whole
     if seat.whole:
         w = samples.width // samples.n_answers
         last = int(samples.reads[row, s * w])
@@ -271,10 +279,6 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
         seat.ids = ids
     else:
         seat.ids = seat.ids + tokenizer.encode(more)[skip if fresh else 0 :]
-    kept = _kept(found, row, s, k, number, seen_move, opposite, bot)
-    seat.whole &= seat.written + len(kept) <= longest
-    seat.written += len(kept) if seat.whole else 0
-    told.recorded[row, here] = seat.whole
     seat.read, seat.ids = len(seat.ids), seat.ids + kept
     seat.count, seat.given, seat.pending, seat.heard = seat.count + 1, seat.given + 1, "", 0
 
