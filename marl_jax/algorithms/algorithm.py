@@ -102,8 +102,10 @@ class ClippedObjective:
         """The loss of some rows, and metrics; both are sums over tokens with the minibatch's weights."""
         old = samples.logps if samples.old_logps is None else samples.old_logps
         correction = losses.truncated_importance(old, samples.logps, algo.tis_clip) if algo.tis_clip else 1.0
+        # Of answers that do not count (an opponent's, or without room in a row) the scores may mean nothing.
+        logps = jnp.where(weighed["policy"] > 0, scores.logps, old)
         clip = losses.policy_loss(
-            samples, scores.logps, old, clip_low=algo.clip_low, clip_high=algo.clip_high, dual_clip=algo.dual_clip,
+            samples, logps, old, clip_low=algo.clip_low, clip_high=algo.clip_high, dual_clip=algo.dual_clip,
             ratio=algo.ratio, correction=correction,
         )  # fmt: skip
 
@@ -116,8 +118,8 @@ class ClippedObjective:
             "ratio": total(clip.ratio),
             "clip_frac_low": total(clip.clip_frac_low),
             "clip_frac_high": total(clip.clip_frac_high),
-            "approx_kl": total(losses.kl(scores.logps, old, "k3")),
-            "logprob_diff": total(jnp.abs(scores.logps - samples.logps)),
+            "approx_kl": total(losses.kl(logps, old, "k3")),
+            "logprob_diff": total(jnp.abs(logps - samples.logps)),
         }
         loss = metrics["policy_loss"]
         if algo.entropy_coef:
@@ -127,7 +129,8 @@ class ClippedObjective:
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)
             loss += algo.value_coef * metrics["value_loss"]
         if algo.kl_coef:
-            metrics["kl"] = total(losses.kl(scores.logps, samples.ref_logps, algo.kl_kind))
+            ref = jnp.where(weighed["policy"] > 0, samples.ref_logps, logps)
+            metrics["kl"] = total(losses.kl(logps, ref, algo.kl_kind))
             loss += algo.kl_coef * metrics["kl"] if algo.kl_in == "loss" else 0.0
         return loss, {**metrics, "loss": loss}
 
