@@ -65,7 +65,7 @@ def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin
     """PPO under another name: the same samples, the turns that look ahead among them, and the same parameters."""
     one = jax.devices()[:1]
     made = setups.make
-    monkeypatch.setattr(setups, "make", lambda config: made(config, one))
+    monkeypatch.setattr(setups, "make", lambda config, **more: made(config, one, **more))
     original, added = small(), small("mine")
     added.plugins = (plugin,)
     states = {}
