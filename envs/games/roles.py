@@ -187,7 +187,7 @@ class TwoRole(Game):
 
 @dataclasses.dataclass(frozen=True)
 class RoleBot:
-    """A puzzle's bot in both seats: the planner proposes the bot's move, and the executor does as it is told."""
+    """A puzzle's bot in both seats: the planner proposes the bot's move, and the executor follows it."""
 
     bot: Bot
 

@@ -6,7 +6,7 @@ Both kinds have one interface for sampling and for scoring, so that no other cod
     decodes           whether an answer takes more than one step, so that sampling needs a cache
     sample(…)         -> `Reply`
     score(…)          the log-probabilities and entropies of sampled answers, for the learner
-    kept(…)           how much of an answer stays in a conversation that goes on
+    kept(…)           how much of an answer stays in a conversation
     written()         the answer that names each action, as tokens: for demonstrations
     playable(…)       the action that is played: the one that was named, or a random legal one in its place
     truncated(…)      answers that ran into the limit of their length

@@ -47,7 +47,7 @@ class Policy:
     remat        what the learner rematerialises in the backward pass; `unroll`: see `Model.forward`
     fuse         decode with fused projections; off when heads are split over a mesh
     warm         adapters begin with those of another run, whose policy is then the reference of a KL
-    keeps_cache  conversations go on from turn to turn, so that sampling always needs a cache
+    keeps_cache  conversations continue from turn to turn, so that sampling always needs a cache
     on_host      answers come from a batcher, which asks no critic: values are filled in by the learner
     """
 

@@ -139,7 +139,7 @@ class GameRollout:
     def __call__(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, dict[str, jax.Array]]:
         """Samples of R turns and of those that look ahead, the state after R turns, and metrics.
 
-        Turns that look ahead have weight 0, and the games go on from before them.
+        Turns that look ahead have weight 0, and the games continue from before them.
         """
         samples, state, finished = self.run(params, state, key)
         return samples, state, self.metrics(samples, finished)

@@ -171,8 +171,8 @@ def record(pool: Pool, place: jax.Array, points: jax.Array, games: jax.Array) ->
 def results(finished: Finished, rows: slice) -> tuple[jax.Array, jax.Array]:
     """(points of the learner, games) in some rows; a draw is half a point, and the learner wins by earning more.
 
-    A game that goes on from one rollout to the next counts for the opponent that ended it. Leaving such games out would
-    leave out the long ones.
+    A game that continues from one rollout to the next counts for the opponent that ended it. Leaving such games out
+    would leave out the long ones.
     """
     section = jax.tree.map(lambda x: x[:, rows], finished)
     agent = section.total.agent

@@ -1,4 +1,4 @@
-"""Conversations that go on from turn to turn: one for every seat of every game, with its cache.
+"""Conversations that continue from turn to turn: one for every seat of every game, with its cache.
 
 A conversation begins with the opening (rules and present position) at every new game, at every rollout and after
 `history_turns` answers. In between a turn reads only what is new: the seat's last answer, the events since then, and

@@ -3,7 +3,7 @@
 Axis letters: K candidates; a row of samples is a prompt with its K candidates.
 
 A prompt is read once and answered K times. The rules are pure, so each answer is tried on its own copy of the position;
-the K answers are one group, whose key is the episode, the agent and the turn. The game then goes on from one of them,
+the K answers are one group, whose key is the episode, the agent and the turn. The game then continues from one of them,
 and the next agent reads what that one did. All of it is one XLA program, as in `games.py`, whose games, prompts and
 records these are.
 """

@@ -142,9 +142,11 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
     if dropped is not None:
         n_dropped = jnp.sum(dropped)
         lost = {"history/dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
+    # A conversation is read once, prompts that stand alone once for each answer.
+    tokens = total(samples.sees + samples.answer_lengths) if samples.segment is None else jnp.sum(samples.segment >= 0)
     return {
         "answers": total(samples.loss_weights > 0),
-        "tokens": total(samples.sees + samples.answer_lengths),
+        "tokens": tokens,
         "prompt_length": total(samples.sees) / jnp.maximum(total(samples.recorded()), 1),
         "answer_length": total(samples.answer_lengths) / count,
         "parse_failure_rate": total(failed) / count,

@@ -1,6 +1,7 @@
 """Forecasts for hardware that is not here: bytes by hand, the two programs on eight virtual devices, refusals."""
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -250,3 +251,9 @@ def test_the_command_prints_a_table_and_fills_the_page(made, monkeypatch, tmp_pa
     assert tables.fill(filled, tables.load([str(file)])) == filled
     with pytest.raises(RunError, match="0 places"):
         tables.fill("no tables", [])
+
+
+def test_the_published_page_is_made_of_the_published_results():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "scale.md").read_text()
+    assert tables.fill(page, tables.load([str(docs / "scale.json")])) == page

@@ -58,7 +58,7 @@ class GameSetup(Setup):
         if not c.enabled:
             return rollout
         settings = {name: value for name, value in c.items() if name != "enabled"}
-        # Where games go on from rollout to rollout, those of the grade before are still ending after a change.
+        # Where games continue from rollout to rollout, those of the grade before are still ending after a change.
         wait = self.game.max_turns if rollout.games_go_on else 0
         return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
