@@ -25,7 +25,7 @@ from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
-from marl_jax.modes import evaluate, task_play
+from marl_jax.modes import contestants, evaluate, task_play
 from marl_jax.modes import setup as setups
 from marl_jax.modes.setup import Setup
 from marl_jax.rollouts.games import look
@@ -286,7 +286,7 @@ def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tup
     bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"
-    found = evaluate.contestant(bots[-1] if name == "bot" else name, setup)
+    found = contestants.find_contestant(bots[-1] if name == "bot" else name, setup)
     if found.weights is None:
         return found.plays, found.name
     ready = found.plays.team.prepare_for_sampling(found.weights)

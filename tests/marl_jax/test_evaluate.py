@@ -15,7 +15,7 @@ from envs.games.game import Reward
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.errors import RunError
-from marl_jax.modes import evaluate, records
+from marl_jax.modes import contestants, evaluate, records
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run, identity
 from marl_jax.rollouts import matches
@@ -93,8 +93,8 @@ def test_temperature_decides_between_the_likeliest_and_a_draw(player):
 
 
 def test_everyone_against_everyone_and_elo():
-    contestants = [evaluate.Contestant("minimax", MinimaxBot()), evaluate.Contestant("random", UniformBot(GAME))]
-    table, distinct = evaluate.round_robin(GAME, contestants, 100, jax.random.key(0), 0.0)
+    both = [contestants.Contestant("minimax", MinimaxBot()), contestants.Contestant("random", UniformBot(GAME))]
+    table, distinct = evaluate.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
     assert distinct[0, 1] == 100 and distinct[0, 0] == 0
     assert table[0, 1] > 0.85 and table[0, 1] + table[1, 0] == pytest.approx(1) and table[0, 0] == 0.5
     strong, weak = evaluate.ratings(table, distinct)
@@ -143,9 +143,9 @@ def test_drawn_starts_of_training_games_stay_drawn(player):
 
 def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(player):
     first, second = (weights_of(player, seed) for seed in (0, 1))
-    contestants = [evaluate.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
-    contestants.append(evaluate.Contestant("random", UniformBot(GAME)))
-    _, distinct = evaluate.round_robin(GAME, contestants, 16, jax.random.key(0), 0.0)
+    three = [contestants.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
+    three.append(contestants.Contestant("random", UniformBot(GAME)))
+    _, distinct = evaluate.round_robin(GAME, three, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[0, 2, 16], [2, 0, 16], [16, 16, 0]])
     won = np.array([[0.5, 1.0], [0.0, 0.5]])
     gap = lambda n: np.subtract(*evaluate.ratings(won, n * (1 - np.eye(2))))  # noqa: E731
@@ -208,14 +208,14 @@ def runs(tmp_path_factory):
 
 def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     setup, folder, _ = runs
-    assert evaluate.restore_weights(setup, folder)[0] == evaluate.restore_weights(setup, folder, "1")[0] == 1
+    assert contestants.restore_weights(setup, folder)[0] == contestants.restore_weights(setup, folder, "1")[0] == 1
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
-        evaluate.restore_weights(other_game, folder)
+        contestants.restore_weights(other_game, folder)
     with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
-        evaluate.restore_weights(setup, folder, "999")
+        contestants.restore_weights(setup, folder, "999")
     with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
-        evaluate.restore_weights(setup, folder, "best")
+        contestants.restore_weights(setup, folder, "best")
 
 
 def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):
@@ -251,21 +251,21 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
 
 def test_opponents_by_folder(runs, tmp_path):
     setup, one, other = runs
-    named = evaluate.contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
+    named = contestants.find_contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
     assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
     with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with 'newest'"):
-        evaluate.contestant(f"{one}@last", setup)
+        contestants.find_contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine
     saved["rollout"]["games"] = 3
     (one.parent / "meshed").mkdir()
     (one.parent / "meshed" / "config.json").write_text(json.dumps(saved))
     (one.parent / "meshed" / "checkpoints").symlink_to(one / "checkpoints")
-    assert evaluate.contestant(str(one.parent / "meshed"), setup).weights
+    assert contestants.find_contestant(str(one.parent / "meshed"), setup).weights
     del saved["model"]["lora"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with pytest.raises(RunError, match=f"{tmp_path}/config.json is of no run that this version can play: .*lora"):
-        evaluate.contestant(str(tmp_path), setup)
+        contestants.find_contestant(str(tmp_path), setup)
 
 
 def test_an_opponent_keeps_its_own_dtype_and_length_of_answers(runs):
@@ -275,8 +275,8 @@ def test_an_opponent_keeps_its_own_dtype_and_length_of_answers(runs):
         config.rollout.answer = "free"
         free = setups.make(config)
         (config.model if field == "dtype" else config.rollout)[field] = value
-        assert evaluate._shape(setups.make(config)) != evaluate._shape(free)
-    assert evaluate._shape(setups.make(small())) == evaluate._shape(setup)
+        assert contestants._shape(setups.make(config)) != contestants._shape(free)
+    assert contestants._shape(setups.make(small())) == contestants._shape(setup)
 
 
 def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeypatch):
@@ -285,8 +285,8 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
     seen = []
     monkeypatch.setattr(evaluate, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
     player = setup.seated()
-    who = [evaluate.Contestant(name, player, {}) for name in "ab"]
-    result = evaluate.everyone(setup, [*who, evaluate.Contestant("random", UniformBot(setup.game))])
+    who = [contestants.Contestant(name, player, {}) for name in "ab"]
+    result = evaluate.everyone(setup, [*who, contestants.Contestant("random", UniformBot(setup.game))])
     assert result["cross_play"] == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
     assert seen == [setup.game.held_out()] != [setup.game]
 
@@ -294,7 +294,7 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
 def test_a_cooperative_table_of_real_games():
     game = tiny_puzzle.game().held_out()
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
-    both = [evaluate.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
+    both = [contestants.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
     table, distinct = evaluate.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
@@ -304,7 +304,7 @@ def test_a_cooperative_table_of_real_games():
 
 def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(evaluate.Evaluation, "__call__", lambda *_, **__: [])
-    monkeypatch.setattr(evaluate, "untuned_weights", lambda setup: {})
+    monkeypatch.setattr(contestants, "untuned_weights", lambda setup: {})
     config = small()
     config.eval.opponents = ()
     with pytest.raises(RunError, match="config.eval.opponents is empty, so there is nothing to evaluate in tic_tac_t"):

@@ -19,7 +19,7 @@ from marl_jax.config import validate
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
-from marl_jax.modes import evaluate, export, task_play, train
+from marl_jax.modes import contestants, evaluate, export, task_play, train
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run, identity
 from marl_jax.running import stats
@@ -189,7 +189,7 @@ def test_a_person_answers_for_a_role_or_watches(tmp_path):
     config = tiny_task.get_config("grpo")
     setup = setups.make(config)
     with jax.set_mesh(setup.mesh):
-        weights = evaluate.untuned_weights(setup)
+        weights = contestants.untuned_weights(setup)
     said = io.StringIO()
     config.play.seat = 0
     episode = task_play.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)

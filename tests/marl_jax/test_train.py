@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from marl_jax.errors import RunError
-from marl_jax.modes import evaluate, train
+from marl_jax.modes import contestants, evaluate, train
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import model_identity
 from marl_jax.running.checkpoint import Checkpoints
@@ -166,7 +166,7 @@ def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
     assert written["step"] == 4 and written["names"] == ["first", "random", "first@3"]
     assert np.array(written["matrix"]).shape == (3, 3) and set(written["elo"]) == set(written["names"])
     with pytest.raises(RunError, match="opponent 'nobody' is no bot of tic_tac_toe"):
-        evaluate.contestant("nobody", setups.make(config))
+        contestants.find_contestant("nobody", setups.make(config))
 
 
 def test_a_checkpoint_of_another_model_is_refused(finished):

@@ -1,0 +1,142 @@
+"""Contestants: who can be evaluated or played against, and the weights of runs, from their checkpoints or untuned."""
+
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.games.bots import Bot, bot_names, make_bot
+from marl_jax.agents.team import Backbone
+from marl_jax.config import saved
+from marl_jax.errors import RunError
+from marl_jax.fields import STEP
+from marl_jax.modes import setup as setups
+from marl_jax.modes.identity import check_run
+from marl_jax.modes.setup.parts import Setup
+from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.running.checkpoint import Checkpoints
+from registries import load_plugins
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contestant:
+    """Someone who can be evaluated: a name, how it plays, and its weights (None for a bot)."""
+
+    name: str
+    plays: SeatedTeam | Bot
+    weights: dict | None = None
+
+
+def find_contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
+    """All of them, each once; runs whose folders have the same name go by what was given for them."""
+    names = list(dict.fromkeys(names))
+    found = [find_contestant(name, setup) for name in names]
+    short = collections.Counter(one.name for one in found)
+    return [
+        dataclasses.replace(one, name=name) if short[one.name] > 1 else one
+        for name, one in zip(names, found, strict=True)
+    ]
+
+
+def find_contestant(name: str, setup: Setup) -> Contestant:
+    """A bot by name, or the folder of a run with @STEP behind it or not."""
+    if name in bot_names(setup.game.name):
+        return Contestant(name, make_bot(setup.game, name))
+    folder, _, step = name.partition("@")
+    path = Path(folder).expanduser()
+    if not (path / "config.json").is_file():
+        known = ", ".join(bot_names(setup.game.name))
+        raise RunError(f"opponent {name!r} is no bot of {setup.game.name} ({known}) and no folder of a run")
+    if step and not STEP.holds(step):
+        raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
+    other = _setup_of(path, setup)
+    if other.game != setup.game:
+        raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
+    weights = restore_weights(other, path, step or "newest")[1]
+    # Runs of one shape share a compiled match; their weights are arguments.
+    one = setup if _shape(setup) == _shape(other) else other
+    seated = dataclasses.replace(one.seated(), seating=other.seating)
+    return Contestant(f"{path.name}@{step}" if step else path.name, seated, weights)
+
+
+def _setup_of(folder: Path, setup: Setup) -> Setup:
+    """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
+    try:
+        config = saved.read(folder).unlock()
+        load_plugins(config.plugins)
+        config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
+        config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
+        config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
+        return setups.make(config)
+    except (AttributeError, KeyError, ValueError) as error:
+        raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
+
+
+def _shape(setup: Setup) -> tuple:
+    """What two teams must agree in to be one program."""
+
+    def backbone(m: Backbone) -> tuple:
+        policy = m.policy
+        answers = type(policy.answers), policy.width
+        return m.name, m.policies, m.model, policy.lora, policy.dtype, answers, m.tokenizer.fingerprint
+
+    return tuple(map(backbone, setup.backbones)), setup.config.env.to_dict()
+
+
+def _run_of(checkpoints: Checkpoints, step: int) -> dict[str, Any]:
+    """What a checkpoint says of its run; nothing where it is damaged, which `restore` tells."""
+    try:
+        return checkpoints.meta(step).get("run", {})
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[int, dict[str, dict]]:
+    """(step, weights of every model) from a run's checkpoint: "newest", "best" or the number of a step.
+
+    The run must be one of the same models that played the same game, see `check_run`.
+    """
+    trained = {
+        backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones
+    }
+    checkpoints = Checkpoints(workdir, read_only=True)
+    try:
+        wanted = checkpoints.named(step)
+        check_run(_run_of(checkpoints, wanted), setup, workdir)
+        # Where the newest is damaged, the one before it will do.
+        restored = checkpoints.restore(
+            {"trained": trained}, step=None if step == "newest" else wanted, partial=True
+        )
+    finally:
+        checkpoints.close()
+    check_run(restored.meta.get("run", {}), setup, workdir)
+    weights = {backbone.name: restored.state["trained"].get(backbone.name, {}) for backbone in setup.backbones}
+    for backbone in setup.backbones:
+        if "model" not in weights[backbone.name]:  # it is only read: a frozen model, or the base of adapters
+            weights[backbone.name] = {
+                **backbone.policy.acting_params(backbone.weights_at_start()[1]),
+                **weights[backbone.name],
+            }
+    return restored.step, weights
+
+
+def present_weights(setup: Setup, workdir: Path) -> tuple[int, dict[str, dict]]:
+    """(step, weights) of the checkpoint that `eval.step` names, or of the models untuned where there is none."""
+    if (workdir / "checkpoints").is_dir():
+        return restore_weights(setup, workdir, setup.config.eval.step)
+    names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
+    log.info("%s has no checkpoints: %s is taken untuned", workdir, names)
+    return 0, untuned_weights(setup)
+
+
+def untuned_weights(setup: Setup) -> dict[str, dict]:
+    """The weights of every model before any training."""
+    parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
+    return setup.team.acting_params({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
