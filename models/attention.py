@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from models import blockwise, decode_kernel, read_kernel
 from models import cache as kv
-from models import decode_kernel
 from models.layouts import Branches, Conversations, Packed, band
 
 HIDDEN = -(2.0**41)  # far below any score, and a number that cuDNN can subtract from itself
@@ -22,10 +22,11 @@ class Attend:
     lengths  int32 [B], real new tokens per row
     window   a token sees itself and the `window` − 1 tokens before it
     keep     return keys and values of fresh tokens, for a new cache
-    kernel   "xla", "cudnn", or "pallas": cuDNN for fresh tokens and our own kernel for steps of one token
+    kernel   "xla"; "loop": `blockwise` over a cache; "cudnn"; or "pallas": cuDNN for fresh tokens and our own kernels
+             for steps of one token and for reading into pages
     layout   how samples lie in the rows of fresh tokens; None: one in each
     readers  int32 [B], which row of a prefix each row continues; None: the only one
-    rows     int32 [B], which row of the cache each row continues; None: its own
+    table    int32 [B, M], the pages of the cache that each row continues, see `models.cache.Cache`
     mask     who sees whom among fresh tokens, from `conversation_mask`; None: as the layout says
     ordered  no token of a row sees one behind it, whatever the mask says besides
     """
@@ -37,7 +38,7 @@ class Attend:
     kernel: str
     layout: Packed | Branches | None = None
     readers: jax.Array | None = None
-    rows: jax.Array | None = None
+    table: jax.Array | None = None
     mask: jax.Array | None = None
     ordered: bool = False
 
@@ -50,8 +51,8 @@ class Attend:
         if self.starts is None:
             return self._fresh(q, k, v, layer), (k, v) if self.keep else None
         cache, prefix = layer[:2], layer[2:]
-        cache = kv.write(cache, k, v, self.starts, self.lengths, self.rows)
-        return self._cached(q, *kv.pick(cache, len(q), self.rows), prefix), cache
+        cache = kv.write(cache, k, v, self.starts, self.lengths, self.table)
+        return self._cached(q, cache, prefix), cache
 
     def in_one_kernel(self, time: int) -> bool:
         """Whether a step of this many tokens goes through `step`."""
@@ -65,7 +66,7 @@ class Attend:
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
         out, *layer = decode_kernel.decode_attention(
             qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window,
-            rows=self.rows, prefix=layer[2:] or None, readers=self.readers,
+            table=self.table, prefix=layer[2:] or None, readers=self.readers,
         )  # fmt: skip
         return out[:, None], tuple(layer)
 
@@ -120,9 +121,14 @@ class Attend:
         first = (self._of_rows(x, len(k)).astype(k.dtype) for x in prefix)
         return (jnp.concatenate(pair, axis=1) for pair in zip(first, (k, v), strict=True))
 
-    def _cached(self, q, k, v, prefix=()):
-        time, slots = q.shape[1], k.shape[1]
-        k, v = k.astype(q.dtype), v.astype(q.dtype)
+    def _cached(self, q, layer, prefix):
+        time, paged = q.shape[1], self.table is not None and self.table.shape[1] > 1
+        if self.kernel == "loop" and not prefix:
+            return blockwise.attend(q, layer, self.table, self.starts, self.lengths, self.window)
+        if self.kernel == "pallas" and paged and not prefix and read_kernel.supported(*q.shape[1::2]):
+            return read_kernel.read_attention(q, *layer, self.table, self.starts, self.lengths, window=self.window)
+        k, v = (x.astype(q.dtype) for x in kv.pick(layer, len(q), self.table))
+        slots = k.shape[1]
         if time == 1 and not prefix and self.kernel == "cudnn" and q.dtype != jnp.float32 and self.window is None:
             ones = jnp.ones_like(self.starts)
             seen = jnp.minimum(self.starts + 1, slots)  # an idle row may be full
@@ -132,7 +138,7 @@ class Attend:
         query = self.starts[:, None, None] + jnp.arange(time)[None, :, None]
         mask = band(query, jnp.arange(slots)[None, None, :], self.window)
         # Appending to conversations: scores in float32 outside of a kernel would be the largest array of the step.
-        in_kernel = time > 1 and fused(self.kernel, q.dtype) and (bool(prefix) or self.rows is not None)
+        in_kernel = time > 1 and fused(self.kernel, q.dtype) and (bool(prefix) or self.table is not None)
         if not prefix:
             return masked(q, k, v, as_bias(mask, q.dtype) if in_kernel else mask)
         n, start = prefix[0].shape[:2]
@@ -148,7 +154,7 @@ class Attend:
 
 def fused(kernel: str, dtype) -> bool:
     """Whether fresh tokens go through a fused kernel; there is none for float32."""
-    return kernel != "xla" and dtype != jnp.float32
+    return kernel in ("cudnn", "pallas") and dtype != jnp.float32
 
 
 def conversation_mask(layout: Conversations, lengths, start: int, window: int | None, kernel: str, dtype):
@@ -209,15 +215,20 @@ def _shared(q, k, v, first_k, first_v, mask):
     return out.reshape(batch, time, heads, size).astype(q.dtype)
 
 
-def default_kernel(size: int, slots: int) -> str:
+def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
     """The kernel for these heads and this cache, on the platform of the mesh in scope (without one: the default).
 
-    Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, XLA elsewhere.
+    Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, a loop over what is filled
+    on CPUs, XLA elsewhere.
     """
     mesh = jax.sharding.get_abstract_mesh()
     # A program may be compiled here for a machine elsewhere: then its mesh knows, and this process does not.
     platform = jax.default_backend() if mesh.empty or mesh.abstract_device is None else mesh.abstract_device.platform
+    size = 0 if cache is None else cache.layers[0][0].shape[1]
+    pages = 1 if cache is None or cache.table is None else cache.table.shape[1]
+    if platform == "cpu" and cache is not None and cache.slots > blockwise.BLOCK and blockwise.supported(size, pages):
+        return "loop"
     if platform != "gpu":
         return "xla"
     alone = mesh.empty or mesh.size == 1
-    return "pallas" if alone and decode_kernel.supported(size, slots) else "cudnn"
+    return "pallas" if alone and decode_kernel.supported(head_dim, size, pages) else "cudnn"

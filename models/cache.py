@@ -1,4 +1,8 @@
-"""The key/value cache: per layer, keys and values apart, one length per row."""
+"""The key/value cache: per layer, keys and values apart, in pages; one length per row.
+
+A row's tokens lie in the pages that its line of a table names, in order, so that rows of any length share one pool and
+hold what they need. Where shapes are fixed, a row has one page that is long enough, and there is no table.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,20 @@ from models.sharding import ways
 class Cache:
     """What a batch of rows has read so far.
 
-    layers   one `(k, v)` per layer, each [B, S, K, H]; slot s of a row holds its token at position s
-    lengths  int32 [B], how many slots of a row are filled; what lies beyond is never attended to
+    layers   one `(k, v)` per layer, each [P, S, K, H]: P pages of S slots
+    lengths  int32 [B], how many tokens a row has; what lies beyond is never attended to
+    table    int32 [B, M], the pages of each row: its token at position s is in slot s % S of page table[b, s // S].
+             None: row b has page b alone. On a mesh see `pick`
     """
 
     layers: tuple[tuple[jax.Array, jax.Array], ...]
     lengths: jax.Array
+    table: jax.Array | None = None
 
     @property
     def slots(self) -> int:
-        return self.layers[0][0].shape[1]
+        """Tokens that a row can have."""
+        return self.layers[0][0].shape[1] * (1 if self.table is None else self.table.shape[1])
 
 
 def empty(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> Cache:
@@ -40,57 +48,85 @@ def nbytes(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> int:
     return 2 * cfg.n_layers * batch * slots * cfg.n_kv_heads * cfg.head_dim * jnp.dtype(dtype).itemsize
 
 
-def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array, rows: jax.Array | None = None):
+def empty_pages(cfg: ModelConfig, pages: int, size: int, dtype=jnp.bfloat16) -> tuple:
+    """The layers of a cache with this many pages of `size` slots."""
+    return empty(cfg, pages, size, dtype).layers
+
+
+def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array, table: jax.Array | None = None):
     """Puts new keys and values [B, T, K, H] behind what their rows have; padding is dropped.
 
-    starts   int32 [B], first slot to write
+    starts   int32 [B], first position to write
     lengths  int32 [B], how many of the T new tokens are real
-    rows     int32 [B], rows of the cache to write to, see `pick`; None: all of them in order
+    table    int32 [B, M], see `Cache`; None: one page per row
     """
     batch, time = k.shape[:2]
-    slots = layer[0].shape[1]
+    total, size = layer[0].shape[:2]
     offsets = jnp.arange(time)[None]
+    at = starts[:, None] + offsets
     # Padding goes out of bounds, each token to a place of its own, so that the indices are as unique as we say.
-    where = starts[:, None] + offsets + jnp.where(offsets < lengths[:, None], 0, slots)
-    front, split = _address(batch, len(layer[0]), rows)
-    front = tuple(x[:, None] for x in front)
+    if table is None:
+        page = jnp.arange(batch)[:, None]
+        slot = at + jnp.where(offsets < lengths[:, None], 0, size)
+    else:
+        page = jnp.take_along_axis(table, jnp.minimum(at // size, table.shape[1] - 1), axis=1)
+        real = (offsets < lengths[:, None]) & (at < table.shape[1] * size)
+        slot = jnp.where(real, at % size, size + jnp.arange(batch * time).reshape(batch, time))
 
-    def one(old, new):
-        by_owner = old.reshape(*split, *old.shape[1:])
-        after = by_owner.at[(*front, where)].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+    def one(old, new, page, slot):
+        return old.at[page, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+
+    parts = 1 if table is None else ways("B", batch)
+    if parts == 1:
+        return tuple(one(old, new, page, slot) for old, new in zip(layer, (k, v), strict=True))
+    page = _local(page, parts, total)
+
+    def on_each(old, new):
+        after = jax.vmap(one)(*(_split(x, parts) for x in (old, new, page, slot)))
         return after.reshape(old.shape)
 
-    return tuple(one(old, new) for old, new in zip(layer, (k, v), strict=True))
+    return tuple(on_each(old, new) for old, new in zip(layer, (k, v), strict=True))
 
 
-def pick(layer, batch: int, rows: jax.Array | None):
-    """The keys and values of some rows, [B, S, K, H] each.
+def pick(layer, batch: int, table: jax.Array | None):
+    """The keys and values of rows, [B, M·S, K, H] each, copied.
 
-    rows  int32 [B], or None for all. On a mesh that splits the batch the cache has the same number P of rows for each
-          of the B, and rows[b] lies among b·P … b·P + P − 1, so that nothing travels; other rows are read as NaN.
+    table  int32 [B, M], or None for all pages, one per row. Where a mesh splits the batch into D parts, the pages are
+           split the same way: part d of the rows has pages d·P/D … (d + 1)·P/D − 1, so that nothing travels; pages of
+           other parts are read as NaN.
     """
-    if rows is None:
+    if table is None:
         return layer
-    front, split = _address(batch, len(layer[0]), rows)
-    return tuple(x.reshape(*split, *x.shape[1:]).at[front].get(mode="fill", fill_value=jnp.nan) for x in layer)
+    parts = ways("B", batch)
+
+    def one(x, table):
+        found = x.at[table].get(mode="fill", fill_value=jnp.nan)
+        return found.reshape(table.shape[0], -1, *x.shape[2:])
+
+    if parts == 1:
+        return tuple(one(x, table) for x in layer)
+    local = _split(_local(table, parts, len(layer[0])), parts)
+    return tuple(jax.vmap(one)(_split(x, parts), local).reshape(batch, -1, *x.shape[2:]) for x in layer)
+
+
+def _split(x, parts: int):
+    return x.reshape(parts, -1, *x.shape[1:])
+
+
+def _local(pages, parts: int, total: int):
+    """Page numbers [B, …] as counted inside the part of their row; those of other parts are out of bounds."""
+    if total % parts:
+        raise ValueError(f"the cache has {total} pages, not a multiple of the {parts} parts of the batch")
+    own = total // parts
+    part = jnp.arange(len(pages)) // (len(pages) // parts)
+    local = pages - own * part.reshape(-1, *(1,) * (pages.ndim - 1))
+    return jnp.where((local >= 0) & (local < own), local, own)
 
 
 def take(cache: Cache, rows: jax.Array) -> Cache:
     """A cache of the rows `rows` int32 [B] only, copied (see `pick`): to try several answers and keep the cache."""
-    return Cache(tuple(pick(layer, len(rows), rows) for layer in cache.layers), cache.lengths[rows])
-
-
-def _address(batch, total, rows):
-    """Indices of some of `total` rows, and the shape of the axes that they index."""
-    if rows is None:
-        return (jnp.arange(batch),), (total,)
-    if ways("B", batch) == 1:
-        return (rows,), (total,)
-    if total % batch:
-        raise ValueError(f"the cache has {total} rows, not a multiple of the {batch} that a mesh splits")
-    owner, seats = jnp.arange(batch), total // batch
-    seat = rows - owner * seats
-    return (owner, jnp.where((seat >= 0) & (seat < seats), seat, seats)), (batch, seats)
+    table = rows[:, None] if cache.table is None else cache.table[rows]
+    return Cache(tuple(pick(layer, len(rows), table) for layer in cache.layers), cache.lengths[rows])
 
 
 def restart(cache: Cache, where: jax.Array) -> Cache:

@@ -5,7 +5,8 @@ reads only the slots the row has filled. It takes the output of the fused q/k/v 
 new key are rotated in registers, the new key and value go straight into the softmax and into their slot, so the step
 needs no split, no rotation and no scatter around it. See `docs/performance.md` for what that gives.
 
-Rows may continue any rows of a larger cache, and a prefix that they share: both are read where they lie.
+A row's keys and values lie in the pages that its line of a table names, or in one page of its own; behind a prefix that
+rows share, if there is one. All are read where they lie.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ TILE = 16  # the smallest tile of the tensor cores; query heads beyond the group
 BLOCK = 64  # slots read at once
 
 
-def supported(size: int, slots: int) -> bool:
-    """Whether heads of this size and a cache of this many slots suit the kernel; Triton wants powers of two."""
-    return size >= 2 * TILE and size & (size - 1) == 0 and slots % BLOCK == 0
+def supported(head_dim: int, size: int, pages: int = 1) -> bool:
+    """Whether these heads and rows of `pages` pages of `size` slots suit the kernel; Triton wants powers of two."""
+    fits = size % BLOCK == 0 if pages == 1 else size & (size - 1) == 0
+    return head_dim >= 2 * TILE and head_dim & (head_dim - 1) == 0 and fits
 
 
 def _rotated(ref, rows, mask, cos, sin):
@@ -37,12 +39,13 @@ def _rotated(ref, rows, mask, cos, sin):
 def _kernel(
     refs: dict, out_ref, k_ref, v_ref, *, block: int, tile: int, scale: float, window: int | None,
 ):
-    """refs: the inputs by name; k_ref and v_ref [R, S, H]: the cache of one key/value head, which is an output too."""
-    q_ref = refs["q"]
+    """refs: the inputs by name; k_ref and v_ref [P, S, H]: the pages of one key/value head, which are outputs too."""
+    q_ref, table = refs["q"], refs.get("table")
     group, size = q_ref.shape
-    slots = k_ref.shape[1]
+    page_size, pages = k_ref.shape[1], 1 if table is None else table.shape[0]
+    slots = page_size * pages
     half, start, dtype = size // 2, jnp.minimum(refs["starts"][0], slots), out_ref.dtype
-    row = refs["rows"][0] if "rows" in refs else jnp.zeros((), jnp.int32)
+    own = jnp.zeros((), jnp.int32) if table is None else table[0]
     cos, sin = refs["cos"][...][None], refs["sin"][...][None]
     heads = (jnp.arange(tile) < group)[:, None]
     q = _rotated(q_ref, pl.ds(0, tile), heads, cos, sin)
@@ -51,9 +54,10 @@ def _kernel(
 
     @pl.when((refs["going"][0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
     def _():
+        page, slot = (own, start) if pages == 1 else (table[start // page_size], start % page_size)
         for i in range(2):
-            k_ref[row, pl.ds(start, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
-        v_ref[row, pl.ds(start, 1), :] = v_new.astype(v_ref.dtype)
+            k_ref[page, pl.ds(slot, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
+        v_ref[page, pl.ds(slot, 1), :] = v_new.astype(v_ref.dtype)
 
     # The token sees itself first: its score is the running maximum and its weight one.
     top = sum(jnp.sum(q[i] * k_new[i].astype(dtype).astype(jnp.float32), axis=1) for i in range(2)) * scale
@@ -61,7 +65,16 @@ def _kernel(
     mixed = jnp.broadcast_to(v_new.astype(jnp.float32), (tile, size))
     q = [x.astype(dtype) for x in q]
 
-    def read(carry, k_ref, v_ref, row, filled, position):
+    def in_page(page):
+        """Where the channels of block i of a row lie that has one page."""
+        return lambda i, slot, seen: lambda first, n: (page, pl.ds(i * block, block), pl.ds(first, n))
+
+    def in_pages(i, slot, seen):
+        """Where the channels of block i of this row lie, slot by slot."""
+        page = plgpu.load(table.at[slot // page_size], mask=seen, other=0)
+        return lambda first, n: (page[:, None], (slot % page_size)[:, None], first + jnp.arange(n)[None])
+
+    def read(carry, k_ref, v_ref, place, filled, position):
         """Joins the first `filled` slots of a row; the new token stands at `position`, counted from slot 0."""
 
         def body(i, carry):
@@ -70,17 +83,18 @@ def _kernel(
             seen = slot < filled
             if window is not None:
                 seen &= slot > position - window
-            span, mask = pl.ds(i * block, block), seen[:, None]
-            k = [
-                plgpu.load(k_ref.at[row, span, pl.ds(j * half, half)], mask=mask, other=0.0).astype(dtype)
-                for j in range(2)
-            ]
+            where = place(i, slot, seen)
+
+            def part(ref, first, n):
+                return plgpu.load(ref.at[where(first, n)], mask=seen[:, None], other=0.0).astype(dtype)
+
+            k = [part(k_ref, j * half, half) for j in range(2)]
             scores = sum(jnp.dot(q[j], k[j].T, preferred_element_type=jnp.float32) for j in range(2)) * scale
             scores = jnp.where(seen[None], scores, -jnp.inf)
             peak = jnp.maximum(top, jnp.max(scores, axis=1))
             fade = jnp.exp(top - peak)
             weights = jnp.exp(scores - peak[:, None])
-            v = plgpu.load(v_ref.at[row, span, :], mask=mask, other=0.0).astype(dtype)
+            v = part(v_ref, 0, size)
             total = total * fade + jnp.sum(weights, axis=1)
             mixed = mixed * fade[:, None] + jnp.dot(weights.astype(dtype), v, preferred_element_type=jnp.float32)
             return peak, total, mixed
@@ -92,43 +106,45 @@ def _kernel(
     if "prefix_k" in refs:
         reader = refs["readers"][0] if "readers" in refs else jnp.zeros((), jnp.int32)
         length = refs["prefix_k"].shape[1]
-        carry = read(carry, refs["prefix_k"], refs["prefix_v"], reader, length, length + start)
-    _, total, mixed = read(carry, k_ref, v_ref, row, start, start)
+        carry = read(carry, refs["prefix_k"], refs["prefix_v"], in_page(reader), length, length + start)
+    _, total, mixed = read(carry, k_ref, v_ref, in_page(own) if pages == 1 else in_pages, start, start)
     plgpu.store(out_ref.at[pl.ds(0, tile), :], (mixed / total[:, None]).astype(dtype), mask=heads)
 
 
 def decode_attention(
-    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, rows=None, prefix=None, readers=None,
+    qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, table=None, prefix=None, readers=None,
     block=BLOCK, warps=4, interpret=False,
 ):  # fmt: skip
-    """qkv [B, N + 2K, H] before rotation, caches [R, S, K, H] -> ([B, N, H], caches with the new token).
+    """qkv [B, N + 2K, H] before rotation, caches [P, S, K, H] -> ([B, N, H], caches with the new token).
 
     cos, sin  float32 [B, H/2] of each row's position
     starts    int32 [B], filled slots of each row
     going     int32 [B], 0 for rows that write nothing (their result is not used)
     heads     N
-    rows      int32 [B], the row of the cache that each row continues, all different where they write; None: R is B
+    table     int32 [B, M], the pages of each row; rows that write share none that they write to; None: row b has page b
     prefix    keys and values [n, P, K, H] that stand before what the cache holds
     readers   int32 [B], which of the n each row continues; None: the first
     """
     batch, _, size = qkv.shape
     slots, kv = k_cache.shape[1:3]
     group = heads // kv
-    if slots % block:
+    if slots % block and (table is None or table.shape[1] == 1):
         raise ValueError(f"the cache has {slots} slots, not a multiple of the kernel's block, {block}")
     row = pl.BlockSpec((1,), lambda b, k: (b,))
     angle = pl.BlockSpec((None, size // 2), lambda b, k: (b, 0))
     queries = pl.BlockSpec((None, group, size), lambda b, k: (b, k, 0))
     key = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + k, 0))
     value = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + kv + k, 0))
-    # Triton has no index maps that depend on data, so with `rows` a program is given all rows and looks its own up.
+    # Triton has no index maps that depend on data, so with a table a program is given all pages and looks its own up.
     whole = lambda x: pl.BlockSpec((*x.shape[:2], None, size), lambda b, k: (0, 0, k, 0))  # noqa: E731
-    cache = pl.BlockSpec((1, slots, None, size), lambda b, k: (b, 0, k, 0)) if rows is None else whole(k_cache)
+    cache = pl.BlockSpec((1, slots, None, size), lambda b, k: (b, 0, k, 0)) if table is None else whole(k_cache)
     inputs = {
         "starts": (starts, row), "going": (going, row), "cos": (cos, angle), "sin": (sin, angle),
         "q": (qkv, queries), "k_new": (qkv, key), "v_new": (qkv, value),
-        "rows": (rows, row), "readers": (readers, row),
+        "readers": (readers, row),
     }  # fmt: skip
+    if table is not None:
+        inputs["table"] = table, pl.BlockSpec((None, table.shape[1]), lambda b, k: (b, 0))
     if prefix is not None:
         inputs |= {name: (x, whole(x)) for name, x in zip(("prefix_k", "prefix_v"), prefix, strict=True)}
     inputs |= {"k": (k_cache, cache), "v": (v_cache, cache)}

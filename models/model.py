@@ -131,13 +131,14 @@ class Model:
             before = jnp.full((batch,), skip, jnp.int32) if starts is None else skip + starts
             positions = before[:, None] + jnp.arange(time)
         window, keep = self.cfg.sliding_window, new_cache is not None
-        kernel = kernel or default_kernel(self.cfg.head_dim, 0 if cache is None else cache.slots)
+        kernel = kernel or default_kernel(self.cfg.head_dim, cache)
+        table = None if cache is None else cache.table if rows is None else rows[:, None]
         readers = adapters.ids if readable > 1 else None
         mask, ordered = None, False
         if isinstance(layout, Conversations):
             ordered = layout.branch is None
             mask, layout = conversation_mask(layout, lengths, skip, window, kernel, dtype), None
-        attend = Attend(starts, lengths, window, keep, kernel, layout, readers, rows, mask, ordered)
+        attend = Attend(starts, lengths, window, keep, kernel, layout, readers, table, mask, ordered)
         ends = self._merge_ends(params)
         x, angles = ends.start(tokens, positions, dtype)
         weights = None if adapters is None else adapters.row_weights()
@@ -162,7 +163,8 @@ class Model:
             kvs = tuple((jnp.pad(k, room), jnp.pad(v, room)) for k, v in kvs)
             cache = Cache(kvs, lengths)
         elif cache is not None:
-            cache = Cache(kvs, starts + lengths if rows is None else cache.lengths.at[rows].add(lengths))
+            after = starts + lengths if rows is None else cache.lengths.at[rows].add(lengths)
+            cache = Cache(kvs, after, cache.table)
         return ends.finish(x), cache
 
     def read_prefix(self, params: dict, tokens: jax.Array, **settings) -> tuple[jax.Array, jax.Array]:
@@ -204,8 +206,8 @@ def _check(shape, layout, cache, rows, new_cache, remat):
         raise ValueError("cache and new_cache are both given; accepted: one of them")
     if cache is not None and layout is not None:
         raise ValueError("a layout is given with a cache; accepted: fresh tokens only")
-    if rows is not None and cache is None:
-        raise ValueError("rows are given without a cache; they are rows of one")
+    if rows is not None and (cache is None or cache.table is not None):
+        raise ValueError("rows are given without a cache of one page per row; they are rows of one")
     if rows is not None and rows.shape != shape[:1]:
         raise ValueError(f"rows have the shape {rows.shape}; expected {shape[:1]}, one for each row of tokens")
     if new_cache is not None and new_cache < shape[1]:

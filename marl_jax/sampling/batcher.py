@@ -1,30 +1,37 @@
 """Continuous batching: requests come one by one, rows that finish are refilled between chunks of decoding.
 
-The rows share one cache. A new request is read together with others of its length bucket and its keys and values are
-copied into a free row; from then on it decodes with whatever else is there. When the queue runs dry and at least half
-of the rows idle, the batch shrinks, so that the last long answers do not drag empty rows along; it grows again when
-more requests wait than rows are free.
+The rows share one pool of pages. A row holds what it has read and written, and pages for the next chunk; contexts that
+several requests begin with, the samples of one request and later turns of a conversation are read once and shared.
+Prompts are read in lines of a fixed width between chunks, so that a long one stalls nobody. When pages run out, the
+sample that came last gives its row up and is read again later. When few rows have work, a smaller batch decodes.
 
 What a request gets depends on its prompt, its seed and the weights only. How exactly: a matrix product may round
-differently for another number of rows, and without `fixed_shapes` that number follows the load. Then answers are equal
-up to rounding (1e-6 in the log-probs of a float32 model on the CPU), which in rare cases changes a sampled token. With
-`fixed_shapes` they are equal bit for bit on the CPU, whatever else is there and in whichever order it came, for the
-same `rows`, `max_length` and machine. Updates in flight end this promise: when they happen depends on the time.
+differently for another number of rows, what was decoded may round differently from what was read, and without
+`fixed_shapes` both follow the load. Then answers are equal up to rounding (1e-6 in the log-probs of a float32 model on
+the CPU), which in rare cases changes a sampled token. With `fixed_shapes` they are equal bit for bit, whatever else is
+there, in whichever order it came and however short memory is, for the same `rows` and machine. Updates in flight end
+this promise: when they happen depends on the time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
 
+import jax
+
 from marl_jax.sampling import checks
 from marl_jax.sampling.batch_rows import BatchRows, Finished
-from marl_jax.sampling.conversation import Answer, round_up
+from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import Request, Sample, Usage, samples_of
+from marl_jax.sampling.requests import Memory, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
+from models import cache as kv
+
+MEMORY_FRAC = 0.3  # of a device's memory, for pages
 
 
 class Batcher:
@@ -36,30 +43,60 @@ class Batcher:
     chunk              decoding steps between refills
     tokenizer          only needed for stop strings
     in_flight_updates  new weights are taken between two chunks; otherwise when no row of their policy is in flight
-    fixed_shapes       the batch never shrinks and prompts are always read in groups of one size: bit-equal answers,
-                       for some wasted rows. Requests with top-k, top-p or a penalty do not decode beside plain ones.
+    fixed_shapes       one size of batch for decoding and one for reading, a row has pages for its whole answer, and
+                       what was decoded is not shared: bit-equal answers, for some wasted rows and pages. Requests
+                       with top-k, top-p or a penalty do not decode beside plain ones.
+    page_size          tokens of a page
+    cache_tokens       tokens that all pages hold; None: as many as `rows` of `max_length` need, at most `memory_frac`
+                       of a device's memory
 
     A batcher belongs to one thread; `BatcherThread` lets others ask.
     """
 
     def __init__(
         self, engine: Engine, *, rows: int, max_length: int, chunk: int = 16, tokenizer=None,
-        in_flight_updates: bool = False, fixed_shapes: bool = False,
+        in_flight_updates: bool = False, fixed_shapes: bool = False, page_size: int = 16,
+        cache_tokens: int | None = None, memory_frac: float = MEMORY_FRAC,
     ):  # fmt: skip
         if rows < 1 or rows % engine.row_multiple:
             raise ValueError(f"rows is {rows}; accepted: multiples of {engine.row_multiple}")
         if not 1 <= max_length <= engine.model.cfg.max_positions:
             most = engine.model.cfg.max_positions
             raise ValueError(f"max_length is {max_length}; accepted: 1 to {most}, the positions of the model")
-        self.engine, self.tokenizer, self.max_length = engine, tokenizer, engine.limit(max_length)
+        if page_size < 1 or page_size & (page_size - 1):
+            raise ValueError(f"page_size is {page_size}; accepted: powers of two")
+        self.engine, self.tokenizer, self.max_length = engine, tokenizer, max_length
         self.in_flight_updates, self.fixed_shapes = in_flight_updates, fixed_shapes
         self._counts, self._ids = Usage(), 0
-        slots = round_up(max_length, engine.bucket)
-        self._rows = BatchRows(engine, rows, slots, chunk, tokenizer, fixed_shapes, self._counts)
+        pages = self._page_count(rows, page_size, cache_tokens, memory_frac)
+        self._rows = BatchRows(
+            engine, rows=rows, longest=max_length, pages=pages, size=page_size, chunk=chunk, tokenizer=tokenizer,
+            fixed=fixed_shapes, usage=self._counts,
+        )  # fmt: skip
         self._queue: deque[Sample] = deque()
         self._open: dict[int, Request] = {}
         self._done: list[tuple[int, list[Answer]]] = []
         self._updates: dict[int, tuple[dict, int]] = {}
+
+    def _page_count(self, rows: int, size: int, tokens: int | None, frac: float) -> int:
+        """Pages of all parts of the batch; each part must hold one context of any length."""
+        parts, wanted = self.engine.row_multiple, rows * -(-self.max_length // size)
+        if tokens is not None:
+            pages, field = tokens // size, f"cache_tokens is {tokens}"
+        else:
+            each = kv.nbytes(self.engine.model.cfg, 1, size, self.engine.dtype) // self.engine.kv_ways
+            pages, field = min(wanted, parts * int(frac * _device_bytes() / each)), f"memory_frac is {frac}"
+        least = parts * -(-self.max_length // size)
+        if pages < least:
+            raise ValueError(
+                f"{field}, which is room for {pages * size} tokens; expected: at least {least * size}, a conversation "
+                f"of max_length {self.max_length}{f' for each of {parts} parts of the batch' if parts > 1 else ''}"
+            )
+        return pages
+
+    def compile(self) -> None:
+        """Compiles what plain requests need, several programs at once, so that the first request does not wait."""
+        self._rows.compile()
 
     # Requests
 
@@ -76,7 +113,7 @@ class Batcher:
         self._ids += 1
         request = Request(self._ids, [int(i) for i in ids], policy, deadline, [None] * n)
         self._open[request.id] = request
-        self._queue.extend(samples_of(request, sampling))
+        self._enqueue(samples_of(request, sampling))
         return request.id
 
     def check_request(self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1) -> None:
@@ -114,13 +151,14 @@ class Batcher:
         return dict(self.results())
 
     def step(self) -> None:
-        """Ends what has to end, takes new weights if it may, refills free rows and decodes one chunk."""
+        """Ends what has to end, takes new weights if it may, refills free rows, reads, and decodes one chunk."""
         started = time.perf_counter()
         self.expire()
         self._swap()
-        self._rows.resize(len(self._queue))
-        self._finish(self._rows.admit(self._next(len(self._rows.free))))
+        self._refill()
+        self._rows.read()
         self._finish(self._rows.decode())
+        self._enqueue(self._rows.take_preempted(), first=True)
         self._counts.seconds += time.perf_counter() - started
 
     def expire(self) -> None:
@@ -129,37 +167,48 @@ class Batcher:
         ends = {r.id: why for r in self._open.values() if (why := r.overdue(now))}
         if not ends:
             return
-        rows = [i for i, s in enumerate(self._rows.active) if s is not None and s.request.id in ends]
-        samples = self._rows.release(rows) + [s for s in self._queue if s.request.id in ends]
+        samples = [s for s in self._rows.active if s.request.id in ends]
+        for sample in samples:
+            self._rows.release(sample)
+        samples += [s for s in self._queue if s.request.id in ends]
         self._queue = deque(s for s in self._queue if s.request.id not in ends)
         self._finish([(s, ends[s.request.id]) for s in samples])
 
-    def _next(self, n: int) -> list[Sample]:
-        """Takes up to n samples from the queue; those whose policy waits for new weights stay, if they have not begun.
+    def _enqueue(self, samples: Sequence[Sample], first: bool = False):
+        for sample in samples:
+            sample.request.unplaced += not sample.tokens
+        if first:
+            self._queue.extendleft(reversed(samples))
+        else:
+            self._queue.extend(samples)
+
+    def _refill(self):
+        """Places samples from the queue; those whose policy waits for new weights stay, if they have not begun.
 
         With fixed shapes only samples that run in one program decode together: others wait, and so do those behind
         them.
         """
-        taken, held = [], []
-        program = next((s.program for s in self._rows.active if s is not None), None)
-        while self._queue and len(taken) < n:
+        held = []
+        active = self._rows.active if self.fixed_shapes else ()
+        program = next((s.program for s in active), None)
+        while self._queue and self._rows.free:
             sample = self._queue[0]
             if sample.request.policy in self._updates and not sample.request.begun:
                 held.append(self._queue.popleft())
                 continue
             program = program or sample.program
-            if self.fixed_shapes and sample.program != program:
+            if (self.fixed_shapes and sample.program != program) or not self._rows.place(sample):
                 break
-            taken.append(self._queue.popleft())
+            self._queue.popleft()
             sample.request.begun = True
         self._queue.extendleft(reversed(held))
-        return taken
 
     def _finish(self, finished: Finished):
         for sample, reason in finished:
             request = sample.request
             request.answers[sample.k] = sample.answer(reason)
             if all(a is not None for a in request.answers):
+                self._rows.close(request)
                 del self._open[request.id]
                 self._done.append((request.id, request.answers))
 
@@ -193,6 +242,10 @@ class Batcher:
             self._counts, running=running, waiting=len(self._open) - running, versions=versions
         )
 
+    def memory(self) -> Memory:
+        """What pages hold at this moment."""
+        return self._rows.memory()
+
     # Weights
 
     def check_weights(self, policy: int, weights: dict) -> None:
@@ -215,8 +268,12 @@ class Batcher:
             if not self.in_flight_updates and any(r.begun and r.policy == policy for r in self._open.values()):
                 continue
             self.engine.set_weights(policy, *self._updates.pop(policy))
-            rows = self._rows.of_policy(policy)
-            for row in rows:
-                sample = self._rows.active[row]
-                sample.before = len(sample.tokens)
-            self._finish(self._rows.read(rows))
+            self._enqueue(self._rows.forget(policy), first=True)
+
+
+def _device_bytes() -> int:
+    """Memory of one device, or of this machine divided among its CPU devices."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()

@@ -44,7 +44,10 @@ class Settings:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of the prompt for `begin`."""
+    """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of what was read.
+
+    Without `seen` there is no penalty.
+    """
 
     top_k: jax.Array
     top_p: jax.Array
@@ -74,7 +77,7 @@ class Rows:
 def _next(model: Model, params, hidden, position, settings: Settings, seen):
     """Draws the token that follows; hidden [B, D], position int32 [B] tokens read -> tokens, logps, valid, all [B]."""
     logits = model.logits(params, hidden)
-    if settings.filters is not None:
+    if seen is not None:
         logits = draw.penalise(logits, seen, settings.filters.penalty)
     logits = draw.scaled(logits, settings.temperature)
     if settings.filters is not None:

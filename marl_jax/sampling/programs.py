@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marl_jax.devices import compiler
 from marl_jax.sampling import choice, decode
@@ -32,6 +33,52 @@ class Weights:
 
     def lora(self, ids: jax.Array) -> lora.Lora | None:
         return None if self.adapters is None else lora.Lora(self.adapters, self.scale, ids)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Tokens to be read into pages, on the host: lines of C tokens, of which a long context takes several at once.
+
+    tokens       int32 [B, C], right-padded
+    starts       int32 [B], the position of each line's first token
+    lengths      int32 [B], its tokens; 0 for a line that is not used
+    table        int32 [B, M], the pages of its context
+    adapter_ids  int32 [B]
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    table: np.ndarray
+    adapter_ids: np.ndarray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowBatch:
+    """Rows that decode together, on the host.
+
+    token        int32 [B], the last token, not yet read
+    lengths      int32 [B], tokens that were read
+    budget       int32 [B], tokens that may still be written; 0 for a row that is not used
+    seeds        uint32 [B]
+    temperature  float32 [B]
+    stop_ids     int32 [B, n], padded with −1
+    adapter_ids  int32 [B]
+    table        int32 [B, M], the pages of each row
+    filters      see `decode.Settings`
+    """
+
+    token: np.ndarray
+    lengths: np.ndarray
+    budget: np.ndarray
+    seeds: np.ndarray
+    temperature: np.ndarray
+    stop_ids: np.ndarray
+    adapter_ids: np.ndarray
+    table: np.ndarray
+    filters: decode.Filters | None = None
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -65,7 +112,11 @@ class Programs:
             with jax.set_mesh(self.mesh):
                 return jitted(*args)
 
-        under_mesh._cache_size = jitted._cache_size
+        def lower(*args):
+            with jax.set_mesh(self.mesh):
+                return jitted.lower(*args)
+
+        under_mesh._cache_size, under_mesh.lower = jitted._cache_size, lower
         return under_mesh
 
     # Conversations
@@ -138,53 +189,70 @@ class Programs:
 
         return self.jit(run)
 
-    # Continuous batching
+    # Continuous batching: the device holds pages, and everything about rows comes with the call
 
     @functools.cached_property
-    def _idle(self):
-        def run(rows, slots):
-            zeros = jnp.zeros((rows,), jnp.int32)
-            cache = kv.empty(self.model.cfg, rows, slots, self.dtype)
-            return spread(decode.Rows(cache, zeros, zeros, zeros + decode.LENGTH))
+    def _empty_pages(self):
+        def run(pages, size):
+            return spread(kv.empty_pages(self.model.cfg, pages, size, self.dtype))
 
         return self.jit(run, static_argnums=(0, 1))
 
     @functools.cached_property
-    def _admission(self):
-        def run(weights, rows, tokens, lengths, where, ids, settings):
-            hidden, fresh = self.model.forward(
-                weights.params, tokens, lengths=lengths, new_cache=tokens.shape[1], adapters=weights.lora(ids),
-                dtype=self.dtype,
+    def _read_lines(self):
+        def run(weights, pages, lines: Lines):
+            _, cache = self.model.forward(
+                weights.params, lines.tokens, lengths=lines.lengths, cache=Cache(pages, lines.starts, lines.table),
+                adapters=weights.lora(lines.adapter_ids), dtype=self.dtype,
             )
-            begun, token, logp = decode.begin(self.model, weights.params, last(hidden, lengths), fresh, settings)
-
-            def put(old, new):
-                """Behind a prompt's end stays what the row's last tenant left: it is never attended to."""
-                at = (where, slice(new.shape[1])) if new.ndim == 4 else where
-                return old.at[at].set(new, mode="drop")
-
-            seen = rows.seen if begun.seen is None else put(rows.seen, begun.seen)
-            rows, begun = (dataclasses.replace(x, seen=None) for x in (rows, begun))
-            rows = dataclasses.replace(jax.tree.map(put, rows, begun), seen=seen)
-            return spread(rows), (token[:, None], logp[:, None], begun.written, begun.finish)
+            return spread(cache.layers)
 
         return self.jit(run, donate_argnums=1)
 
     @functools.cached_property
-    def _wipe(self):
-        def run(rows, which):
-            """Zeros in the cache of some rows: what is masked counts with weight 0, and 0 · nan would spread."""
-            clear = lambda x: jnp.where(which[:, None, None, None], 0, x)  # noqa: E731
-            cache = dataclasses.replace(rows.cache, layers=jax.tree.map(clear, rows.cache.layers))
-            return spread(dataclasses.replace(rows, cache=cache))
+    def _decode_rows(self):
+        def run(weights, pages, rows: RowBatch, steps):
+            zeros, filters = jnp.zeros_like(rows.token), rows.filters
+            state = decode.Rows(
+                Cache(pages, rows.lengths, rows.table), rows.token, zeros,
+                jnp.where(rows.budget > 0, decode.GOING, decode.LENGTH).astype(jnp.int32),
+                None if filters is None else filters.seen,
+            )
+            keys = row_keys(rows.seeds)
+            settings = decode.Settings(keys, rows.temperature, rows.stop_ids, rows.budget, filters)
+            state, tokens, logps, taken = decode.chunk(
+                self.model, weights.params, spread(state), settings, steps, weights.lora(rows.adapter_ids), self.dtype
+            )
+            return spread(state.cache.layers), (tokens, logps, state.written, state.finish, taken)
+
+        return self.jit(run, static_argnums=3, donate_argnums=1)
+
+    @functools.cached_property
+    def _copy_pages(self):
+        def run(pages, source, target):
+            """Page source[d, i] over page target[d, i] in part d, both int32 [D, n]; D·n is left out."""
+
+            def one(x, source, target):
+                return x.at[target].set(x[source], mode="drop")
+
+            return spread(jax.tree.map(lambda x: _in_parts(one, x, source, target), pages))
 
         return self.jit(run, donate_argnums=0)
 
     @functools.cached_property
-    def _move(self):
-        def run(rows, source):
-            moved = jax.tree.map(lambda x: x[jnp.maximum(source, 0)], rows)
-            finish = jnp.where(source >= 0, moved.finish, decode.LENGTH)
-            return spread(dataclasses.replace(moved, finish=finish))
+    def _wipe_pages(self):
+        def run(pages, which):
+            """Zeros in pages int32 [D, n] of part d: what is masked counts with weight 0, and 0 · nan would spread."""
 
-        return self.jit(run)
+            def one(x, which):
+                return x.at[which].set(0, mode="drop")
+
+            return spread(jax.tree.map(lambda x: _in_parts(one, x, which), pages))
+
+        return self.jit(run, donate_argnums=0)
+
+
+def _in_parts(function, pages, *indices):
+    """A function of pages and of page numbers in each of the D parts into which a mesh splits the pages."""
+    split = pages.reshape(len(indices[0]), -1, *pages.shape[1:])
+    return jax.vmap(function)(split, *indices).reshape(pages.shape)
