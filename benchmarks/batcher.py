@@ -1,0 +1,246 @@
+"""How fast the batcher answers requests of real lengths, what it reads and what it holds, as one JSON line per case.
+
+    python -m benchmarks.batcher --weights=qwen2.5-coder-1.5b.gguf --questions=gsm8k_test.jsonl.gz   # real answers
+    python -m benchmarks.batcher --model=qwen2.5-1.5b                                                # random weights
+    python -m benchmarks.batcher --model=tiny --questions-limit=8 --rows=8 --new=24                  # on a CPU
+
+Cases, `--cases=start,greedy,samples,debate,orders`:
+
+start    seconds from constructing the batcher to the first answer, programs compiled (or read from the compilation
+         cache) in between
+greedy   one answer to each question
+samples  `--n` samples of each question
+debate   `--agents` agents answer each question, then answer again with the others' last answers before them, `--turns`
+         times; a conversation grows token by token, and a line is printed for each turn
+orders   `--requests` random requests in three orders and with three memory budgets, with and without fixed shapes: the
+         share of answers that differ from the first run's, and the largest difference of log-probs
+
+`tokens_per_s` counts generated tokens over wall time. `read` are tokens read into pages and `least` the fewest that any
+batcher could read: every distinct beginning once, what was generated included. `held` is the most that pages held at
+the end of a chunk, as slots over tokens; reusable contexts without a holder are not counted. With random weights,
+questions have 60 to 160 tokens and answers 100 to `--new`, since nothing ends them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.sampler import random_params, report
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.settings import Sampling
+from models import registry, tokenizers
+from models.model import build
+from models.weights.load import load
+
+ASK = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+QUESTION = "{}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+OTHERS = "These are the solutions of other agents:\n\n{}\n\nUse them to check your solution, and answer again."
+
+
+class Real:
+    """A model with its tokenizer, and questions of a file."""
+
+    def __init__(self, args, dtype):
+        self.tokenizer = tokenizers.load(args.weights)
+        cfg, params = load(args.weights, dtype=dtype)
+        self.engine = Engine(build(cfg), params, dtype=dtype)
+        opened = gzip.open if args.questions.endswith(".gz") else open
+        with opened(args.questions, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines][: args.questions_limit]
+        self.questions = [self.encode(ASK.format(QUESTION.format(row["question"]))) for row in rows]
+        self.sampling = Sampling(max_new_tokens=args.new, stop_ids=self.tokenizer.stop_ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text))
+
+    def settings(self, seed: int, temperature: float = 1.0) -> Sampling:
+        return Sampling(temperature, self.sampling.max_new_tokens, self.sampling.stop_ids, seed)
+
+    def reply(self, others: list[np.ndarray]) -> list[int]:
+        """What an agent reads behind its own answer."""
+        texts = [self.tokenizer.decode([i for i in answer if i not in self.sampling.stop_ids]) for answer in others]
+        return self.encode("\n" + ASK.format(OTHERS.format("\n\n".join(texts))))
+
+    def end(self) -> list[int]:
+        return self.encode("<|im_end|>")
+
+
+class Random:
+    """Random weights in a published shape, and questions and answers of usual lengths."""
+
+    def __init__(self, args, dtype):
+        model = build(registry.get(args.model).config)
+        self.engine = Engine(model, random_params(model, dtype), dtype=dtype)
+        self.rng, self.most = np.random.default_rng(0), args.new
+        self.questions = [self._text(self.rng.integers(60, 160)) for _ in range(args.questions_limit)]
+
+    def _text(self, n: int) -> list[int]:
+        return self.rng.integers(0, self.engine.model.cfg.vocab_size, n).tolist()
+
+    def settings(self, seed: int, temperature: float = 1.0) -> Sampling:
+        rng = np.random.default_rng(seed)
+        return Sampling(temperature, int(min(self.most, rng.integers(self.most // 3, self.most * 3 // 2))), (), seed)
+
+    def reply(self, others: list[np.ndarray]) -> list[int]:
+        return self._text(30) + [int(i) for answer in others for i in answer]
+
+    def end(self) -> list[int]:
+        return []
+
+
+def least_read(contexts: list[list[int]], known: list[list[int]]) -> int:
+    """Tokens of distinct beginnings among the contexts that are not beginnings of what is known."""
+    return _distinct(contexts + known) - _distinct(known)
+
+
+def _distinct(contexts: list[list[int]]) -> int:
+    """Nodes of the tree of all beginnings."""
+    total, before = 0, []
+    for context in sorted(contexts):
+        same = next((i for i, (a, b) in enumerate(zip(context, before, strict=False)) if a != b),
+                    min(len(context), len(before)))  # fmt: skip
+        total += len(context) - same
+        before = context
+    return total
+
+
+def run(batcher: Batcher, requests) -> tuple[list, dict]:
+    """All answers, as lists per request, and what it took."""
+    before, start, held = batcher.usage, time.perf_counter(), (0, 0)
+    numbers = [batcher.submit(*request) for request in requests]
+    answers = {}
+    while batcher.busy:
+        batcher.step()
+        answers |= dict(batcher.results())
+        memory = batcher.memory()
+        held = max(held, (memory.slots, memory.tokens))
+    seconds, usage = time.perf_counter() - start, batcher.usage
+    figures = dict(
+        answers=sum(map(len, answers.values())), seconds=seconds, tokens=usage.generated - before.generated,
+        tokens_per_s=(usage.generated - before.generated) / seconds, read=usage.read - before.read,
+        useful=(usage.generated - before.generated) / max(usage.slots - before.slots, 1),
+        preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
+    )  # fmt: skip
+    return [answers[n] for n in numbers], figures
+
+
+def debate(batcher: Batcher, data, agents: int, turns: int, known: list[list[int]], out) -> None:
+    """Turn after turn, each as one batch of requests; `known` is what was read before."""
+    chats = [[list(q) for _ in range(agents)] for q in data.questions]
+    for turn in range(turns):
+        flat = [chat for group in chats for chat in group]
+        answers, figures = run(
+            batcher, [(chat, data.settings(1000 * turn + i)) for i, chat in enumerate(flat)]
+        )
+        out(case=f"debate turn {turn + 1}", prompt=float(np.mean([len(c) for c in flat])),
+            least=least_read([c[:-1] for c in flat], known), **figures)  # fmt: skip
+        known += [chat + answer[0].tokens.tolist()[:-1] for chat, answer in zip(flat, answers, strict=True)]
+        for g, group in enumerate(chats):
+            written = [answers[g * agents + a][0] for a in range(agents)]
+            for a, chat in enumerate(group):
+                chat += written[a].tokens.tolist() + (data.end() if written[a].finish == "length" else [])
+                chat += data.reply([w.tokens for b, w in enumerate(written) if b != a])
+
+
+def orders(engine: Engine, rows: int, count: int, out) -> None:
+    """The same requests in several orders and with less and less memory."""
+    rng, vocab, length = np.random.default_rng(1), engine.model.cfg.vocab_size, 512
+    stems = [rng.integers(0, vocab, rng.integers(8, 200)).tolist() for _ in range(max(count // 20, 1))]
+    requests = []
+    for i in range(count):
+        prompt = stems[rng.integers(len(stems))] + rng.integers(0, vocab, rng.integers(1, 100)).tolist()
+        requests.append((prompt, Sampling(float(rng.integers(0, 2)), int(rng.integers(1, 160)), (), i)))
+    for fixed in (True, False):
+        expected = None
+        for order, budget in ((1, rows * length), (-1, rows * length // 4), (0, 4 * length)):
+            number = {1: range(count), -1: range(count)[::-1], 0: rng.permutation(count).tolist()}[order]
+            batcher = Batcher(engine, rows=rows, max_length=length, fixed_shapes=fixed, cache_tokens=budget)
+            found, figures = run(batcher, [requests[i] for i in number])
+            answers = [None] * count
+            for i, answer in zip(number, found, strict=True):
+                answers[i] = answer[0]
+            expected = expected or answers
+            same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(answers, expected, strict=True)]
+            gap = max(
+                float(np.max(np.abs(a.logps - b.logps), initial=0.0))
+                for a, b, equal in zip(answers, expected, same, strict=True) if equal
+            )  # fmt: skip
+            bits = all(a.logps.tobytes() == b.logps.tobytes() for a, b in zip(answers, expected, strict=True))
+            out(case="orders", fixed_shapes=fixed, budget=budget, differ=1 - float(np.mean(same)), logp_gap=gap,
+                bit_equal=bits, preempted=figures["preempted"], seconds=figures["seconds"])  # fmt: skip
+
+
+def main():
+    gpu = jax.default_backend() == "gpu"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-1.5b" if gpu else "tiny")
+    parser.add_argument("--weights", default="", help="a GGUF file or a folder; its questions are then real ones")
+    parser.add_argument("--questions", default="", help="JSONL with a field `question`")
+    parser.add_argument("--questions-limit", type=int, default=400)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--max-length", type=int, default=2560)
+    parser.add_argument("--new", type=int, default=300)
+    parser.add_argument("--n", type=int, default=9)
+    parser.add_argument("--agents", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=2000, help="of the case orders")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--chunk", type=int, default=16)
+    parser.add_argument("--fixed-shapes", action="store_true")
+    parser.add_argument("--cases", default="start,greedy,samples,debate")
+    parser.add_argument("--out", default="", help="file to add the lines to")
+    args = parser.parse_args()
+    dtype = jnp.bfloat16 if gpu else jnp.float32
+    data = (Real if args.weights else Random)(args, dtype)
+    name = Path(args.weights).stem if args.weights else args.model
+
+    def out(**figures):
+        figures = dict(model=name, rows=args.rows, device=jax.devices()[0].device_kind, **figures)
+        report(**figures)
+        if args.out:
+            with open(args.out, "a") as file:
+                file.write(json.dumps(figures, default=float) + "\n")
+
+    cases, known = args.cases.split(","), []
+    start = time.perf_counter()
+    batcher = Batcher(
+        data.engine, rows=args.rows, max_length=args.max_length, chunk=args.chunk, page_size=args.page_size,
+        fixed_shapes=args.fixed_shapes,
+    )  # fmt: skip
+    batcher.compile()
+    if "start" in cases:
+        batcher.submit(data.questions[0], data.settings(0))
+        compiled = time.perf_counter() - start
+        batcher.run()
+        out(case="start", compile_s=compiled, seconds=time.perf_counter() - start)
+    if "greedy" in cases:
+        answers, figures = run(batcher, [(q, data.settings(i, 0.0)) for i, q in enumerate(data.questions)])
+        out(case="greedy", least=least_read([q[:-1] for q in data.questions], known), **figures)
+        known += [q[:-1] for q in data.questions]
+        if args.weights:
+            print(data.tokenizer.decode(answers[0][0].tokens.tolist()))
+    if "samples" in cases:
+        _, figures = run(batcher, [(q, data.settings(i), 0, args.n) for i, q in enumerate(data.questions)])
+        out(case=f"{args.n} samples", least=least_read([q[:-1] for q in data.questions], known), **figures)
+        known += [q[:-1] for q in data.questions]
+    if "debate" in cases:
+        debate(batcher, data, args.agents, args.turns, known, out)
+    stats = jax.devices()[0].memory_stats() or {}
+    slots = batcher.memory().total
+    out(case="memory", cache_tokens=slots, peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30)
+    if "orders" in cases:
+        del batcher
+        orders(data.engine, min(args.rows, 256), args.requests, out)
+
+
+if __name__ == "__main__":
+    main()
