@@ -6,9 +6,10 @@ number, without anything being moved.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
@@ -17,18 +18,17 @@ import numpy as np
 from marl_jax.sampling import decode
 from marl_jax.sampling.conversation import round_up
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.pages import PagePool, page_keys
+from marl_jax.sampling.pages import PagePool
 from marl_jax.sampling.placing import Line, Part
 from marl_jax.sampling.programs import Lines, RowBatch
 from marl_jax.sampling.requests import Memory, Request, Sample, Usage
-from marl_jax.sampling.settings import Sampling, stop_width
+from marl_jax.sampling.slots import Slots
 from models.blockwise import BLOCK
 
 LINE = {"gpu": 64, "tpu": 128, "cpu": 32}  # tokens of a line
 LINES = {"gpu": (16, 128), "tpu": (8, 64), "cpu": (1, 8)}  # lines that are read together: when few wait, and many
 SMALLEST = 8  # the batch is halved as long as an eighth of its rows is left
 PAIRS = 64  # pages that are copied, or wiped, by one call
-PLAIN = Sampling()
 
 Finished = list[tuple[Sample, str]]
 
@@ -49,9 +49,11 @@ class BatchRows:
         self.tokenizer, self.fixed = tokenizer, fixed
         n = engine.row_multiple
         self.width = round_up(-(-longest // size), max(BLOCK // size, 1))  # of a table: whole blocks, see `blockwise`
-        self.parts = [
-            Part(PagePool(i * (pages // n), pages // n, size), rows // n, chunk, fixed, usage) for i in range(n)
-        ]
+        self.parts = []
+        for i in range(n):
+            pool = PagePool(i * (pages // n), pages // n, size)
+            slots = Slots(rows // n, self.width, longest, chunk, pool.first)
+            self.parts.append(Part(pool, slots, lambda policy: engine.versions[policy], chunk, fixed, usage))
         self.pages = engine._empty_pages(pages // n * n, size)
         platform = jax.default_backend()
         self.line, few_many = LINE.get(platform, 32), LINES.get(platform, (1, 8))
@@ -70,19 +72,19 @@ class BatchRows:
 
     @property
     def free(self) -> int:
-        return self.rows - sum(len(part.active) for part in self.parts)
+        return sum(part.slots.free for part in self.parts)
 
     def place(self, sample: Sample) -> bool:
         """Gives a sample a row and pages; False if there is no room for it now."""
-        keys = page_keys(sample.request.policy, sample.context[:-1], self.size)
-        parts = [part for part in self.parts if len(part.active) < part.rows]
+        parts = [part for part in self.parts if part.slots.free]
         if len(parts) > 1:
-            parts.sort(key=lambda part: (-part.known(keys), len(part.active)))
-        return any(part.place(sample, keys) for part in parts)
+            policy, tokens = sample.request.policy, sample.context[:-1]
+            parts.sort(key=lambda part: (-len(part.pool.known(policy, tokens)), -part.slots.free))
+        return any(part.place(sample) for part in parts)
 
     def release(self, sample: Sample) -> None:
         """Takes the row from a sample."""
-        next(part for part in self.parts if sample in part.active).release(sample)
+        next(part for part in self.parts if sample in part.slots.samples).release(sample)
 
     def close(self, request: Request) -> None:
         """No further sample will continue the context of this request."""
@@ -122,8 +124,8 @@ class BatchRows:
             lines = [part.lines(share, self.line) for part in self.parts]
             if any(lines):
                 self._run_lines(lines, count)
-            waiting = sum(sample.read is not None for part in self.parts for sample in part.active)
-            if not any(lines) or not waiting or self.free + waiting < self.rows // 4:
+            idle = sum(part.slots.idle for part in self.parts)
+            if not any(lines) or idle == self.free or idle < self.rows // 4:
                 break
         self._run_pairs("_copy_pages", [part.copies() for part in self.parts])
 
@@ -132,10 +134,11 @@ class BatchRows:
             np.zeros((count, self.line), np.int32), np.zeros((count,), np.int32), np.zeros((count,), np.int32),
             self._empty_table(count), np.zeros((count,), np.int32),
         )  # fmt: skip
-        for at, line in self._positions(lines, count):
-            n = len(line.tokens)
-            batch.tokens[at, :n], batch.lengths[at], batch.starts[at] = line.tokens, n, line.start
-            batch.table[at, : len(line.pages)], batch.adapter_ids[at] = line.pages, line.policy
+        for d, own in enumerate(lines):
+            for at, line in enumerate(own, d * (count // len(self.parts))):
+                n = len(line.tokens)
+                batch.tokens[at, :n], batch.lengths[at], batch.starts[at] = line.tokens, n, line.start
+                batch.table[at, : len(line.pages)], batch.adapter_ids[at] = line.pages, line.policy
         run = self._ready.get(("read", count), self.engine._read_lines)
         self.pages = run(self.engine.weights, self.pages, batch)
 
@@ -150,12 +153,6 @@ class BatchRows:
             run = self._ready.get((program,), getattr(self.engine, program))
             self.pages = run(self.pages, *batch)
             pairs = [own[PAIRS:] for own in pairs]
-
-    def _positions(self, of_parts: Sequence[Sequence], count: int) -> Iterator[tuple[int, object]]:
-        """Everything with its place in a batch of `count`, of which each part has its share."""
-        share = count // len(self.parts)
-        for d, items in enumerate(of_parts):
-            yield from ((d * share + i, item) for i, item in enumerate(items))
 
     def _empty_table(self, count: int) -> np.ndarray:
         """A table whose lines name a page of their own part, which is never attended to."""
@@ -172,74 +169,40 @@ class BatchRows:
             return []
         count = next(n for n in self._row_counts if n // len(self.parts) >= most)
         rows = self._row_batch(going, count)
-        kind = rows.filters is not None, rows.stop_ids.shape[1]
-        key, arguments = ("decode", count, *kind), (self.engine.weights, self.pages, rows)
+        key, arguments = _decode_key(count, rows), (self.engine.weights, self.pages, rows)
         if key in self._ready:
             self.pages, new = self._ready[key](*arguments)
         else:
             self.pages, new = self.engine._decode_rows(*arguments, self.chunk)
         *new, taken = jax.device_get(new)
         self.usage.slots += count * int(taken)
-        return self._collect(going, count, *new)
+        share = count // len(self.parts)
+        return [
+            found
+            for d, (part, slots) in enumerate(zip(self.parts, going, strict=True))
+            for found in self._collect(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
+        ]
 
-    def _row_batch(self, going: Sequence[Sequence[Sample]], count: int) -> RowBatch:
-        placed = list(self._positions(going, count))
-        samplings = [sample.sampling for _, sample in placed]
-        at = np.asarray([i for i, _ in placed])
+    def _row_batch(self, going: Sequence[np.ndarray], count: int) -> RowBatch:
+        pairs = list(zip((part.slots for part in self.parts), going, strict=True))
+        stops = max(slots.stops(own) for slots, own in pairs)
+        filters = any(slots.filters(own) for slots, own in pairs)
+        vocab, share = self.engine.model.cfg.vocab_size, count // len(self.parts)
+        batches = [slots.batch(own, share, vocab, stops, filters) for slots, own in pairs]
+        if filters and any(batch.filters.seen is not None for batch in batches):
+            batches = [_with_seen(batch, vocab) for batch in batches]
+        return batches[0] if len(batches) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
-        def column(values, dtype, rest=0):
-            full = np.full((count,), rest, dtype)
-            full[at] = values
-            return full
-
-        stop_ids = np.full((count, max(map(stop_width, samplings))), -1, np.int32)
-        table = self._empty_table(count)
-        for i, sample in placed:
-            table[i, : len(sample.pages)] = sample.pages
-            if sample.sampling.stop_ids:
-                stop_ids[i, : len(sample.sampling.stop_ids)] = sample.sampling.stop_ids
-        return RowBatch(
-            token=column([s.tokens[-1] if s.tokens else s.request.prompt[-1] for _, s in placed], np.int32),
-            lengths=column([s.length for _, s in placed], np.int32),
-            budget=column([s.budget for _, s in placed], np.int32),
-            seeds=column([s.seed for s in samplings], np.uint32),
-            temperature=column([s.temperature for s in samplings], np.float32, 1.0),
-            stop_ids=stop_ids,
-            adapter_ids=column([s.request.policy for _, s in placed], np.int32),
-            table=table,
-            filters=self._filters(placed, column, count),
-        )
-
-    def _filters(self, placed, column, count: int) -> decode.Filters | None:
-        samplings = [sample.sampling for _, sample in placed]
-        if not any(s.filters for s in samplings):
-            return None
-        seen = None
-        if any(s.repetition_penalty != 1 for s in samplings):
-            seen = np.zeros((count, self.engine.model.cfg.vocab_size), bool)
-            for i, sample in placed:
-                if sample.sampling.repetition_penalty != 1:
-                    seen[i, sample.context] = True
-        return decode.Filters(
-            column([s.top_k for s in samplings], np.int32),
-            column([s.top_p for s in samplings], np.float32, 1.0),
-            column([s.repetition_penalty for s in samplings], np.float32, 1.0),
-            seen,
-        )
-
-    def _collect(self, going, count: int, tokens, logps, written, finish) -> Finished:
+    def _collect(self, part: Part, slots: np.ndarray, tokens, logps, written, finish) -> Finished:
         """Hands out new tokens and frees the rows that are done."""
+        before = int(part.slots.written[slots].sum())
+        part.slots.advance(slots, tokens, logps, written)
+        reasons = {int(slots[i]): decode.FINISH[finish[i]] for i in np.flatnonzero(finish != decode.GOING)}
+        reasons |= dict.fromkeys(part.slots.cut_at_stop_strings(slots, self.tokenizer), "stop")
+        self.usage.generated += int(part.slots.written[slots].sum()) - before
         finished = []
-        for at, sample in self._positions(going, count):
-            part = self.parts[at * len(self.parts) // count]
-            before, n = len(sample.tokens), written[at]
-            sample.extend(tokens[at, :n], logps[at, :n], self.engine.versions[sample.request.policy])
-            reason = decode.FINISH[finish[at]]
-            if sample.cut_at_stop_string(self.tokenizer):
-                reason = "stop"
-            self.usage.generated += len(sample.tokens) - before
-            if reason == "going":
-                continue
+        for slot, reason in reasons.items():
+            sample = part.slots.samples[slot]
             part.release(sample, spoilt=reason == "invalid")
             finished.append((sample, reason))
         return finished
@@ -250,10 +213,9 @@ class BatchRows:
         """Compiles every program that plain requests need, several at once, before the first one comes."""
         start, jobs = time.perf_counter(), {}
         for count in self._row_counts:
-            rows = self._idle_rows(count)
-            jobs["decode", count, False, rows.stop_ids.shape[1]] = (
-                self.engine._decode_rows, (self.engine.weights, self.pages, rows, self.chunk)
-            )  # fmt: skip
+            rows = self._row_batch([np.zeros((0,), np.int64) for _ in self.parts], count)
+            arguments = self.engine.weights, self.pages, rows, self.chunk
+            jobs[_decode_key(count, rows)] = self.engine._decode_rows, arguments
         for count in self._line_counts:
             zeros = np.zeros((count,), np.int32)
             lines = Lines(np.zeros((count, self.line), np.int32), zeros, zeros, self._empty_table(count), zeros)
@@ -272,10 +234,16 @@ class BatchRows:
                 seconds = time.perf_counter() - start
                 log.info("compiled %d of %d programs of the sampler after %.0f s", done, len(jobs), seconds)
 
-    def _idle_rows(self, count: int) -> RowBatch:
-        zeros = np.zeros((count,), np.int32)
-        return RowBatch(
-            zeros, zeros, zeros, zeros.astype(np.uint32), zeros.astype(np.float32),
-            np.full((count, stop_width(PLAIN)), -1, np.int32), zeros, self._empty_table(count),
-        )  # fmt: skip
 
+def _decode_key(count: int, rows: RowBatch) -> tuple:
+    """What a decoding program depends on."""
+    kind = None if rows.filters is None else rows.filters.seen is not None
+    return "decode", count, rows.stop_ids.shape[1], kind
+
+
+def _with_seen(batch: RowBatch, vocab: int) -> RowBatch:
+    """The batch with a mask of tokens that were seen, whether one of its rows needs it or not."""
+    if batch.filters.seen is not None:
+        return batch
+    seen = np.zeros((len(batch.token), vocab), bool)
+    return dataclasses.replace(batch, filters=dataclasses.replace(batch.filters, seen=seen))

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from marl_jax.sampling import checks
 from marl_jax.sampling.batch_rows import BatchRows, Finished
@@ -111,7 +112,7 @@ class Batcher:
         sampling = sampling or Sampling()
         self.check_request(ids, sampling, policy, n)
         self._ids += 1
-        request = Request(self._ids, [int(i) for i in ids], policy, deadline, [None] * n)
+        request = Request(self._ids, np.asarray(ids, np.int32), policy, deadline, [None] * n)
         self._open[request.id] = request
         self._enqueue(samples_of(request, sampling))
         return request.id
@@ -176,7 +177,7 @@ class Batcher:
 
     def _enqueue(self, samples: Sequence[Sample], first: bool = False):
         for sample in samples:
-            sample.request.unplaced += not sample.tokens
+            sample.request.unplaced += not len(sample.tokens)
         if first:
             self._queue.extendleft(reversed(samples))
         else:
@@ -267,8 +268,8 @@ class Batcher:
         for policy in list(self._updates):
             if not self.in_flight_updates and any(r.begun and r.policy == policy for r in self._open.values()):
                 continue
-            self.engine.set_weights(policy, *self._updates.pop(policy))
             self._enqueue(self._rows.forget(policy), first=True)
+            self.engine.set_weights(policy, *self._updates.pop(policy))
 
 
 def _device_bytes() -> int:

@@ -1,29 +1,19 @@
 """Which page of a paged cache holds what: free pages, holders, and pages that are found again by their tokens.
 
-A page is known by the policy that read it and by all tokens up to its end, as a chain of digests: equal chains have
-equal keys and values, whoever read them. Pages that nobody holds stay findable until their space is needed; those
-that were used least recently go first.
+A page that can be found is known by the page before it and its own tokens, and the first one by the policy that read
+it; so equal beginnings of contexts lead to the same pages, whoever read them. Pages that nobody holds stay findable
+until their space is needed; those that were used least recently go first.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, OrderedDict
+import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-Key = tuple[int, bytes]
-
-
-def page_keys(policy: int, tokens: Sequence[int], size: int) -> list[Key]:
-    """A key for each full page of tokens that a policy reads."""
-    text = np.asarray(tokens, np.int32).tobytes()
-    chain, keys = b"", []
-    for end in range(4 * size, len(text) + 1, 4 * size):
-        chain = hashlib.blake2b(chain + text[end - 4 * size : end], digest_size=16).digest()
-        keys.append((policy, chain))
-    return keys
+Key = tuple[int, bytes]  # the number of what comes before, and tokens
 
 
 class PagePool:
@@ -37,11 +27,14 @@ class PagePool:
         self.first, self.count, self.size = first, count, size
         self.unread: set[int] = set()
         self.spoilt: list[int] = []
-        self._spoils: set[int] = set()  # of these, the ones that are still held
+        self._spoils: set[int] = set()  # pages that will be, when nobody holds them any more
         self._free = list(range(first + count - 1, first - 1, -1))
-        self._holders: Counter[int] = Counter()
+        self._holders = [0] * count
         self._page_of: dict[Key, int] = {}
         self._key_of: dict[int, Key] = {}
+        self._number_of: dict[int, int] = {}  # numbers of findable pages, never used twice
+        self._numbers = itertools.count(1)
+        self._roots: dict[int, int] = {}  # the number before the first page of each policy
         self._idle: OrderedDict[int, None] = OrderedDict()  # findable pages without a holder, oldest use first
 
     @property
@@ -57,15 +50,43 @@ class PagePool:
         """How many pages hold this many tokens."""
         return -(-tokens // self.size)
 
-    def find(self, keys: Iterable[Key]) -> list[int]:
-        """The pages of the longest known beginning, held for the caller."""
-        found = []
-        for key in keys:
-            if key not in self._page_of:
+    def known(self, policy: int, tokens: np.ndarray) -> list[int]:
+        """The pages of the longest known beginning of tokens int32 [n]."""
+        data, step = tokens.tobytes(), 4 * self.size
+        before, found = self._roots.get(policy), []
+        for start in range(0, len(data) - step + 1, step):
+            page = self._page_of.get((before, data[start : start + step]))
+            if page is None:
                 break
-            found.append(self._page_of[key])
-        self.hold(found)
+            found.append(page)
+            before = self._number_of[page]
         return found
+
+    def publish(
+        self, policy: int, tokens: np.ndarray, pages: Sequence[int], done: int = 0, unread: bool = False
+    ) -> None:
+        """Makes the full pages of tokens int32 [n] findable; nobody writes to them any more.
+
+        Where the content of a page is known already, the other page stays the one that is found.
+        done    the first so many were published before
+        unread  they are yet to be read, except those that were findable before
+        """
+        data, step = tokens.tobytes(), 4 * self.size
+        before = self._number_of.get(pages[done - 1]) if done else None
+        if before is None:
+            before, done = self._roots.get(policy) or self._roots.setdefault(policy, next(self._numbers)), 0
+        for page, start in zip(pages[done:], range(done * step, len(data) - step + 1, step), strict=False):
+            key = before, data[start : start + step]
+            there = self._page_of.get(key)
+            if there is None and page not in self._key_of:
+                self._page_of[key], self._key_of[page] = page, key
+                self._number_of[page] = next(self._numbers)
+                if unread:
+                    self.unread.add(page)
+                there = page
+            if there is None:
+                return  # the page is known by other tokens, so what comes behind it cannot be reached
+            before = self._number_of[there]
 
     def take(self, n: int) -> list[int] | None:
         """n pages for the caller to hold and to fill, or None if there are not as many."""
@@ -75,23 +96,25 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
             self._free.append(page)
-        pages = [self._free.pop() for _ in range(n)]
-        self._holders.update(pages)
+        pages = self._free[len(self._free) - n :][::-1]
+        del self._free[len(self._free) - n :]
+        for page in pages:
+            self._holders[page - self.first] = 1
         return pages
 
     def hold(self, pages: Iterable[int]) -> None:
         """Adds a holder to pages that are held or findable."""
         for page in pages:
-            self._idle.pop(page, None)
-            self._holders[page] += 1
+            if not self._holders[page - self.first]:
+                del self._idle[page]
+            self._holders[page - self.first] += 1
 
     def release(self, pages: Sequence[int]) -> None:
         """Takes a holder away. A row's last pages are forgotten before its first ones, which others may share."""
         for page in reversed(pages):
-            self._holders[page] -= 1
-            if self._holders[page]:
+            self._holders[page - self.first] -= 1
+            if self._holders[page - self.first]:
                 continue
-            del self._holders[page]
             if page in self._spoils:
                 self._spoils.remove(page)
                 self.spoilt.append(page)
@@ -100,18 +123,13 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def publish(self, page: int, key: Key, unread: bool = False) -> None:
-        """Makes a held page findable, unless its content is known already; nobody writes to it any more."""
-        if key in self._page_of or page in self._key_of:
-            return
-        self._page_of[key], self._key_of[page] = page, key
-        if unread:
-            self.unread.add(page)
+    def spoil(self, pages: Sequence[int]) -> None:
+        """Marks held pages as holding NaN."""
+        self.forget(pages)
+        self._spoils.update(pages)
 
-    def forget(self, policy: int | None = None, pages: Iterable[int] | None = None) -> None:
-        """Makes the pages of a policy (its weights have changed), or these pages, unfindable."""
-        if pages is None:
-            pages = [page for page, key in self._key_of.items() if key[0] == policy]
+    def forget(self, pages: Iterable[int]) -> None:
+        """Makes pages unfindable."""
         for page in pages:
             if page in self._key_of:
                 self._forget(page)
@@ -119,11 +137,16 @@ class PagePool:
                     del self._idle[page]
                     self._free.append(page)
 
-    def spoil(self, pages: Sequence[int]) -> None:
-        """Marks held pages as holding NaN."""
-        self.forget(pages=pages)
-        self._spoils.update(pages)
+    def forget_policy(self, policy: int) -> None:
+        """Makes everything unfindable that a policy has read: its weights have changed."""
+        own = {self._roots.pop(policy, None)}
+        pages = []
+        for page, (before, _) in self._key_of.items():  # in the order of publishing: a page stands behind its parent
+            if before in own:
+                own.add(self._number_of[page])
+                pages.append(page)
+        self.forget(pages)
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._key_of.pop(page)]
+        del self._page_of[self._key_of.pop(page)], self._number_of[page]
         self.unread.discard(page)

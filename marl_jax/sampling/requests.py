@@ -22,7 +22,7 @@ class Request:
     """
 
     id: int
-    prompt: list[int]
+    prompt: np.ndarray
     policy: int
     deadline: float | None
     answers: list[Answer | None]
@@ -39,18 +39,20 @@ class Request:
 class Read:
     """A context on its way into pages, read once for all samples that continue it.
 
-    tokens  the context but its last token, which the first step of decoding reads
-    pages   that hold it, held for as long as it is read or samples wait for it
-    waits   pages among them that somebody else is reading
-    next    the first position that has not been given to the device
-    done    whether all of it has
+    tokens   int32 [n], the context but its last token, which the first step of decoding reads
+    pages    that hold it, held for as long as it is read or samples wait for it
+    waits    pages among them that somebody else is reading
+    next     the first position that has not been given to the device
+    samples  that have a row and wait for it
+    done     whether all of it has been given to the device
     """
 
     request: Request
-    tokens: list[int]
+    tokens: np.ndarray
     pages: list[int]
     waits: list[int]
     next: int
+    samples: list[Sample] = dataclasses.field(default_factory=list)
     done: bool = False
 
 
@@ -58,41 +60,31 @@ class Read:
 class Sample:
     """Sample k of a request, waiting or in a row.
 
-    placed  whether it has a row
-    pages   of its row, in order
-    read    what its row waits for, or None when it may decode
-    copy    (source, target): a page to copy when that has been read, so that samples do not write over each other
+    tokens   int32 [n], written before it got the row it has now; with their `logps` and `versions`
+    slot     its row, or None
+    read     what its row waits for, or None when it may decode
+    copy     (source, target): a page to copy when that has been read, so that samples do not write over each other
     """
 
     request: Request
     k: int
     sampling: Sampling
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logps: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-    placed: bool = False
-    pages: list[int] = dataclasses.field(default_factory=list)
+    tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0,), np.int32))
+    logps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0,), np.float32))
+    versions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0,), np.int32))
+    slot: int | None = None
     read: Read | None = None
     copy: tuple[int, int] | None = None
 
     @property
-    def context(self) -> list[int]:
-        """What it has: the last token is still to be read."""
-        return self.request.prompt + self.tokens
-
-    @property
-    def length(self) -> int:
-        """Tokens of its context that are in the cache when it decodes."""
-        return len(self.request.prompt) + len(self.tokens) - 1
+    def context(self) -> np.ndarray:
+        """What it begins with when it gets a row: the last token is read by the first step of decoding."""
+        return np.concatenate([self.request.prompt, self.tokens]) if len(self.tokens) else self.request.prompt
 
     @property
     def most(self) -> int:
         """Tokens that it has in the cache at its end, if it uses its budget up."""
         return len(self.request.prompt) + self.sampling.max_new_tokens - 1
-
-    @property
-    def budget(self) -> int:
-        return self.sampling.max_new_tokens - len(self.tokens)
 
     @property
     def program(self) -> tuple[bool, bool, int]:
@@ -101,25 +93,20 @@ class Sample:
 
     def extend(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
         """Adds tokens that were written under one version of the weights."""
-        self.tokens += tokens.tolist()
-        self.logps += logps.tolist()
-        self.versions += [version] * len(tokens)
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.logps = np.concatenate([self.logps, logps])
+        self.versions = np.concatenate([self.versions, np.full((len(tokens),), version, np.int32)])
 
-    def cut_at_stop_string(self, tokenizer) -> bool:
-        """Drops the tokens behind the first stop string; those that complete it stay."""
-        stops = self.sampling.stop_strings
-        if not stops or not _holds(tokenizer.decode(self.tokens), stops):
-            return False
-        lengths = range(1, len(self.tokens) + 1)
-        kept = next(n for n in lengths if _holds(tokenizer.decode(self.tokens[:n]), stops))
-        del self.tokens[kept:], self.logps[kept:], self.versions[kept:]
-        return True
+    def up_to_stop_string(self, tokens: np.ndarray, tokenizer) -> int | None:
+        """How many of the tokens behind its own complete the first stop string, or None."""
+        stops, own = self.sampling.stop_strings, self.tokens.tolist()
+        if not _holds(tokenizer.decode(own + tokens.tolist()), stops):
+            return None
+        return next(n for n in range(len(tokens) + 1) if _holds(tokenizer.decode(own + tokens[:n].tolist()), stops))
 
     def answer(self, finish: str) -> Answer:
         """What it has written, for the caller."""
-        arrays = (self.tokens, np.int32), (self.logps, np.float32), (self.versions, np.int32)
-        tokens, logps, versions = (np.asarray(x, dtype) for x, dtype in arrays)
-        return Answer(tokens, logps, finish, versions)
+        return Answer(self.tokens, self.logps, finish, self.versions)
 
 
 def samples_of(request: Request, sampling: Sampling) -> list[Sample]:

@@ -57,9 +57,10 @@ def check_same(answers, expected):
 
 
 def check_idle(batcher):
-    """Only rows that have a request may go on."""
-    going = np.asarray(batcher._rows.state.finish) == decode.GOING
-    assert [s is not None for s in batcher._rows.active] == going.tolist()
+    """Nobody has a row, and no page is held."""
+    assert not batcher._rows.active and batcher._rows.free == batcher._rows.rows
+    assert all(part.pool.held == 0 and not part.pool.unread for part in batcher._rows.parts)
+    assert batcher.memory().slots == 0
 
 
 def answer_all(batcher, requests):
