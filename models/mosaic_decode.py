@@ -33,6 +33,11 @@ def supported(size: int, slots: int, dtype) -> bool:
     return size in (64, 128) and slots in (8, 16, 32, 64) and jnp.dtype(dtype).itemsize == 2
 
 
+def available() -> bool:
+    """Whether this JAX has what the kernel is written with; Mosaic GPU has it since 0.11."""
+    return hasattr(plgpu, "InterpretGPUParams") and hasattr(plgpu.Layout, "MMA_ACC")
+
+
 class _Sizes(NamedTuple):
     """What is known when the kernel is compiled."""
 
@@ -105,7 +110,7 @@ def _read_new(qkv_ref, row, head, shared: _Shared, n: _Sizes) -> None:
 def _rotate(cos_ref, sin_ref, row, shared: _Shared, n: _Sizes) -> None:
     """Rotates the queries and the new key in `raw` into `turned`, and the queries from there into `q`."""
     layout = plgpu.Layout.MMA_ACC(n.dtype, m_warps=1)  # any that takes 16 rows, and one of columns for the angles
-    load = functools.partial(plgpu.load, idx=(), optimized=False)
+    load = functools.partial(plgpu.load, optimized=False)
     a, b = (load(shared.raw.at[i], layout=layout).astype(jnp.float32) for i in range(2))
     cos, sin = (
         lax.broadcast_in_dim(load(x.at[row], layout=layout.reduce(0)), a.shape, [1]) for x in (cos_ref, sin_ref)
@@ -164,7 +169,7 @@ def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Siz
 
     @pl.when(masked)  # their weight is zero, but zero times what lies there may be NaN
     def _():
-        v = plgpu.load(shared.v.at[stage], (), layout=plgpu.Layout.WGMMA)
+        v = plgpu.load(shared.v.at[stage], layout=plgpu.Layout.WGMMA)
         shared.v.at[stage][...] = jnp.where(seen(v.shape), v, jnp.zeros_like(v))
 
     plgpu.commit_smem()
