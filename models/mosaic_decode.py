@@ -124,13 +124,12 @@ def _rotate(cos_ref, sin_ref, row, shared: _Shared, n: _Sizes) -> None:
 
 
 def _write_new(k_ref, v_ref, page, slot, head, shared: _Shared, n: _Sizes) -> None:
-    """Writes the new key and value to their slot, and waits until they are there."""
+    """Starts writing the new key and value to their slot; `wait_smem_to_gmem` returns when they are there."""
     where = page, pl.ds(slot, 1), head
     plgpu.copy_smem_to_gmem(shared.turned.at[pl.ds(n.columns, 1)], k_ref.at[where])
     for i in range(2):
         half = pl.ds(i * n.half, n.half)
         plgpu.copy_smem_to_gmem(shared.raw.at[i, pl.ds(n.columns + 2, 1)], v_ref.at[(*where, half)])
-    plgpu.wait_smem_to_gmem(0)
 
 
 def _product(a, b):
@@ -202,6 +201,10 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
                         plgpu.copy_gmem_to_smem(k_ref.at[page, :, head], shared.k.at[into], shared.k_ready.at[stage])
                         plgpu.copy_gmem_to_smem(v_ref.at[page, :, head], shared.v.at[into], shared.v_ready.at[stage])
 
+        def fetch_last():
+            plgpu.wait_smem_to_gmem(0)
+            fetch(tiles - 1)
+
         @pl.when(going)
         def _():
             _read_new(qkv_ref, row, head, shared, n)
@@ -210,13 +213,14 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
             plgpu.barrier_wait(shared.new_ready)
             _rotate(cos_ref, sin_ref, row, shared, n)
             _write_new(k_ref, v_ref, table_ref[row, last_page], lax.rem(start, n.slots), head, shared, n)
-            pl.when(tiles <= n.stages)(lambda: fetch(tiles - 1))
+            pl.when(tiles <= n.stages)(fetch_last)
 
         def step(i, carry):
             masked = (i == tiles - 1) | (i == 0 if n.window else False)
             stage = lax.rem(i, n.stages)
             carry = _join_tile(stage, (first + i) * TILE, start, masked, carry, shared, n)
-            pl.when(i + n.stages < tiles)(lambda: fetch(i + n.stages))
+            pl.when(i + n.stages < tiles - 1)(lambda: fetch(i + n.stages))
+            pl.when(i + n.stages == tiles - 1)(fetch_last)
             return carry
 
         wgmma = plgpu.Layout.WGMMA
@@ -241,7 +245,7 @@ def decode_attention(
     """qkv [B, N + 2K, H] before rotation, pages [P, S, K, H] -> ([B, N, H], pages with the new token).
 
     cos, sin  float32 [B, H/2] of each row's position
-    table     int32 [B, M], the page of each row's tokens m·S … m·S + S − 1; rows that write share none of theirs
+    table     int32 [B, M], the page of each row's tokens m·S … m·S + S − 1; the one that a row writes to is its alone
     starts    int32 [B], tokens that each row has
     going     int32 [B], 0 for rows that write nothing (their result is zero)
     heads     N
