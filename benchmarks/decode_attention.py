@@ -1,0 +1,253 @@
+"""How fast one decoding step of attention is on a GPU, as one JSON line per kernel and shape.
+
+    python -m benchmarks.decode_attention
+    python -m benchmarks.decode_attention --models=qwen2.5-1.5b --rows=256 --lengths=400 --kernels=mosaic,cudnn
+
+Every kernel rotates the queries and the new key, writes the new key and value to the cache, and attends.
+
+    triton        `models.decode_kernel` on a contiguous cache
+    triton_paged  the same on pages, where it takes a page table
+    cudnn         cuDNN's paged attention, with rotation and writing left to XLA
+    mosaic        `models.mosaic_decode`
+
+`us` is the time per call: many calls in one program, which go round several caches so that none is still in L2; median
+of several runs. `gb_per_s` counts the filled keys and values read once, and `share` is that over the copy bandwidth
+measured on an H200. `diff` is the largest difference to attention in float32 over a few rows, and `miswritten` counts
+elements of the cache that are not what they should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import inspect
+import json
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.decode_kernel import decode_attention as triton_attention
+
+BYTES_PER_S = 4.3e12  # one H200, measured: copy of a large array
+MODELS = {"qwen2.5-0.5b": (14, 2, 64), "qwen2.5-1.5b": (12, 2, 128), "smollm2-135m": (9, 3, 64)}  # N, K, H
+SLOTS = 2048  # the longest row
+CACHES, ROUNDS, REPEATS = 3, 30, 5
+CHECKED = 4  # rows compared with float32
+
+
+class Case(NamedTuple):
+    """A kernel on a shape; `page` slots to a page, SLOTS for a contiguous cache."""
+
+    kernel: str
+    model: str
+    rows: int
+    page: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return MODELS[self.model]
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        """The shape of the cache; cuDNN takes no fewer pages than rows × pages in the longest row."""
+        _, kv, size = self.sizes
+        return self.rows * SLOTS // self.page, self.page, kv, size
+
+
+class Step(NamedTuple):
+    """What a step is given beside the cache."""
+
+    qkv: jax.Array
+    cos: jax.Array
+    sin: jax.Array
+    table: jax.Array
+    starts: jax.Array
+    going: jax.Array
+
+
+def rotate(x, cos, sin):
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def triton(step: Step, k, v, heads, table=None):
+    options = {} if table is None else {"table": table}
+    return triton_attention(step.qkv, step.cos, step.sin, k, v, step.starts, step.going, heads=heads, **options)
+
+
+def triton_paged(step: Step, k, v, heads):
+    if "table" not in inspect.signature(triton_attention).parameters:
+        raise NotImplementedError("models.decode_kernel takes no page table here")
+    return triton(step, k, v, heads, step.table)
+
+
+def mosaic(step: Step, k, v, heads, **options):
+    from models.mosaic_decode import decode_attention
+
+    inputs = step.qkv, step.cos, step.sin, k, v, step.table, step.starts, step.going
+    return decode_attention(*inputs, heads=heads, **options)
+
+
+def cudnn(step: Step, k, v, heads):
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, paged_attention
+
+    page, kv, size = k.shape[1:]
+    turned = rotate(step.qkv[:, : heads + kv], step.cos, step.sin)
+    owner = jnp.take_along_axis(step.table, step.starts[:, None] // page, axis=1)[:, 0]
+    where = jnp.where(step.going > 0, owner, len(k)), step.starts % page
+    k = k.at[where].set(turned[:, heads:], mode="drop", unique_indices=True)
+    v = v.at[where].set(step.qkv[:, heads + kv :], mode="drop", unique_indices=True)
+    table = step.table[:, None, :, None]
+    out = paged_attention(
+        turned[:, None, :heads], k, v, jnp.ones_like(step.starts), step.starts + 1, table, table,
+        scale=size**-0.5, mask_type=MaskType.PADDING,
+    )  # fmt: skip
+    return out[:, 0], k, v
+
+
+KERNELS = {
+    "triton": triton, "triton_paged": triton_paged, "cudnn": cudnn, "mosaic": mosaic,
+    "mosaic_2_stages": functools.partial(mosaic, stages=2), "mosaic_4_stages": functools.partial(mosaic, stages=4),
+}  # fmt: skip
+
+
+def program(case: Case):
+    """Steps on several caches in turn, ROUNDS times: (step, flat caches) -> (output on the first cache, caches)."""
+    heads, _, size = case.sizes
+    attend = jax.jit(functools.partial(KERNELS[case.kernel], heads=heads))  # traced once, not once per cache
+
+    def run(step: Step, caches):
+        def one(_, carry):
+            out, caches = carry
+            after = []
+            for i, flat in enumerate(caches):
+                made, *new = attend(step, *(x.reshape(case.pool) for x in flat))
+                out = made if i == 0 else out
+                after.append(tuple(x.reshape(-1) for x in new))
+            return out, tuple(after)
+
+        out = jnp.zeros((case.rows, heads, size), step.qkv.dtype)
+        return jax.lax.fori_loop(0, ROUNDS, one, (out, caches))
+
+    return jax.jit(run, donate_argnums=1)
+
+
+def make_step(case: Case, length: int) -> Step:
+    """A random step of rows of `length` tokens, give or take a quarter."""
+    heads, kv, size = case.sizes
+    rng = np.random.default_rng(length)
+    angles = jnp.asarray(rng.uniform(0, 6, (case.rows, size // 2)), jnp.float32)
+    pages = case.pool[0]
+    order = np.arange(pages) if case.page == SLOTS else rng.permutation(pages)
+    return Step(
+        qkv=jnp.asarray(rng.standard_normal((case.rows, heads + 2 * kv, size)), jnp.bfloat16),
+        cos=jnp.cos(angles),
+        sin=jnp.sin(angles),
+        table=jnp.asarray(order.reshape(case.rows, -1), jnp.int32),
+        starts=jnp.asarray(rng.integers(length * 3 // 4, length * 5 // 4, case.rows), jnp.int32),
+        going=jnp.ones((case.rows,), jnp.int32),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def draw(count: int, size: int):
+    """`count` caches of `size` elements, flat, keys and values."""
+    keys = jax.random.split(jax.random.key(0), 2 * count)
+    drawn = [jax.random.normal(key, (size,), jnp.bfloat16) for key in keys]
+    return tuple(zip(drawn[::2], drawn[1::2], strict=True))
+
+
+def check(case: Case, step: Step, before, out, after) -> dict:
+    """The output of some rows against float32, and the whole cache against what should have been written."""
+    heads, kv, size = case.sizes
+    turned = rotate(step.qkv[:, : heads + kv], step.cos, step.sin)
+    owner = jnp.take_along_axis(step.table, step.starts[:, None] // case.page, axis=1)[:, 0]
+    new = turned[:, heads:], step.qkv[:, heads + kv :]
+    pools = [x.reshape(case.pool).at[owner, step.starts % case.page].set(y) for x, y in zip(before, new, strict=True)]
+    rounding = 1 / 100  # fused products may round the other way
+    wrong = sum(
+        jnp.sum(~(jnp.abs(x.reshape(-1) - y) <= rounding * (1 + jnp.abs(y)))) for x, y in zip(pools, after, strict=True)
+    )
+    diff = 0.0
+    for row in range(min(CHECKED, case.rows)):
+        count = int(step.starts[row]) + 1
+        k, v = (np.asarray(x[step.table[row]], np.float32).reshape(SLOTS, kv, size)[:count] for x in pools)
+        q = np.asarray(turned[row, :heads], np.float32).reshape(kv, heads // kv, size)
+        scores = np.einsum("kgh,skh->kgs", q, k) * size**-0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        exact = np.einsum("kgs,skh->kgh", weights / weights.sum(-1, keepdims=True), v).reshape(heads, size)
+        diff = max(diff, float(np.abs(exact - np.asarray(out[row], np.float32)).max()))
+    return {"diff": diff, "miswritten": int(wrong)}
+
+
+def measure(case: Case, length: int, compiled) -> dict:
+    """Runs a compiled program: what it got wrong, and how long a call takes."""
+    _, kv, size = case.sizes
+    step = make_step(case, length)
+    caches = draw(CACHES, int(np.prod(case.pool)))
+    before = tuple(jnp.copy(x) for x in caches[0])
+    out, caches = jax.block_until_ready(compiled(step, caches))
+    figures = check(case, step, before, out, caches[0])
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        out, caches = compiled(step, caches)
+        jax.block_until_ready(out)
+        times.append(time.perf_counter() - start)
+    seconds = float(np.median(times)) / (ROUNDS * CACHES)
+    rate = float(jnp.sum(step.starts + 1)) * 2 * kv * size * 2 / seconds
+    return {"us": seconds * 1e6, "gb_per_s": rate / 1e9, "share": rate / BYTES_PER_S, **figures}
+
+
+def compile_case(case: Case, length: int):
+    flat = jax.ShapeDtypeStruct((int(np.prod(case.pool)),), jnp.bfloat16)
+    step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_step(case, length))
+    return program(case).lower(step, ((flat, flat),) * CACHES).compile()
+
+
+def report(**figures):
+    print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+
+
+def main(argv=None) -> None:
+    """Compiles all cases at once, then measures one after the other; a case that fails is reported with its error."""
+    split = lambda kind: lambda text: [kind(x) for x in text.split(",")]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=split(str), default=list(MODELS))
+    parser.add_argument("--rows", type=split(int), default=[256, 512])
+    parser.add_argument("--lengths", type=split(int), default=[400, 1500])
+    parser.add_argument("--pages", type=split(int), default=[16, 32])
+    parser.add_argument("--kernels", type=split(str), default=["triton", "triton_paged", "cudnn", "mosaic"])
+    parser.add_argument("--seconds", type=float, default=85, help="cases not begun by then are left out")
+    args = parser.parse_args(argv)
+    begun = time.perf_counter()
+    cases = [
+        Case(kernel, model, rows, page)
+        for model in args.models
+        for rows in args.rows
+        for kernel in args.kernels
+        for page in ([SLOTS] if kernel == "triton" else args.pages)
+    ]
+    pool = concurrent.futures.ThreadPoolExecutor()
+    waiting = {case: pool.submit(compile_case, case, args.lengths[0]) for case in cases}
+    concurrent.futures.wait(waiting.values(), timeout=args.seconds * 0.7)  # compiling beside it disturbs the clock
+    for case, future in waiting.items():
+        for length in args.lengths:
+            left = args.seconds - (time.perf_counter() - begun)
+            try:
+                if left < 0:
+                    raise TimeoutError(f"not begun within {args.seconds:.0f} seconds")
+                report(**case._asdict(), length=length, **measure(case, length, future.result(timeout=left)))
+            except Exception as error:  # whatever a backend raises: it is reported, and the others are measured
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                report(**case._asdict(), length=length, error=text[:300])
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+if __name__ == "__main__":
+    main()
