@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
-import inspect
 import json
 import time
 from typing import NamedTuple
@@ -81,16 +80,14 @@ def triton(step: Step, k, v, heads, table=None):
 
 
 def triton_paged(step: Step, k, v, heads):
-    if "table" not in inspect.signature(triton_attention).parameters:
-        raise NotImplementedError("models.decode_kernel takes no page table here")
     return triton(step, k, v, heads, step.table)
 
 
 def mosaic(step: Step, k, v, heads, **options):
     from models.mosaic_decode import decode_attention
 
-    inputs = step.qkv, step.cos, step.sin, k, v, step.table, step.starts, step.going
-    return decode_attention(*inputs, heads=heads, **options)
+    inputs = step.qkv, step.cos, step.sin, k, v, step.starts, step.going
+    return decode_attention(*inputs, heads=heads, table=step.table, **options)
 
 
 def cudnn(step: Step, k, v, heads):
@@ -117,22 +114,23 @@ KERNELS = {
 
 
 def program(case: Case):
-    """Steps on several caches in turn, ROUNDS times: (step, flat caches) -> (output on the first cache, caches)."""
+    """Steps on several caches in turn, ROUNDS times: (step, flat caches) -> (output on the first, sum, caches)."""
     heads, _, size = case.sizes
     attend = jax.jit(functools.partial(KERNELS[case.kernel], heads=heads))  # traced once, not once per cache
 
     def run(step: Step, caches):
         def one(_, carry):
-            out, caches = carry
-            after = []
-            for i, flat in enumerate(caches):
-                made, *new = attend(step, *(x.reshape(case.pool) for x in flat))
-                out = made if i == 0 else out
+            _, total, caches = carry
+            outs, after = [], []
+            for flat in caches:
+                out, *new = attend(step, *(x.reshape(case.pool) for x in flat))
+                outs.append(out)
                 after.append(tuple(x.reshape(-1) for x in new))
-            return out, tuple(after)
+            return outs[0], total + sum(outs), tuple(after)  # the sum, so that no call is left out
 
-        out = jnp.zeros((case.rows, heads, size), step.qkv.dtype)
-        return jax.lax.fori_loop(0, ROUNDS, one, (out, caches))
+        zero = jnp.zeros((case.rows, heads, size), step.qkv.dtype)
+        out, total, caches = jax.lax.fori_loop(0, ROUNDS, one, (zero, zero, caches))
+        return out, total, caches
 
     return jax.jit(run, donate_argnums=1)
 
@@ -191,12 +189,12 @@ def measure(case: Case, length: int, compiled) -> dict:
     step = make_step(case, length)
     caches = draw(CACHES, int(np.prod(case.pool)))
     before = tuple(jnp.copy(x) for x in caches[0])
-    out, caches = jax.block_until_ready(compiled(step, caches))
+    out, _, caches = jax.block_until_ready(compiled(step, caches))
     figures = check(case, step, before, out, caches[0])
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        out, caches = compiled(step, caches)
+        out, _, caches = compiled(step, caches)
         jax.block_until_ready(out)
         times.append(time.perf_counter() - start)
     seconds = float(np.median(times)) / (ROUNDS * CACHES)

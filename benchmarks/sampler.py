@@ -123,20 +123,25 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(32, 513, requests) // scale, rng.integers(16, 513, requests) // scale
 
+    batcher = Batcher(engine, rows=rows, max_length=1024 // scale, chunk=16)
+    if jax.default_backend() == "gpu":
+        batcher.compile()
+
     def serve():
-        batcher = Batcher(engine, rows=rows, max_length=1024 // scale, chunk=16)
+        before = batcher.usage
         for i, (prompt, new) in enumerate(zip(*lengths, strict=True)):
             batcher.submit(rng.integers(0, model.cfg.vocab_size, prompt), Sampling(max_new_tokens=int(new), seed=i))
         batcher.run()
-        return batcher.usage
+        after = batcher.usage
+        return after.seconds - before.seconds, (after.generated - before.generated) / (after.slots - before.slots)
 
     start = time.perf_counter()
     serve()
     first = time.perf_counter() - start
-    usage = serve()
+    seconds, useful = serve()
     report(
         case="continuous", model=name, rows=rows, requests=requests, device=jax.devices()[0].device_kind,
-        tokens_per_s=float(lengths[1].sum()) / usage.seconds, useful_share=usage.useful, seconds=usage.seconds,
+        tokens_per_s=float(lengths[1].sum()) / seconds, useful_share=useful, seconds=seconds,
         first_run_s=first,
     )
 
@@ -184,7 +189,7 @@ def main():
         for rows in sizes:
             fixed_batch(name, rows, args.prompt, args.new, dtype, args.repeats)
     if args.continuous:
-        continuous(names[0], 256 if gpu else 8, args.continuous, dtype, 1 if gpu else 8)
+        continuous(names[0], 512 if gpu else 8, args.continuous, dtype, 1 if gpu else 8)
     for cache in filter(None, args.peers.split(",")):
         transformers_peer(names[0], 256, args.prompt, args.new, None if cache == "dynamic" else cache, 1)
 

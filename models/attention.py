@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from models import blockwise, decode_kernel, read_kernel
+from models import blockwise, decode_kernel, mosaic_decode, read_kernel
 from models import cache as kv
 from models.layouts import Branches, Conversations, Packed, band
 
+OWN = ("pallas", "mosaic")
 HIDDEN = -(2.0**41)  # far below any score, and a number that cuDNN can subtract from itself
 
 
@@ -22,8 +24,9 @@ class Attend:
     lengths  int32 [B], real new tokens per row
     window   a token sees itself and the `window` − 1 tokens before it
     keep     return keys and values of fresh tokens, for a new cache
-    kernel   "xla"; "loop": `blockwise` over a cache; "cudnn"; or "pallas": cuDNN for fresh tokens and our own kernels
-             for steps of one token and for reading into pages
+    kernel   "xla"; "loop": `blockwise` over a cache; "cudnn"; "pallas": cuDNN for fresh tokens and our own kernels for
+             steps of one token and for reading into pages; "mosaic": the same, with the kernel for Hopper GPUs for
+             steps without a prefix
     layout   how samples lie in the rows of fresh tokens; None: one in each
     readers  int32 [B], which row of a prefix each row continues; None: the only one
     table    int32 [B, M], the pages of the cache that each row continues, see `models.cache.Cache`
@@ -56,7 +59,7 @@ class Attend:
 
     def in_one_kernel(self, time: int) -> bool:
         """Whether a step of this many tokens goes through `step`."""
-        return time == 1 and self.kernel == "pallas" and self.starts is not None
+        return time == 1 and self.kernel in OWN and self.starts is not None
 
     def step(self, q, k, v, rope, layer):
         """One token per row, before rotation: [B, 1, …] as in `__call__`, with cos and sin [B, 1, 1, H/2] or None."""
@@ -64,10 +67,12 @@ class Attend:
         qkv = jnp.concatenate([q, k, v], axis=2)[:, 0]
         half = (q.shape[0], q.shape[-1] // 2)
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
-        out, *layer = decode_kernel.decode_attention(
-            qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window,
-            table=self.table, prefix=layer[2:] or None, readers=self.readers,
-        )  # fmt: skip
+        step = functools.partial(decode_kernel.decode_attention, prefix=layer[2:] or None, readers=self.readers)
+        if self.kernel == "mosaic" and not layer[2:] and mosaic_decode.supported(*layer[0].shape[1::2], qkv.dtype):
+            step = mosaic_decode.decode_attention
+        out, *layer = step(
+            qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window, table=self.table
+        )
         return out[:, None], tuple(layer)
 
     def _fresh(self, q, k, v, prefix):
@@ -125,7 +130,7 @@ class Attend:
         time, paged = q.shape[1], self.table is not None and self.table.shape[1] > 1
         if self.kernel == "loop" and not prefix:
             return blockwise.attend(q, layer, self.table, self.starts, self.lengths, self.window)
-        if self.kernel == "pallas" and paged and not prefix and read_kernel.supported(*q.shape[1::2]):
+        if self.kernel in OWN and paged and not prefix and read_kernel.supported(*q.shape[1::2]):
             return read_kernel.read_attention(q, *layer, self.table, self.starts, self.lengths, window=self.window)
         k, v = (x.astype(q.dtype) for x in kv.pick(layer, len(q), self.table))
         slots = k.shape[1]
@@ -154,7 +159,7 @@ class Attend:
 
 def fused(kernel: str, dtype) -> bool:
     """Whether fresh tokens go through a fused kernel; there is none for float32."""
-    return kernel in ("cudnn", "pallas") and dtype != jnp.float32
+    return kernel in ("cudnn", *OWN) and dtype != jnp.float32
 
 
 def conversation_mask(layout: Conversations, lengths, start: int, window: int | None, kernel: str, dtype):
@@ -230,5 +235,6 @@ def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
         return "loop"
     if platform != "gpu":
         return "xla"
-    alone = mesh.empty or mesh.size == 1
-    return "pallas" if alone and decode_kernel.supported(head_dim, size, pages) else "cudnn"
+    if not (mesh.empty or mesh.size == 1) or not decode_kernel.supported(head_dim, size, pages):
+        return "cudnn"
+    return "mosaic" if mosaic_decode.available() else "pallas"

@@ -28,14 +28,22 @@ COLUMNS = 8  # query heads come in multiples of its columns; those beyond the gr
 SWIZZLE = 128  # bytes in a row of a tile in shared memory, as the tensor cores want it
 
 
-def supported(size: int, slots: int, dtype) -> bool:
-    """Whether the kernel takes heads of this size, pages of this many slots, and this dtype."""
-    return size in (64, 128) and slots in (8, 16, 32, 64) and jnp.dtype(dtype).itemsize == 2
+def supported(slots: int, size: int, dtype) -> bool:
+    """Whether the kernel takes pages of this many slots, heads of this size, and this dtype."""
+    pages = slots in (8, 16, 32) or slots % TILE == 0
+    return size in (64, 128) and pages and jnp.dtype(dtype).itemsize == 2
 
 
-def available() -> bool:
+def expressible() -> bool:
     """Whether this JAX has what the kernel is written with; Mosaic GPU has it since 0.11."""
     return hasattr(plgpu, "InterpretGPUParams") and hasattr(plgpu.Layout, "MMA_ACC")
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernel runs on the devices of this process."""
+    gpu = jax.default_backend() == "gpu" and jax.local_devices()[0].compute_capability == "9.0"
+    return gpu and expressible()
 
 
 class _Sizes(NamedTuple):
@@ -239,26 +247,40 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
     pl.run_scoped(lambda *refs: program(_Shared(*refs)), *_scratch(n))
 
 
+def _in_tiles(k_pages, v_pages, table):
+    """Long pages cut into pages of one tile, where they lie."""
+    pages, slots = k_pages.shape[:2]
+    first = jnp.arange(pages, dtype=jnp.int32)[:, None] if table is None else table
+    if slots <= TILE:
+        return k_pages, v_pages, first
+    tiles = slots // TILE
+    table = (first[:, :, None] * tiles + jnp.arange(tiles, dtype=jnp.int32)).reshape(len(first), -1)
+    return *(x.reshape(pages * tiles, TILE, *x.shape[2:]) for x in (k_pages, v_pages)), table
+
+
 def decode_attention(
-    qkv, cos, sin, k_pages, v_pages, table, starts, going, *, heads: int, window=None, stages=3, interpret=False,
+    qkv, cos, sin, k_pages, v_pages, starts, going, *, heads: int, table=None, window=None, stages=3, interpret=False,
 ):  # fmt: skip
     """qkv [B, N + 2K, H] before rotation, pages [P, S, K, H] -> ([B, N, H], pages with the new token).
 
     cos, sin  float32 [B, H/2] of each row's position
-    table     int32 [B, M], the page of each row's tokens m·S … m·S + S − 1; the one that a row writes to is its alone
     starts    int32 [B], tokens that each row has
     going     int32 [B], 0 for rows that write nothing (their result is zero)
     heads     N
+    table     int32 [B, M], the page of each row's tokens m·S … m·S + S − 1; the one that a row writes to is its alone.
+              None: row b has page b
     window    how many tokens a token sees, itself included; None: all
     stages    tiles of 64 slots on their way to a program at once
     """
     batch, _, size = qkv.shape
-    slots, kv = k_pages.shape[1:3]
-    if not supported(size, slots, qkv.dtype) or k_pages.dtype != qkv.dtype:
+    shape = k_pages.shape
+    if not supported(shape[1], size, qkv.dtype) or k_pages.dtype != qkv.dtype:
         raise ValueError(
-            f"heads of {size}, pages of {slots} slots, {qkv.dtype} and {k_pages.dtype}: the kernel takes heads of 64 or"
-            " 128, pages of 8, 16, 32 or 64 slots, and one dtype of 16 bits"
+            f"heads of {size}, pages of {shape[1]} slots, {qkv.dtype} and {k_pages.dtype}: the kernel takes heads of 64"
+            " or 128, pages of 8, 16, 32 or a multiple of 64 slots, and one dtype of 16 bits"
         )
+    k_pages, v_pages, table = _in_tiles(k_pages, v_pages, table)
+    slots, kv = k_pages.shape[1:3]
     n = _Sizes(heads, kv, size, slots, window, stages, jnp.dtype(qkv.dtype))
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     out = pl.kernel(
@@ -269,4 +291,4 @@ def decode_attention(
         interpret=interpret,
         name="paged_decode_attention",
     )(qkv, cos, sin, table, starts, going, k_ref, v_ref)
-    return out, jax.freeze(k_ref), jax.freeze(v_ref)
+    return out, jax.freeze(k_ref).reshape(shape), jax.freeze(v_ref).reshape(shape)

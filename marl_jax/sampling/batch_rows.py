@@ -28,6 +28,7 @@ from models.blockwise import BLOCK
 LINE = {"gpu": 64, "tpu": 128, "cpu": 32}  # tokens of a line
 LINES = {"gpu": (16, 128), "tpu": (8, 64), "cpu": (1, 8)}  # lines that are read together: when few wait, and many
 SMALLEST = 8  # the batch is halved as long as an eighth of its rows is left
+MANY = 16  # rows are many when they are this part of the batch
 PAIRS = 64  # pages that are copied, or wiped, by one call
 
 Finished = list[tuple[Sample, str]]
@@ -110,7 +111,7 @@ class BatchRows:
     # Reading
 
     def read(self) -> None:
-        """Reads what samples wait for: one batch of lines, and more while a quarter of the rows has nothing to do.
+        """Reads what samples wait for: one batch of lines, and more while many of the rows wait.
 
         So a long prompt stalls the rows that decode for one batch at a time, and idle rows are filled quickly.
         """
@@ -124,8 +125,9 @@ class BatchRows:
             lines = [part.lines(share, self.line) for part in self.parts]
             if any(lines):
                 self._run_lines(lines, count)
-            idle = sum(part.slots.idle for part in self.parts)
-            if not any(lines) or idle == self.free or idle < self.rows // 4:
+            ready = sum(int(part.slots.ready.sum()) for part in self.parts)
+            waiting = self.rows - self.free - ready
+            if not any(lines) or waiting <= min(ready, max(self.rows // MANY, 1)):
                 break
         self._run_pairs("_copy_pages", [part.copies() for part in self.parts])
 

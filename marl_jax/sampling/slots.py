@@ -50,11 +50,6 @@ class Slots:
     def free(self) -> int:
         return len(self._free)
 
-    @property
-    def idle(self) -> int:
-        """Lines that do not decode: they have no sample, or one whose context has not been read."""
-        return len(self.ready) - int(self.ready.sum())
-
     def pages(self, slot: int) -> list[int]:
         """The pages of a line, in order."""
         return self.table[slot, : self.n_pages[slot]].tolist()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.sampling import batch_rows, decode
+from marl_jax.sampling import batch_rows
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax.tiny_engine import CONFIG, greedy_chain, make_engine, model_and_params, random_prompts
