@@ -258,6 +258,8 @@ def _in_tiles(k_pages, v_pages, table):
     return *(x.reshape(pages * tiles, TILE, *x.shape[2:]) for x in (k_pages, v_pages)), table
 
 
+# Lowering a kernel takes a second, so the layers of a model share one function.
+@functools.partial(jax.jit, static_argnames=("heads", "window", "stages", "interpret"))
 def decode_attention(
     qkv, cos, sin, k_pages, v_pages, starts, going, *, heads: int, table=None, window=None, stages=3, interpret=False,
 ):  # fmt: skip
