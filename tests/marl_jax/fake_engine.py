@@ -51,7 +51,7 @@ class Contexts:
 
 def draw(number: int, seed: int) -> int:
     """The token that follows a context."""
-    return int(np.random.default_rng([number, seed]).integers(WORDS))
+    return (((number + 1) * 2654435761 + (seed + 1) * 40503 & 0xFFFFFFFF) >> 13 & 0xFFFF) % WORDS
 
 
 class FakeEngine:
