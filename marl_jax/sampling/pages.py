@@ -78,14 +78,14 @@ class PagePool:
         for page, start in zip(pages[done:], range(done * step, len(data) - step + 1, step), strict=False):
             key = before, data[start : start + step]
             there = self._page_of.get(key)
-            if there is None and page not in self._key_of:
+            if there is None and page not in self._key_of and page not in self._spoils:
                 self._page_of[key], self._key_of[page] = page, key
                 self._number_of[page] = next(self._numbers)
                 if unread:
                     self.unread.add(page)
                 there = page
             if there is None:
-                return  # the page is known by other tokens, so what comes behind it cannot be reached
+                return  # the page is spoilt or known by other tokens, so what comes behind it cannot be reached
             before = self._number_of[there]
 
     def take(self, n: int) -> list[int] | None:

@@ -53,8 +53,18 @@ class Part:
 
     def place(self, sample: Sample) -> bool:
         """Gives a sample a row and pages for its context; False if there is no room for it now."""
+        if self._place(sample):
+            return True
+        if self.slots.free < len(self.slots.samples):
+            return False
+        # No row will let pages go: what is kept for further samples does, and this one shares with none of its request.
+        for read in [read for read in self._shared.values() if read.done]:
+            self._unshare(read)
+        return self._place(sample, alone=True)
+
+    def _place(self, sample: Sample, alone: bool = False) -> bool:
         request, pool, fresh = sample.request, self.pool, not len(sample.tokens)
-        read = self._shared.get(request) if fresh else None
+        read = self._shared.get(request) if fresh and not alone else None
         begun = read is None
         if begun:
             read = self._begin(sample)
@@ -62,7 +72,7 @@ class Part:
                 return False
         full, tail = divmod(len(read.tokens), pool.size)
         # The last sample that continues a context takes its last page as it is; the others get a copy.
-        copies = tail > 0 and fresh and request.unplaced > 1
+        copies = tail > 0 and fresh and request.unplaced > 1 and not alone
         more = pool.pages_for(sample.most) - len(read.pages) if self.exact else 0
         own = pool.take(copies + more)
         if own is None:
@@ -80,7 +90,7 @@ class Part:
             self._copies.append(sample)
         if fresh:
             request.unplaced -= 1
-            if request.unplaced:
+            if request.unplaced and not alone:
                 self._shared[request] = read
         self.usage.reused += 0 if begun else len(read.tokens)
         return True
@@ -133,16 +143,17 @@ class Part:
         return np.sort(np.asarray([slot for slot in stay if slots.samples[slot] is not None], np.int64))
 
     def _reclaim(self, keep: int) -> bool:
-        """Makes pages available: contexts that only wait for rows first, then the row that came last."""
+        """Makes pages available: contexts that only wait for rows first, then the last row of those that came later."""
         waiting = [read for read in self._shared.values() if read.done]
         if waiting:
             for read in waiting:
                 self._unshare(read)
             return True
-        others = [slot for slot in np.flatnonzero(self.slots.ready) if slot != keep]
+        came = self.slots.came
+        others = [slot for slot in np.flatnonzero(self.slots.ready) if came[slot] > came[keep]]
         if not others:
             return False
-        sample = self.slots.samples[max(others, key=lambda slot: self.slots.came[slot])]
+        sample = self.slots.samples[max(others, key=lambda slot: came[slot])]
         self.release(sample)
         self.preempted.insert(0, sample)
         self.usage.preempted += 1
