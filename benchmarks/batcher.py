@@ -16,7 +16,8 @@ orders   `--requests` random requests in three orders and with three memory budg
          share of answers that differ from the first run's, and the largest difference of log-probs
 
 `tokens_per_s` counts generated tokens over wall time. `read` are tokens read into pages and `least` the fewest that any
-batcher could read: every distinct beginning once, what was generated included. `held` is the most that pages held at
+batcher could read: every distinct beginning once, what was generated included. `host_share` is the part of the time in
+which the host did not wait for the device, an upper bound of how long the device waited for it. `held` is the most that pages held at
 the end of a chunk, as slots over tokens; reusable contexts without a holder are not counted. With random weights,
 questions have 60 to 160 tokens and answers 100 to `--new`, since nothing ends them.
 """
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -128,7 +130,7 @@ def run(batcher: Batcher, requests) -> tuple[list, dict]:
         answers=sum(map(len, answers.values())), seconds=seconds, tokens=usage.generated - before.generated,
         tokens_per_s=(usage.generated - before.generated) / seconds, read=usage.read - before.read,
         useful=(usage.generated - before.generated) / max(usage.slots - before.slots, 1),
-        preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
+        host_share=1 - (usage.waited - before.waited) / seconds, preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
     )  # fmt: skip
     return [answers[n] for n in numbers], figures
 
@@ -199,6 +201,7 @@ def main():
     parser.add_argument("--cases", default="start,greedy,samples,debate")
     parser.add_argument("--out", default="", help="file to add the lines to")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     dtype = jnp.bfloat16 if gpu else jnp.float32
     data = (Real if args.weights else Random)(args, dtype)
     name = Path(args.weights).stem if args.weights else args.model

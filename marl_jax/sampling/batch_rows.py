@@ -176,7 +176,9 @@ class BatchRows:
             self.pages, new = self._ready[key](*arguments)
         else:
             self.pages, new = self.engine._decode_rows(*arguments, self.chunk)
+        dispatched = time.perf_counter()
         *new, taken = jax.device_get(new)
+        self.usage.waited += time.perf_counter() - dispatched
         self.usage.slots += count * int(taken)
         share = count // len(self.parts)
         return [
