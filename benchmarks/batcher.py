@@ -17,8 +17,8 @@ orders   `--requests` random requests in three orders and with three memory budg
 
 `tokens_per_s` counts generated tokens over wall time. `read` are tokens read into pages and `least` the fewest that any
 batcher could read: every distinct beginning once, what was generated included. `host_share` is the part of the time in
-which the host did not wait for the device, an upper bound of how long the device waited for it. `held` is the most that pages held at
-the end of a chunk, as slots over tokens; reusable contexts without a holder are not counted. With random weights,
+which the host did not wait for the device, an upper bound of how long the device waited for the host. `held_ratio` is
+slots over tokens at the chunk that held most; reusable contexts without a holder are not counted. With random weights,
 questions have 60 to 160 tokens and answers 100 to `--new`, since nothing ends them.
 """
 
@@ -130,7 +130,8 @@ def run(batcher: Batcher, requests) -> tuple[list, dict]:
         answers=sum(map(len, answers.values())), seconds=seconds, tokens=usage.generated - before.generated,
         tokens_per_s=(usage.generated - before.generated) / seconds, read=usage.read - before.read,
         useful=(usage.generated - before.generated) / max(usage.slots - before.slots, 1),
-        host_share=1 - (usage.waited - before.waited) / seconds, preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
+        host_share=1 - (usage.waited - before.waited) / seconds,
+        preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
     )  # fmt: skip
     return [answers[n] for n in numbers], figures
 
@@ -188,7 +189,7 @@ def main():
     parser.add_argument("--weights", default="", help="a GGUF file or a folder; its questions are then real ones")
     parser.add_argument("--questions", default="", help="JSONL with a field `question`")
     parser.add_argument("--questions-limit", type=int, default=400)
-    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--max-length", type=int, default=2560)
     parser.add_argument("--new", type=int, default=300)
     parser.add_argument("--n", type=int, default=9)
@@ -197,6 +198,7 @@ def main():
     parser.add_argument("--requests", type=int, default=2000, help="of the case orders")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=16)
+    parser.add_argument("--memory-frac", type=float, default=0.6)
     parser.add_argument("--fixed-shapes", action="store_true")
     parser.add_argument("--cases", default="start,greedy,samples,debate")
     parser.add_argument("--out", default="", help="file to add the lines to")
@@ -217,7 +219,7 @@ def main():
     start = time.perf_counter()
     batcher = Batcher(
         data.engine, rows=args.rows, max_length=args.max_length, chunk=args.chunk, page_size=args.page_size,
-        fixed_shapes=args.fixed_shapes,
+        fixed_shapes=args.fixed_shapes, memory_frac=args.memory_frac,
     )  # fmt: skip
     batcher.compile()
     if "start" in cases:
