@@ -110,7 +110,7 @@ def test_lines_that_do_not_suit_it_are_known(time, size, fits):
 attend = quick_jit(blockwise.attend, static_argnums=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_blocks_equal_plain_attention(data):
     """Lines and steps of any place and length; pages of many sizes, or rows in one piece."""
