@@ -222,6 +222,7 @@ def test_a_mesh_gives_the_same_answers(engine, requests, expected):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     spread = make_engine(with_adapters=True, mesh=mesh)
     batcher = make(spread, rows=8)
+    batcher.compile()
     pages = batcher._rows.pages[0][0]
     assert pages.shape == (48, PAGE, 2, 8) and pages.sharding.shard_shape(pages.shape) == (12, PAGE, 1, 8)
     prompt, sampling = random_prompts([18], seed=3)[0], Sampling(max_new_tokens=29, seed=5)
@@ -233,6 +234,7 @@ def test_a_mesh_gives_the_same_answers(engine, requests, expected):
     check_same(answers[many], apart(engine, [(prompt, s, 1) for s in seeded]))
     check_same([only(answers[n]) for n in numbers], expected)
     assert batcher.usage.preempted > 0 and batcher.usage.reused >= 16, "memory was short and prompts were shared"
+    assert spread._read_lines._cache_size() == spread._decode_rows._cache_size() == 0, "all was compiled before"
     with pytest.raises(ValueError, match="rows is 6; accepted: multiples of 4"):
         Batcher(spread, rows=6, max_length=SLOTS)
 
