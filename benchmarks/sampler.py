@@ -126,6 +126,7 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
     batcher = Batcher(engine, rows=rows, max_length=1024 // scale, chunk=16)
     if jax.default_backend() == "gpu":
         batcher.compile()
+        batcher.wait_until_compiled()
 
     def serve():
         before = batcher.usage

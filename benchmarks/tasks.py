@@ -120,7 +120,7 @@ def main():
             before, start = sampler.usage, time.perf_counter()
             samples, _, metrics = rollout({}, rollout.init(None, None))
             seconds = time.perf_counter() - start
-            useful = (sampler.usage.decoded - before.decoded) / max(sampler.usage.slots - before.slots, 1)
+            useful = (sampler.usage.generated - before.generated) / max(sampler.usage.slots - before.slots, 1)
             requests = list(recording.requests)
             raw = raw_seconds(sampler, [sorted(requests, key=lambda r: len(r[0]))])
             turns = raw_seconds(sampler, by_turn(requests, args.turns))

@@ -134,6 +134,9 @@ class Attend:
             return read_kernel.read_attention(q, *layer, self.table, self.starts, self.lengths, window=self.window)
         k, v = (x.astype(q.dtype) for x in kv.pick(layer, len(q), self.table))
         slots = k.shape[1]
+        if paged:  # pages behind a row's own may be anybody's: 0 · nan would spread
+            filled = jnp.arange(slots) < (self.starts + self.lengths)[:, None]
+            v = jnp.where(filled[..., None, None], v, 0)
         if time == 1 and not prefix and self.kernel == "cudnn" and q.dtype != jnp.float32 and self.window is None:
             ones = jnp.ones_like(self.starts)
             seen = jnp.minimum(self.starts + 1, slots)  # an idle row may be full

@@ -44,7 +44,10 @@ def attend(q: jax.Array, layer, table, starts: jax.Array, lengths: jax.Array, wi
         top, total, mixed = carry  # float32 [B, K, G·T] and [B, K, G·T, H]
         k, v = (x.astype(q.dtype) for x in _read(layer, batch, table, i))
         scores = jnp.einsum("bkqh,bskh->bkqs", groups, k, **exact) * size**-0.5
-        mask = band(query[:, :, None], i * BLOCK + jnp.arange(BLOCK), window)  # [B, T, S]
+        slot = i * BLOCK + jnp.arange(BLOCK)
+        # Somebody else's values may lie behind the row's own: 0 · nan would spread.
+        v = jnp.where((slot < (starts + lengths)[:, None])[..., None, None], v, 0)
+        mask = band(query[:, :, None], slot, window)  # [B, T, S]
         mask = jnp.broadcast_to(mask[:, None, None], (batch, kv_heads, heads // kv_heads, time, BLOCK))
         scores = jnp.where(mask.reshape(scores.shape), scores, NEVER)
         peak = jnp.maximum(top, jnp.max(scores, axis=-1))

@@ -7,15 +7,14 @@ number, without anything being moved.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
 import numpy as np
 
 from marl_jax.sampling import decode
+from marl_jax.sampling.compiling import CompiledPrograms
 from marl_jax.sampling.conversation import round_up
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.pages import PagePool
@@ -27,7 +26,6 @@ from models.blockwise import BLOCK
 
 LINE = {"gpu": 64, "tpu": 128, "cpu": 32}  # tokens of a line
 LINES = {"gpu": (16, 128), "tpu": (8, 64), "cpu": (1, 8)}  # lines that are read together: when few wait, and many
-SMALLEST = 8  # the batch is halved as long as an eighth of its rows is left
 MANY = 16  # rows are many when they are this part of the batch
 PAIRS = 64  # pages that are copied, or wiped, by one call
 
@@ -59,10 +57,8 @@ class BatchRows:
         platform = jax.default_backend()
         self.line, few_many = LINE.get(platform, 32), LINES.get(platform, (1, 8))
         self._line_counts = tuple(sorted({round_up(count, n) for count in few_many[1 if fixed else 0 :]}))
-        self._row_counts = [rows]
-        while not fixed and self._row_counts[0] > max(rows // SMALLEST, n) and self._row_counts[0] % (2 * n) == 0:
-            self._row_counts.insert(0, self._row_counts[0] // 2)
-        self._ready: dict[tuple, Callable] = {}
+        self._row_counts = [rows] if fixed else _row_counts(rows, n)
+        self._compiled: CompiledPrograms | None = None
 
     # Samples
 
@@ -141,7 +137,7 @@ class BatchRows:
                 n = len(line.tokens)
                 batch.tokens[at, :n], batch.lengths[at], batch.starts[at] = line.tokens, n, line.start
                 batch.table[at, : len(line.pages)], batch.adapter_ids[at] = line.pages, line.policy
-        run = self._ready.get(("read", count), self.engine._read_lines)
+        run = self._program(("read", count), self.engine._read_lines)
         self.pages = run(self.engine.weights, self.pages, batch)
 
     def _run_pairs(self, program: str, pairs: Sequence[Sequence[tuple[int, ...]]]):
@@ -152,7 +148,7 @@ class BatchRows:
             for d, (part, own) in enumerate(zip(self.parts, pairs, strict=True)):
                 for i, pair in enumerate(own[:PAIRS]):
                     batch[:, d, i] = np.subtract(pair, part.pool.first)
-            run = self._ready.get((program,), getattr(self.engine, program))
+            run = self._program((program,), getattr(self.engine, program))
             self.pages = run(self.pages, *batch)
             pairs = [own[PAIRS:] for own in pairs]
 
@@ -171,12 +167,9 @@ class BatchRows:
             return []
         count = next(n for n in self._row_counts if n // len(self.parts) >= most)
         rows = self._row_batch(going, count)
-        key, arguments = _decode_key(count, rows), (self.engine.weights, self.pages, rows)
+        run = self._program(_decode_key(count, rows), self._decode_lazily)
         started = time.perf_counter()  # the loop of a chunk keeps the host at the call, before there is anything to get
-        if key in self._ready:
-            self.pages, new = self._ready[key](*arguments)
-        else:
-            self.pages, new = self.engine._decode_rows(*arguments, self.chunk)
+        self.pages, new = run(self.engine.weights, self.pages, rows)
         *new, taken = jax.device_get(new)
         self.usage.waited += time.perf_counter() - started
         self.usage.slots += count * int(taken)
@@ -213,30 +206,55 @@ class BatchRows:
 
     # Programs
 
-    def compile(self, workers: int = 8) -> None:
-        """Compiles every program that plain requests need, several at once, before the first one comes."""
-        start, jobs = time.perf_counter(), {}
-        for count in self._row_counts:
-            rows = self._row_batch([np.zeros((0,), np.int64) for _ in self.parts], count)
-            arguments = self.engine.weights, self.pages, rows, self.chunk
-            jobs[_decode_key(count, rows)] = self.engine._decode_rows, arguments
+    def compile(self) -> None:
+        """Begins to compile every program that plain requests need, beside the work."""
+        jobs, weights = [], self.engine.weights
         for count in self._line_counts:
             zeros = np.zeros((count,), np.int32)
             lines = Lines(np.zeros((count, self.line), np.int32), zeros, zeros, self._empty_table(count), zeros)
-            jobs["read", count] = self.engine._read_lines, (self.engine.weights, self.pages, lines)
+            jobs.append((("read", count), self.engine._read_lines, (weights, self.pages, lines)))
+        for count in self._row_counts:
+            rows = self._row_batch([np.zeros((0,), np.int64) for _ in self.parts], count)
+            key = _decode_key(count, rows)
+            jobs.append((key, self.engine._decode_rows, (weights, self.pages, rows, self.chunk)))
         pairs = np.zeros((len(self.parts), PAIRS), np.int32)
-        jobs["_copy_pages",] = self.engine._copy_pages, (self.pages, pairs, pairs)
+        jobs.append((("_copy_pages",), self.engine._copy_pages, (self.pages, pairs, pairs)))
+        few, many, copy = len(self._line_counts), len(jobs) - 2, len(jobs) - 1
+        urgent = [0, few, copy, many, few - 1]  # what one request needs, then what many do
+        order = [*dict.fromkeys(urgent), *(i for i in range(len(jobs)) if i not in urgent)]
+        shapes = [(key, program, jax.tree.map(_shape, arguments)) for key, program, arguments in jobs]
+        self._compiled = CompiledPrograms([shapes[i] for i in order])
 
-        def make(program, arguments):
-            return program.lower(*arguments).compile()
+    def stop_compiling(self) -> None:
+        """Gives up what has not been begun."""
+        if self._compiled is not None:
+            self._compiled.close()
 
-        log = logging.getLogger(__name__)
-        with ThreadPoolExecutor(workers) as threads:
-            futures = {threads.submit(make, *job): key for key, job in jobs.items()}
-            for done, future in enumerate(as_completed(futures), 1):
-                self._ready[futures[future]] = future.result()
-                seconds = time.perf_counter() - start
-                log.info("compiled %d of %d programs of the sampler after %.0f s", done, len(jobs), seconds)
+    def wait(self) -> None:
+        """Returns when everything is compiled."""
+        if self._compiled is not None:
+            self._compiled.wait()
+
+    def _program(self, key: tuple, lazy: Callable) -> Callable:
+        """The compiled program of a shape, or a function that compiles it when it is called."""
+        return (None if self._compiled is None else self._compiled.get(key)) or lazy
+
+    def _decode_lazily(self, weights, pages, rows):
+        return self.engine._decode_rows(weights, pages, rows, self.chunk)
+
+
+def _row_counts(rows: int, multiple: int) -> list[int]:
+    """The sizes that a batch can have, smallest first: halves down to an eighth, and sizes between for many rows."""
+    shares = (8, 4, 2, 1) if rows < 64 else (8, 4, 8 / 3, 2, 4 / 3, 1)
+    counts = {int(rows / share) for share in shares if rows / share == int(rows / share)}
+    return sorted(n for n in counts if n >= multiple and n % multiple == 0)
+
+
+def _shape(x):
+    """An array as what a program can be compiled for."""
+    if not hasattr(x, "shape"):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if isinstance(x, jax.Array) else None)
 
 
 def _decode_key(count: int, rows: RowBatch) -> tuple:

@@ -96,8 +96,16 @@ class Batcher:
         return pages
 
     def compile(self) -> None:
-        """Compiles what plain requests need, several programs at once, so that the first request does not wait."""
+        """Begins to compile what plain requests need, beside the work; the first request waits for what it needs."""
         self._rows.compile()
+
+    def wait_until_compiled(self) -> None:
+        """Returns when everything that `compile` began is there."""
+        self._rows.wait()
+
+    def close(self) -> None:
+        """Ends what is being compiled."""
+        self._rows.stop_compiling()
 
     # Requests
 

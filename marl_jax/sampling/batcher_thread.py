@@ -153,6 +153,7 @@ class BatcherThread:
             self._call(stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._batcher.close()
         atexit.unregister(self.close)
 
     @property

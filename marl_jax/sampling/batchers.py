@@ -81,6 +81,11 @@ class Batchers:
             if batcher.busy:
                 batcher.step()
 
+    def close(self) -> None:
+        """As `Batcher.close`."""
+        for batcher in self.batchers:
+            batcher.close()
+
     def expire(self) -> None:
         """As `Batcher.expire`."""
         for batcher in self.batchers:

@@ -233,7 +233,8 @@ class Programs:
             """Page source[d, i] over page target[d, i] in part d, both int32 [D, n]; D·n is left out."""
 
             def one(x, source, target):
-                return x.at[target].set(x[source], mode="drop")
+                # What is read stands apart: fused with the writing, it would need a copy of all pages.
+                return x.at[target].set(jax.lax.optimization_barrier(x[source]), mode="drop")
 
             return spread(jax.tree.map(lambda x: _in_parts(one, x, source, target), pages))
 

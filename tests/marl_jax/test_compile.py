@@ -15,8 +15,10 @@ from marl_jax.modes import setup as setups
 from marl_jax.modes.compile import largest, operations, programs, render, tables, topology
 from marl_jax.modes.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.modes.compile.programs import Finder
+from models import cache as kv
 from models.attention import default_kernel
 from tests.marl_jax import tiny_run
+from tests.models.tiny_models import CONFIGS
 
 PARTS = 8
 # Parameters of the tiny run: embedding, three norms, q, k, v, o, gate, up, down and the value head are split by D …
@@ -219,9 +221,14 @@ def test_without_a_cuda_compiler_the_program_is_that_of_a_cpu(monkeypatch):
 def test_attention_is_that_of_the_platform_compiled_for():
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
     mesh = jax.sharding.AbstractMesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device)
-    assert default_kernel(size=64, slots=128) == "xla"
+    caches = {slots: jax.eval_shape(lambda n=slots: kv.empty(CONFIGS["llama"], 2, n)) for slots in (64, 100, 128)}
+    assert [default_kernel(64, caches.get(n)) for n in (0, 64, 100, 128)] == ["xla", "xla", "xla", "loop"]
     with jax.sharding.use_abstract_mesh(mesh):
-        assert default_kernel(size=64, slots=128) == "cudnn"
+        assert [default_kernel(64, caches.get(n)) for n in (0, 128)] == ["cudnn", "cudnn"]
+    alone = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(alone):
+        assert [default_kernel(64, caches.get(n)) for n in (100, 128)] == ["cudnn", "pallas"]
+        assert default_kernel(96, caches[128]) == "cudnn"
 
 
 def test_a_model_whose_tokenizer_is_elsewhere_gets_another_one(monkeypatch, tmp_path):

@@ -1,16 +1,17 @@
 """Continuous batching: whatever decodes together, a request gets what it would get alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.sampling import batch_rows
 from marl_jax.sampling.batcher import Batcher
-from marl_jax.sampling.settings import Sampling
+from marl_jax.sampling.settings import Sampling, sample_seed
 from tests.marl_jax.tiny_engine import CONFIG, greedy_chain, make_engine, model_and_params, random_prompts
 
-SLOTS = 48
+SLOTS, PAGE = 48, 4
 LENGTHS = [5, 12, 1, 20, 7, 3, 16, 9, 2]
 BUDGETS = [9, 2, 14, 6, 20, 1, 3, 11, 5]
 
@@ -63,6 +64,12 @@ def check_idle(batcher):
     assert batcher.memory().slots == 0
 
 
+def make(engine, rows=4, **kwargs):
+    """Small pages, so that borders are met often."""
+    options = {"max_length": SLOTS, "chunk": 4, "page_size": PAGE, "cache_tokens": 4 * SLOTS}
+    return Batcher(engine, rows=rows, **{**options, **kwargs})
+
+
 def answer_all(batcher, requests):
     numbers = [batcher.submit(*request) for request in requests]
     answers = batcher.run()
@@ -79,19 +86,23 @@ def only(answers):
 
 @pytest.mark.parametrize(("rows", "chunk", "order"), [(4, 4, 1), (4, 3, -1), (2, 4, 1)])
 def test_continuous_batching_equals_one_by_one(engine, requests, expected, rows, chunk, order):
-    """Nine requests through few rows, in either order: the slots are refilled, the answers stay the same."""
-    batcher = Batcher(engine, rows=rows, max_length=SLOTS, chunk=chunk)
+    """Nine requests through few rows, in either order: rows are refilled, the answers stay the same."""
+    batcher = make(engine, rows, chunk=chunk)
     check_same(answer_all(batcher, requests[::order])[::order], expected)
     usage = batcher.usage
-    assert usage.generated == sum(len(a.tokens) for a in expected) and usage.read == sum(LENGTHS)
-    assert usage.decoded == usage.generated - len(expected), "the first token costs no decoding slot"
-    assert usage.decoded <= usage.slots and 0 < usage.useful <= 1 and usage.seconds > 0
+    assert usage.generated == sum(len(a.tokens) for a in expected)
+    assert usage.read == sum(n - 1 for n in LENGTHS), "the last token is read by the first step of decoding"
+    assert usage.generated <= usage.slots and usage.useful == usage.generated / usage.slots and usage.seconds > 0
     assert (usage.waiting, usage.running, usage.versions) == (0, 0, (0, 0, 0))
-    check_same(answer_all(batcher, requests), expected)  # and again with what is left in the cache
+    assert (usage.reused, usage.preempted) == (0, 0)
+    check_same(answer_all(batcher, requests), expected)  # and again with what is left in the pages
+    again = batcher.usage
+    assert again.read - usage.read == sum((n - 1) % PAGE for n in LENGTHS), "what full pages hold is found"
+    assert again.reused == sum((n - 1) // PAGE * PAGE for n in LENGTHS)
 
 
 def test_requests_may_come_while_others_run(engine, requests, expected):
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    batcher = make(engine)
     answers, waiting = {}, list(enumerate(requests))
     numbers = {}
     while waiting or len(answers) < len(requests):
@@ -104,32 +115,33 @@ def test_requests_may_come_while_others_run(engine, requests, expected):
     check_same([answers[i] for i in range(len(requests))], expected)
 
 
-def test_the_batch_shrinks_at_the_end_and_grows_again(engine, requests):
-    """One long answer does not drag three empty rows along; when others come, it keeps its place among them."""
+def test_the_batch_shrinks_at_the_end_and_grows_again(engine):
+    """One long answer does not drag three empty rows along; when others come, they decode together."""
     long = (random_prompts([4], seed=9)[0], Sampling(max_new_tokens=40, seed=1), 1)
     short = [(p, Sampling(max_new_tokens=3, seed=i), 0) for i, p in enumerate(random_prompts([3, 5, 2], seed=8))]
     expected = apart(engine, [long, *short])
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    batcher = make(engine)
     numbers = [batcher.submit(*r) for r in (long, *short)]
-    sizes = []
-    for _ in range(4):
+    active, slots = [], []
+    for step in range(6):
+        if step == 4:
+            numbers += [batcher.submit(*r) for r in (long, short[0])]
+        before = batcher.usage.slots
         batcher.step()
-        sizes.append(len(batcher._rows.active))
-    assert sizes == [4, 1, 1, 1]
-    assert batcher.usage.slots == 4 * 4 + 3 * 4 and batcher.usage.decoded == 3 * 2 + 16
-    numbers += [batcher.submit(*r) for r in (long, short[0])]
-    batcher.step()
-    assert len(batcher._rows.active) == 4
-    check_idle(batcher)
+        active.append(len(batcher._rows.active))
+        slots.append(batcher.usage.slots - before)
+    assert active == [1, 1, 1, 1, 2, 2] and slots == [4 * 4, 4, 4, 4, 4 * 4, 2 * 4]
+    assert batcher.usage.generated == 6 * 4 + 2 * 4 + 4 * 3
     answers = batcher.run()
+    check_idle(batcher)
     check_same([only(answers[n]) for n in numbers], [*expected, *expected[:2]])
 
 
 def test_full_rows_are_all_useful(engine):
-    """Four requests of nine tokens: one from reading, eight from two chunks of four, no slot wasted."""
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
-    answer_all(batcher, [(p, Sampling(max_new_tokens=9, seed=1), 0) for p in random_prompts([3] * 4)])
-    assert (batcher.usage.decoded, batcher.usage.slots, batcher.usage.useful) == (32, 32, 1.0)
+    """Four requests of eight tokens: two chunks of four, no slot wasted."""
+    batcher = make(engine)
+    answer_all(batcher, [(p, Sampling(max_new_tokens=8, seed=1), 0) for p in random_prompts([3] * 4)])
+    assert (batcher.usage.generated, batcher.usage.slots, batcher.usage.useful) == (32, 32, 1.0)
 
 
 def test_filters_and_penalties_among_plain_requests(engine):
@@ -145,10 +157,12 @@ def test_filters_and_penalties_among_plain_requests(engine):
     ]
     expected = apart(engine, requests)
     assert len(set(expected[0].tokens.tolist())) == 8, "the penalty was felt"
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    batcher = make(engine)
     check_same(answer_all(batcher, requests), expected)
+    sent, row_batch = [], batcher._rows._row_batch
+    batcher._rows._row_batch = lambda *args: sent.append(row_batch(*args)) or sent[-1]
     answer_all(batcher, [(prompts[0], Sampling(max_new_tokens=3), 0)])
-    assert batcher._rows.state.seen is None, "nobody needs it any more"
+    assert [rows.filters for rows in sent] == [None], "nobody needs them any more"
 
 
 def test_stop_strings_end_an_answer_where_they_are_complete(engine):
@@ -159,17 +173,17 @@ def test_stop_strings_end_an_answer_where_they_are_complete(engine):
     stops = [text[0][5:8], text[1][3:5], text[2][:1], "not in it"]
     ends = [t.find(s) + len(s) if s in t else 16 for t, s in zip(text, stops, strict=True)]
     assert ends[2] == 1
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4, tokenizer=Letters())
+    batcher = make(engine, tokenizer=Letters())
     greedy = [Sampling(temperature=0, max_new_tokens=16, stop_strings=("never", s)) for s in stops]
     numbers = [batcher.submit(p, s) for p, s in zip(prompts, greedy, strict=True)]
     batcher.step()
-    check_idle(batcher)  # the rows that have stopped know it, though their budget is not used up
+    assert len(batcher._rows.active) == sum(end > 4 for end in ends), "the rows that have stopped are free"
     answers = batcher.run()
     answers = [only(answers[n]) for n in numbers]
     assert [a.tokens.tolist() for a in answers] == [c[:n] for c, n in zip(chain, ends, strict=True)]
     assert [a.finish for a in answers] == ["stop", "stop", "stop", "length"]
     assert [len(a.logps) for a in answers] == ends
-    assert batcher.usage.decoded == sum(ends) - 4, "what is cut off was no use"
+    assert batcher.usage.generated == sum(ends), "what is cut off was no use"
 
 
 def test_a_stop_id_may_complete_a_stop_string(engine):
@@ -177,57 +191,86 @@ def test_a_stop_id_may_complete_a_stop_string(engine):
     chain = greedy_chain(random_prompts([5]), 6)[0]
     words = Letters.decode(chain[:4])
     sampling = Sampling(temperature=0, max_new_tokens=6, stop_ids=(chain[3],), stop_strings=(words,))
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4, tokenizer=Letters())
+    batcher = make(engine, tokenizer=Letters())
     answer = answer_all(batcher, [(random_prompts([5])[0], sampling, 0)])[0]
     assert answer.tokens.tolist() == chain[: chain.index(chain[3]) + 1] and answer.finish == "stop"
 
 
-def test_settings_are_made_when_a_row_changes_hands_only(engine, monkeypatch):
-    """Per chunk, the host looks at the results and nothing else; no program is compiled twice."""
-    made, programs = [], []
-    real = batch_rows.settings_for
-    monkeypatch.setattr(batch_rows, "settings_for", lambda *args: made.append(args) or real(*args))
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
-    for seed in range(2):
-        for i, prompt in enumerate(random_prompts([3, 9, 16, 2], seed)):
-            batcher.submit(prompt, Sampling(max_new_tokens=25, seed=i, temperature=0.5 * i + seed))
-        made.clear()
+def test_no_program_is_compiled_twice(engine):
+    """Whatever lengths, seeds, temperatures and adapters come, and prompts that are found, copied or read."""
+    batcher, programs = make(engine), []
+    for seed in range(3):
+        for i, prompt in enumerate(random_prompts([3, 9, 16, 2], min(seed, 1))):
+            batcher.submit(prompt, Sampling(max_new_tokens=25 - 5 * i, seed=i, temperature=0.5 * i + seed), i % 3, n=2)
         batcher.run()
-        assert len(made) == 2, "one admission, one plan for all seven chunks"
-        programs.append([getattr(engine, p)._cache_size() for p in ("_admission", "_chunk", "_move", "_idle")])
-    assert programs[0] == programs[1]
+        programs.append([getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows", "_copy_pages")])
+    assert programs[0] == programs[1] == programs[2]
 
 
-def test_a_mesh_gives_the_same_answers(requests, expected):
+def test_programs_may_be_compiled_before_the_first_request(engine, requests, expected):
+    batcher = make(engine)
+    batcher.compile()
+    sizes = {"read": {1, 8}, "decode": {1, 2, 4}}
+    assert {kind: {key[1] for key in batcher._rows._ready if key[0] == kind} for kind in sizes} == sizes
+    before = [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")]
+    check_same(answer_all(batcher, requests), expected)
+    assert [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")] == before
+
+
+def test_a_mesh_gives_the_same_answers(engine, requests, expected):
+    """Two rows in each of four parts, with memory for one conversation each, and samples that share their prompt."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     spread = make_engine(with_adapters=True, mesh=mesh)
-    batcher = Batcher(spread, rows=4, max_length=SLOTS, chunk=4)
-    check_same(answer_all(batcher, requests), expected)
-    assert batcher._rows.state.cache.layers[0][0].sharding.shard_shape((4, SLOTS, 2, 8)) == (1, SLOTS, 1, 8)
-    assert spread._chunk._cache_size() == 1, "rows cannot be halved here: four places"
+    batcher = make(spread, rows=8)
+    batcher.compile()
+    pages = batcher._rows.pages[0][0]
+    assert pages.shape == (48, PAGE, 2, 8) and pages.sharding.shard_shape(pages.shape) == (12, PAGE, 1, 8)
+    prompt, sampling = random_prompts([18], seed=3)[0], Sampling(max_new_tokens=29, seed=5)
+    seeded = [dataclasses.replace(sampling, seed=sample_seed(5, k)) for k in range(6)]
+    many = batcher.submit(prompt, sampling, 1, n=6)
+    numbers = [batcher.submit(*request) for request in requests]
+    answers = batcher.run()
+    check_idle(batcher)
+    check_same(answers[many], apart(engine, [(prompt, s, 1) for s in seeded]))
+    check_same([only(answers[n]) for n in numbers], expected)
+    assert batcher.usage.preempted > 0 and batcher.usage.reused >= 16, "memory was short and prompts were shared"
+    assert spread._read_lines._cache_size() == spread._decode_rows._cache_size() == 0, "all was compiled before"
     with pytest.raises(ValueError, match="rows is 6; accepted: multiples of 4"):
         Batcher(spread, rows=6, max_length=SLOTS)
 
 
-def test_a_nan_ends_its_request_and_spoils_no_other(engine):
-    """Neither its neighbours nor the request that gets its row next, which masks what is left there."""
-    params = model_and_params()[1]
-    weights = engine.weights
-    prompts = [[1, 2, 3], [*[4] * 30, 7], [8], [1] * 20]
-    samplings = [Sampling(max_new_tokens=9, temperature=0)] * 4
-    expected = apart(engine, [(p, s, 0) for p, s in zip(prompts, samplings, strict=True)])
+GOOD = [([1, 2, 3], 9), ([8], 9), ([1] * 20, 9), ([4] * 9, 30)]
+
+
+def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
+    """Neither neighbours nor those that get its pages next: in a prompt that samples share, or in its last token."""
+    weights, greedy = engine.weights, lambda n: Sampling(max_new_tokens=n, temperature=0)
+    good = [(prompt, greedy(n), 0) for prompt, n in GOOD]
+    expected = apart(engine, good)
     assert not any(7 in a.tokens for a in expected)
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
-    spoilt = weights.params | {"embed": params["embed"].at[7].set(jnp.nan)}
+    batcher = make(engine)
+    spoilt = weights.params | {"embed": model_and_params()[1]["embed"].at[7].set(jnp.nan)}
     engine.weights = type(weights)(spoilt, weights.adapters, weights.scale)
     try:
-        answers = answer_all(batcher, [(p, s, 0) for p, s in zip(prompts, samplings, strict=True)])
-        again = answer_all(batcher, [(prompts[0], samplings[0], 0)] * 4)
+        shared = batcher.submit([5, 7, *[6] * 12], greedy(31), n=3)  # the largest budget gets the first pages
+        last = batcher.submit([*[4] * 30, 7], greedy(9))
+        numbers = [batcher.submit(*request) for request in good]
+        answers = batcher.run()
+        check_idle(batcher)
+        again = [answer_all(batcher, good) for _ in range(3)]  # round and round through all pages
+        cancelled = batcher.submit([7, *[3] * 30], greedy(9))
+        batcher._refill()
+        batcher._rows.read()
+        assert batcher.cancel(cancelled)  # it has been read, and nobody has seen that it is not finite
+        batcher.run()
+        batcher._rows.forget(0)  # so that its pages are free, and the next ones to be taken
+        again += [answer_all(batcher, good) for _ in range(3)]
     finally:
         engine.weights = weights
-    assert answers[1].finish == "invalid" and len(answers[1].tokens) == 0
-    check_same([answers[0], *answers[2:]], [expected[0], *expected[2:]])
-    check_same(again, [expected[0]] * 4)
+    assert [(a.finish, len(a.tokens)) for a in (*answers[shared], *answers[last])] == [("invalid", 0)] * 4
+    check_same([only(answers[n]) for n in numbers], expected)
+    for found in again:
+        check_same(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +291,7 @@ def test_a_nan_ends_its_request_and_spoils_no_other(engine):
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(engine, act, message):
-    batcher = Batcher(engine, rows=4, max_length=SLOTS, chunk=4)
+    batcher = make(engine)
     with pytest.raises(ValueError, match=message):
         act(batcher)
     assert batcher.run() == {}

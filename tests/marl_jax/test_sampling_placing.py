@@ -290,16 +290,17 @@ def test_the_sample_that_came_last_gives_its_row_up(conversations):
     """Rows grow until memory for one fewer is used up: the last one is preempted, never one that came before it."""
     engine, rows = FakeEngine(), conversations + 1
     batcher = make(engine, rows=rows, cache_tokens=conversations * LENGTH)
-    numbers = [batcher.submit([first, *PROMPT[:4]], Sampling(max_new_tokens=19)) for first in range(rows)]
+    prompts = [[first, *PROMPT[: 4 if first else 8]] for first in range(rows)]  # so that the last page is the first's
+    numbers = [batcher.submit(prompt, Sampling(max_new_tokens=15)) for prompt in prompts]
     lost = []
     while batcher.busy:
         before = {s.request.id for s in batcher._rows.active}
         batcher.step()
         lost += sorted(before - {s.request.id for s in batcher._rows.active} - {n for n, _ in batcher._done})
     assert set(lost) == {numbers[-1]} and len(lost) == batcher.usage.preempted
-    for first, number in enumerate(numbers):
+    for prompt, number in zip(prompts, numbers, strict=True):
         answer = dict(batcher._done)[number][0]
-        assert answer.tokens.tolist() == engine.answer([first, *PROMPT[:4]], 0, 0, 19)[0]
+        assert answer.tokens.tolist() == engine.answer(prompt, 0, 0, 15)[0]
     check_idle(batcher)
 
 

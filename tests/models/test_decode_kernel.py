@@ -70,7 +70,7 @@ def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float
     going = jnp.asarray(GOING, jnp.int32)
     large = tuple(jnp.full((12, *x.shape[1:]), 7, dtype).at[ROWS].set(x) for x in (k, v))
     run = jit(lambda *x: decode_attention(
-        *x, starts, going, heads=heads, window=window, rows=jnp.asarray(ROWS, jnp.int32), prefix=prefix,
+        *x, starts, going, heads=heads, window=window, table=jnp.asarray(ROWS[:, None], jnp.int32), prefix=prefix,
         readers=readers, **opts,
     ))  # fmt: skip
     out, *layer = run(qkv, cos, sin, *large)
@@ -90,6 +90,72 @@ def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float
 def test_it_reads_rows_of_a_larger_cache_behind_a_prefix(window, n):
     """A prefix that is no multiple of a block; windows that end in the cache or in the prefix."""
     check_rows(7, window, n, block=BLOCK, interpret=True)
+
+
+def paged(layer, size, seed=0):
+    """Caches [B, S, K, H] cut into pages of `size` slots that lie about in a pool; what is left of it is rubbish.
+
+    Rows share the first page of row 4 where their own has the same place, which is to say: rows 4 and 5 do.
+    """
+    rng, (batch, slots) = np.random.default_rng(seed), layer[0].shape[:2]
+    width = slots // size
+    places = rng.permutation(batch * width + 5)
+    table = places[: batch * width].reshape(batch, width)
+    layer = [x.at[5, :size].set(x[4, :size]) for x in layer]
+    table[5, 0] = table[4, 0]
+    pools = []
+    for x in layer:
+        pool = jnp.full((len(places), size, *x.shape[2:]), 1e3, x.dtype)
+        pools.append(pool.at[table].set(x.reshape(batch, width, size, *x.shape[2:])))
+    return layer, pools, table
+
+
+def check_pages(group, window, page, size=16, kv_heads=2, dtype=jnp.float32, slots=SLOTS, atol=2e-6, **options):
+    """Pages in any order, one of them shared: the same numbers, and no page changes but for the new tokens."""
+    heads = group * kv_heads
+    qkv, cos, sin, k, v, starts = step_inputs(group, size, kv_heads, dtype, seed=group, slots=slots)
+    layer, pools, table = paged((k, v), page)
+    expected = jit(plain, static_argnums=(6, 7))(qkv, cos, sin, *layer, starts, heads, window)
+    run = jit(lambda *x: decode_attention(
+        *x, starts, jnp.asarray(GOING, jnp.int32), heads=heads, window=window, table=jnp.asarray(table, jnp.int32),
+        **options,
+    ))  # fmt: skip
+    out, *after = run(qkv, cos, sin, *pools)
+    np.testing.assert_allclose(*(np.asarray(x[GOING > 0], np.float32) for x in (out, expected[0])), atol=atol)
+    assert np.isfinite(np.asarray(out, np.float32)).all()
+    for mine, theirs, before in zip(after, expected[1:], pools, strict=True):
+        found = mine[table].reshape(theirs.shape)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, theirs)), atol=atol)
+        rest = np.setdiff1d(np.arange(len(before)), table)
+        np.testing.assert_array_equal(mine[rest], before[rest])
+
+
+@pytest.mark.parametrize(
+    ("group", "window", "page"), [(1, None, 4), (7, None, 16), (6, 5, 4), (7, 20, 8), (3, None, 32)]
+)
+def test_it_reads_and_writes_pages(group, window, page):
+    """Rows that end at the borders of pages and blocks, pages smaller and larger than a block, idle and full rows."""
+    check_pages(group, window, page, block=BLOCK, interpret=True)
+
+
+def test_pages_that_a_row_does_not_fill_are_never_seen():
+    """NaN in them, in the rest of the last page, and in pages before a window."""
+    qkv, cos, sin, k, v, starts = step_inputs(group=1)
+    _, pools, table = paged((k, v), 4)
+    position = np.arange(SLOTS)
+    hidden = (position >= STARTS[:, None]) | (position <= STARTS[:, None] - 9)
+    spoilt = np.ones((len(pools[0]), 4), bool)
+    for b in range(len(STARTS)):
+        for at in np.flatnonzero(~hidden[b]):
+            spoilt[table[b, at // 4], at % 4] = False
+    run = jit(lambda *x: decode_attention(
+        *x, starts, jnp.asarray(GOING), heads=2, window=9, table=jnp.asarray(table, jnp.int32), block=BLOCK,
+        interpret=True,
+    )[0])  # fmt: skip
+    clean = run(qkv, cos, sin, *pools)
+    np.testing.assert_array_equal(
+        clean, run(qkv, cos, sin, *(jnp.where(spoilt[..., None, None], jnp.nan, x) for x in pools))
+    )
 
 
 def test_more_query_heads_than_a_tile():
@@ -148,7 +214,7 @@ def test_with_rows_and_a_prefix_it_lowers_for_cuda():
     inputs = step_inputs(7, 64, 2, jnp.bfloat16, slots=128)
     prefix, rows = (jnp.zeros((2, 316, 2, 64), jnp.bfloat16),) * 2, jnp.arange(8, dtype=jnp.int32)
     text = lowered(
-        lambda *x: decode_attention(*x, rows, heads=14, rows=rows, prefix=prefix, readers=rows % 2), inputs,
+        lambda *x: decode_attention(*x, rows, heads=14, table=rows[:, None], prefix=prefix, readers=rows % 2), inputs,
         donate_argnums=(3, 4),
     )  # fmt: skip
     assert "triton" in text.lower() and text.count("tf.aliasing_output") == 2
@@ -176,9 +242,21 @@ def test_on_the_device_it_reads_rows_behind_a_prefix(window):
     check_rows(7, window, n=3, length=316, size=64, dtype=jnp.bfloat16, slots=512, atol=0.04)
 
 
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="the compiled kernel runs on an NVIDIA GPU only")
+@pytest.mark.parametrize(("window", "page"), [(None, 16), (100, 16), (None, 128)])
+def test_on_the_device_it_reads_and_writes_pages(window, page):
+    check_pages(7, window, page, size=64, dtype=jnp.bfloat16, slots=512, atol=0.04)
+
+
 @pytest.mark.parametrize(
     ("size", "slots", "fits"), [(64, 128, True), (128, 64, True), (96, 128, False), (8, 128, False), (64, 130, False)]
 )
 def test_heads_and_caches_that_do_not_suit_it_are_known(size, slots, fits):
     """Phi-3 has heads of 96 and a rollout may have a cache of 130 slots: those go to cuDNN instead."""
     assert supported(size, slots) is fits
+
+
+@pytest.mark.parametrize(("page", "pages", "fits"), [(16, 5, True), (1, 3, True), (12, 4, False), (48, 1, False)])
+def test_pages_that_do_not_suit_it_are_known(page, pages, fits):
+    """Any number of pages of a power of two; a page that is all of a row must divide into blocks."""
+    assert supported(64, page, pages) is fits
