@@ -1,5 +1,6 @@
 """What every test shares: eight virtual CPU devices, quick compiling, and a way to the optional shared data."""
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -11,7 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # by another test, worker or subprocess, are found again.
 ROUGH = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jaxlib") < "0.11":  # later ones do not know the flag, and end at an unknown one
-    ROUGH += " --xla_cpu_use_fusion_emitters=false"  # half the time to compile
+    # Half the time to compile; and a program in one piece, since there is no core to compile a second one.
+    ROUGH += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if "MARL_JAX_TESTS" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {ROUGH}"
     os.environ["MARL_JAX_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="marl_jax-tests-")
@@ -42,6 +44,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.quick)
     names = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+
+
+def pytest_collection_finish():
+    """Tracing makes many small objects that live on: looking for cycles among them all as often as usual is costly."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_unconfigure(config):
