@@ -58,6 +58,18 @@ def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
 
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs have one device unless they are given others: programs for a mesh take longer to compile."""
+    import jax
+
+    from marl_jax.devices import mesh
+
+    make = mesh.make
+    monkeypatch.setattr(mesh, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+
+
 SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 

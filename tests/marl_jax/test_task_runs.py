@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 
 from configs import defaults
 from marl_jax.config import validate
-from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
 from marl_jax.modes import contestants, evaluate, export, task_play, train
@@ -32,10 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMED = ("time", "seconds/rollout", "seconds/update", "episodes/seconds", "episodes_per_s", "tokens_per_s")
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    make = meshes.make
-    monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def run(config, workdir):
