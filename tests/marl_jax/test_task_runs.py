@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,9 +71,15 @@ def launch(workdir, cache, *flags):
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "at_grpo"])
-@pytest.mark.parametrize("task", ["arithmetic", "arithmetic_debate", "solver_checker"])
-def test_every_task_runs_with_every_algorithm(algorithm, task, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "algorithm"),
+    [
+        ("arithmetic", "grpo"), ("arithmetic", "at_grpo"), ("arithmetic_debate", "ppo"),
+        ("arithmetic_debate", "at_grpo"), ("solver_checker", "grpo"), ("solver_checker", "at_grpo"),
+    ],
+)  # fmt: skip
+def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm, tmp_path):
+    """To a task PPO and GRPO are the same: it is asked for one answer at a time. AT-GRPO asks for several."""
     config = tiny_task.get_config(f"{algorithm}+{task}")
     config.task.n_episodes = 2
     if (algorithm, task) == ("at_grpo", "arithmetic_debate"):
@@ -93,10 +100,9 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     config = tiny_task.get_config(algorithm)
     config.steps = 4
     whole = run(config, tmp_path / "whole")
-    config.steps = 2
-    run(config, tmp_path / "parts")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
     assert state(tmp_path / "parts").meta["rollout"]["step"] == 2
-    config.steps = 4
     run(config, tmp_path / "parts")
     ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert ours.meta == theirs.meta and ours.meta["rollout"]["step"] == 4
