@@ -241,10 +241,12 @@ def candidates(long_names):
     trained, frozen = tiny_play.weights(policy)
     params = {"main": {**frozen, **trained}}
     samples, *_ = jax.jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
-    rows, _ = ALGORITHMS.get("at_grpo").prepare(policy, {}, samples, tiny_puzzle.algo(filter_zero_std_groups=False))
+    algo = tiny_puzzle.algo(filter_zero_std_groups=False)
+    rows = quick_jit(lambda s: ALGORITHMS.get("at_grpo").prepare(policy, {}, s, algo)[0])(samples)
     return policy, trained, frozen, rows
 
 
+@functools.partial(quick_jit, static_argnames="policy")
 def separate(rows, policy):
     """Every candidate in a row of its own, the whole prompt before it: K times as many rows."""
     skip = len(policy.prefix)
