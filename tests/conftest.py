@@ -1,5 +1,6 @@
 """What every test shares: eight virtual CPU devices, quick compiling, and a way to the optional shared data."""
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -11,7 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # by another test, worker or subprocess, are found again.
 ROUGH = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jaxlib") < "0.11":  # later ones do not know the flag, and end at an unknown one
-    ROUGH += " --xla_cpu_use_fusion_emitters=false"  # half the time to compile
+    # Half the time to compile; and a program in one piece, since there is no core to compile a second one.
+    ROUGH += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if "MARL_JAX_TESTS" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {ROUGH}"
     os.environ["MARL_JAX_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="marl_jax-tests-")
@@ -21,8 +23,8 @@ import pytest
 
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "history", "processes", "train", "sharded_training", "conversations", "history_runs", "sft", "team", "update",
-    "grpo", "at_grpo", "curriculum",
+    "task_runs", "history", "conversations", "team", "processes", "events", "task_processes", "train", "extending",
+    "sharded_training", "sft", "update", "at_grpo", "grpo", "parser", "history_runs", "text", "evaluate", "curriculum",
 )  # fmt: skip
 
 
@@ -44,10 +46,29 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
+def pytest_collection_finish():
+    """What was imported stays, and what is traced lives long: cycles are sought less often, and not among imports."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
+
+
 def pytest_unconfigure(config):
     """The last to leave, not one of its workers, clears the compiled programs away."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs have one device unless they are given others: programs for a mesh take longer to compile."""
+    import jax
+
+    from marl_jax.devices import mesh
+
+    make = mesh.make
+    monkeypatch.setattr(mesh, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+
 
 SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

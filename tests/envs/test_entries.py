@@ -41,9 +41,10 @@ def test_bots_by_name(name):
     own = tuple(GAMES.get(name).bots)
     assert bot_names(name)[0] == "random" and bot_names(name)[len(bot_names(name)) - len(own) :] == own
     assert set(own) >= set(OWN_BOTS.get(name, ()))
-    state = game.reset(jax.random.key(0))
+    state = jax.jit(game.reset)(jax.random.key(0))
+    legal = jax.jit(game.legal)(state)
     for bot in bot_names(name):
-        assert game.legal(state)[make_bot(game, bot).act(state, jax.random.key(0))]
+        assert legal[jax.jit(make_bot(game, bot).act)(state, jax.random.key(0))]
     with pytest.raises(ValueError, match=f"{name} has no bot 'oracle'; accepted: {', '.join(bot_names(name))}"):
         make_bot(game, "oracle")
 

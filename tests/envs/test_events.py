@@ -146,17 +146,20 @@ def test_events_are_about_the_reader():
     told, _ = step(start, hint)
     built, _ = step(told, play)
     hand = "What hints tell about this hand: 1: (yellow, any rank); 2: (red, any rank).\n"
-    assert event(t, start, hint, told, 0) == f"You told player +1 about yellow: card 1. Information tokens: 2. {hand}"
-    assert event(t, start, hint, told, 1) == f"Player +1 told you about yellow: card 1. Information tokens: 2. {hand}"
+    event = event_of(t)
+    assert event(start, hint, told, 0) == f"You told player +1 about yellow: card 1. Information tokens: 2. {hand}"
+    assert event(start, hint, told, 1) == f"Player +1 told you about yellow: card 1. Information tokens: 2. {hand}"
     shown = "The hand now: 1: red 2 (red, any rank); 2: red 1 (any colour, any rank).\n"
     own = "What hints tell about this hand: 1: (red, any rank); 2: (any colour, any rank).\n"
     start = "played card 1: yellow 1, which was built. Cards in the deck: 7."
-    assert event(t, told, play, built, 0) == f"Player +1 {start} {shown}"
-    assert event(t, told, play, built, 1) == f"You {start} {own}"
+    assert event(told, play, built, 0) == f"Player +1 {start} {shown}"
+    assert event(told, play, built, 1) == f"You {start} {own}"
 
 
-def event(t, before, action, after, seat: int) -> str:
-    return t.events.text(jax.device_get(t.event_indices(before, action, after, jnp.int32(seat))))
+def event_of(t):
+    """From a state, the move, the state after it and a seat to what that seat reads; compiled once."""
+    indices = jit(t.event_indices)
+    return lambda before, action, after, seat: t.events.text(jax.device_get(indices(before, action, after, seat)))
 
 
 # --- Nothing is given away ------------------------------------------------------------------------------------------
@@ -190,6 +193,7 @@ def test_another_deal_of_the_own_hand_reads_the_same():
     """Two games that differ in the reader's hand only, as long as nobody tells or plays any of it."""
     g = game("hanabi")
     t, step = text("hanabi", "compact"), jit(g.step)
+    event = event_of(t)
     rng = np.random.default_rng(0)
     deck = np.asarray(g.reset(jax.random.key(5)).deck)
     other = deck.copy()
@@ -202,7 +206,7 @@ def test_another_deal_of_the_own_hand_reads_the_same():
         allowed = np.arange(g.n_actions)[kinds][legal[kinds]]
         action = jnp.int32(rng.choice(allowed))
         following = [step(state, action)[0] for state in states]
-        read = [event(t, *pair, 0) for pair in zip(states, (action, action), following, strict=True)]
+        read = [event(*pair, 0) for pair in zip(states, (action, action), following, strict=True)]
         assert read[0] == read[1]
         states = following
         if bool(g.done(states[0])) or int(states[0].information) == 0:

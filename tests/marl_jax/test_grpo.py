@@ -21,6 +21,7 @@ from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import K
 from tests.marl_jax.tiny_samples import by_hand
+from tests.models.tiny_models import quick_jit
 
 # ------------------------------------------------------------------------------------------------ the family by hand
 
@@ -52,15 +53,20 @@ def two_answers(name="at_grpo", rewards=(4.0, 0.0), lengths=LENGTHS):
 def learn(samples, algo, change=0.0):
     """(samples as prepared, metrics, loss, gradient as [answers, 4]) of log-probabilities that changed since."""
     algorithm = ALGORITHMS.get(algo.name)
-    rows, metrics = algorithm.prepare(POLICY, {}, samples, algo)
-    weighed = algorithm.objective.weigh(rows, algo)
 
-    def loss(logps):
-        scores = Scores(logps, jnp.zeros_like(logps), jnp.zeros_like(logps))
-        return algorithm.objective.loss(rows, weighed, scores, algo)[0]
+    @quick_jit
+    def learnt(samples, change):
+        rows, metrics = algorithm.prepare(POLICY, {}, samples, algo)
+        weighed = algorithm.objective.weigh(rows, algo)
 
-    shape = rows.logps.shape if np.ndim(change) else ()
-    value, gradient = jax.value_and_grad(loss)(rows.logps + jnp.reshape(jnp.asarray(change), shape) * rows.mask())
+        def loss(logps):
+            scores = Scores(logps, jnp.zeros_like(logps), jnp.zeros_like(logps))
+            return algorithm.objective.loss(rows, weighed, scores, algo)[0]
+
+        shape = rows.logps.shape if jnp.ndim(change) else ()
+        return rows, metrics, *jax.value_and_grad(loss)(rows.logps + jnp.reshape(change, shape) * rows.mask())
+
+    rows, metrics, value, gradient = learnt(samples, jnp.asarray(change))
     return rows, metrics, float(value), gradient.reshape(-1, 4)
 
 
@@ -202,7 +208,8 @@ def test_every_episode_is_whole():
 def test_advantages_are_those_of_the_returns_of_episodes():
     params, _, samples, _, _ = played()
     algo = tiny_puzzle.algo("grpo")
-    rows, metrics = ALGORITHMS.get("grpo").prepare(tiny_puzzle.policy(), params["main"], samples, algo)
+    prepare = quick_jit(lambda w, s: ALGORITHMS.get("grpo").prepare(tiny_puzzle.policy(), w, s, algo))
+    rows, metrics = prepare(params["main"], samples)
     found = np.asarray(samples.in_time(rows.at_first(rows.advantages)))
     counts, groups = in_time(samples, "loss_weights") > 0, 0
     episodes, rewards, seats = (in_time(samples, name) for name in ("episode", "rewards", "seat"))
@@ -234,10 +241,12 @@ def candidates(long_names):
     trained, frozen = tiny_play.weights(policy)
     params = {"main": {**frozen, **trained}}
     samples, *_ = jax.jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
-    rows, _ = ALGORITHMS.get("at_grpo").prepare(policy, {}, samples, tiny_puzzle.algo(filter_zero_std_groups=False))
+    algo = tiny_puzzle.algo(filter_zero_std_groups=False)
+    rows = quick_jit(lambda s: ALGORITHMS.get("at_grpo").prepare(policy, {}, s, algo)[0])(samples)
     return policy, trained, frozen, rows
 
 
+@functools.partial(quick_jit, static_argnames="policy")
 def separate(rows, policy):
     """Every candidate in a row of its own, the whole prompt before it: K times as many rows."""
     skip = len(policy.prefix)

@@ -134,11 +134,12 @@ def test_adapters_of_historical_opponents_are_their_own_on_the_same_base():
     keys = row_keys(jax.random.fold_in(jax.random.split(key)[0], 0), roll.rows)
     act_keys = jax.vmap(lambda k: jax.random.split(k, 3)[0])(keys)
 
+    @jax.jit
     def answers(params):
         ready = roll.team.prepare_for_sampling(params)
-        return np.asarray(roll.team.act(ready, seen.prompts, seen.lengths, seen.legal, act_keys, seen.policy).action)
+        return roll.team.act(ready, seen.prompts, seen.lengths, seen.legal, act_keys, seen.policy).action
 
-    theirs, ours = answers(old), answers(now)
+    theirs, ours = np.asarray(answers(old)), np.asarray(answers(now))
     opposite = (np.arange(32) >= sections.own) & (np.asarray(seen.seat) != np.asarray(state.games.seat))
     assert (theirs != ours)[opposite].any()  # or the test cannot fail
     cells = np.log2(np.asarray(after.games.state.crosses)).astype(int)

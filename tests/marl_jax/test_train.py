@@ -97,11 +97,11 @@ def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
     assert state(tmp_path)[0] == steps_done(tmp_path) >= 3
 
 
+@pytest.mark.usefixtures("one_device")
 def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_start(tmp_path):
     config = tiny_run.get_config()
     config.steps = 3
     config.model.lora.rank = 2
-    config.mesh.data = 8
     train.train(config, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "broken")
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "3")
@@ -184,11 +184,11 @@ def test_weights_are_known_by_their_name_wherever_they_lie(finished):
     assert placed("/here/other.gguf") == "other.gguf"
 
 
+@pytest.mark.usefixtures("one_device")
 def test_updates_that_are_never_finite_end_the_run(tmp_path):
     config = tiny_run.get_config()
     config.algo.value_coef = 1e38
     config.reward.agent = 1e30
-    config.mesh.data = 8
     config.log.every = 2
     write_config(config, tmp_path)
     with pytest.raises(RunError, match=r"updates were not finite and were skipped; lower optim.lr .*max_grad_norm$"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from ml_collections import FrozenConfigDict
 
 from configs import defaults
 from envs.games.tic_tac_toe.rules import TicTacToe
@@ -21,6 +22,7 @@ from tests.marl_jax.test_advantages import streams
 
 GAME = TicTacToe()
 PPO = ALGORITHMS.get("ppo")
+SGD = optax.sgd(0.1)
 
 
 @functools.cache
@@ -34,21 +36,34 @@ def played(**settings):
     return policy, trained, frozen, samples
 
 
+@functools.cache
+def prepare_program(algo, **settings):
+    """Advantages, compiled once for all tests with these settings."""
+    policy = played(**settings)[0]
+    return jax.jit(lambda w, s: PPO.prepare(policy, w, s, algo)[0])
+
+
+@functools.cache
+def update_program(algo, optimiser, **settings):
+    """One update, compiled once for all tests with these settings."""
+    return jax.jit(update.make_update(played(**settings)[0], optimiser, PPO.objective, algo))
+
+
 def prepared(algo, samples=None, **settings):
     """The samples of a rollout, or these, with their advantages."""
-    policy, trained, frozen, own = played(**settings)
-    prepare = jax.jit(lambda w, s: PPO.prepare(policy, w, s, algo)[0])
+    _, trained, frozen, own = played(**settings)
+    prepare = prepare_program(FrozenConfigDict(algo), **settings)
     return prepare({**frozen, **trained}, own if samples is None else samples)
 
 
-def step(algo, train_state=None, rows=None, optimiser=None, **settings):
+def step(algo, rows=None, optimiser=SGD, program=None, **settings):
     """One update with these settings: (train state, metrics)."""
-    policy, trained, frozen, _ = played(**settings)
-    optimiser = optimiser or optax.sgd(0.1)
-    train_state = train_state or update.new_train_state(trained, frozen, optimiser)
+    _, trained, frozen, _ = played(**settings)
+    train_state = update.new_train_state(trained, frozen, optimiser)
     if rows is None:
         rows = prepared(algo, **settings)
-    return jax.jit(update.make_update(policy, optimiser, PPO.objective, algo))(train_state, rows, jax.random.key(0))
+    program = program or update_program(FrozenConfigDict(algo), optimiser, **settings)
+    return program(train_state, rows, jax.random.key(0))
 
 
 def moved(train_state, **settings):
@@ -127,21 +142,32 @@ def test_minibatches_of_nothing_do_not_blur_the_metrics():
         assert float(several[name]) == pytest.approx(float(together[name]), rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("active,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
-def test_parts_without_anything_to_learn_are_not_read(active, read, monkeypatch):
-    algo = tiny_play.ppo(minibatches=1, grad_accum_steps=4)
-    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active  # spread over the batch
-    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
-    score, calls = scoring.score, []
+@pytest.fixture(scope="module")
+def watched_parts():
+    """(settings, an update in four parts, a list that grows by one with every part that is read)."""
+    algo, score, calls = tiny_play.ppo(minibatches=1, grad_accum_steps=4), scoring.score, []
+    program = jax.jit(update.make_update(played()[0], SGD, PPO.objective, algo))
 
     def watched(*given):
         jax.debug.callback(lambda: calls.append(1))
         return score(*given)
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scoring, "score", watched)
-        parts, metrics = step(algo, rows=rows)
-        jax.effects_barrier()
+        step(algo, program=program)  # traces it
+    jax.effects_barrier()
+    assert len(calls) == 4
+    return algo, program, calls
+
+
+@pytest.mark.parametrize("active,read", [(0, 0), (10, 1), (24, 2), (25, 3), (48, 4)])
+def test_parts_without_anything_to_learn_are_not_read(active, read, watched_parts):
+    algo, program, calls = watched_parts
+    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active  # spread over the batch
+    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
+    calls.clear()
+    parts, metrics = step(algo, rows=rows, program=program)
+    jax.effects_barrier()
     assert len(calls) == read
     whole, expected = step(tiny_play.ppo(minibatches=1), rows=rows)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole.trained, parts.trained)
@@ -149,23 +175,27 @@ def test_parts_without_anything_to_learn_are_not_read(active, read, monkeypatch)
         assert float(metrics[name]) == pytest.approx(float(expected[name]), abs=1e-5)
 
 
-@pytest.mark.parametrize("active", [10, 24, 25])
-def test_only_active_rows_are_read_where_few_are(active):
-    """At most 24 rows: they are taken out of the batch, and what is learnt is the same. 25 rows take the long way."""
-    algo = tiny_play.ppo(minibatches=1)
-    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active
-    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
-    sizes = []
+@pytest.fixture(scope="module")
+def counted_rows():
+    """(an update of at most 24 rows where that is enough, a list of how many were read)."""
+    sizes, learn = [], update.make_update(played()[0], SGD, PPO.objective, tiny_play.ppo(minibatches=1))
 
     def counting(state, samples, key):
         jax.debug.callback(lambda: sizes.append(samples.n))
         return learn(state, samples, key)
 
-    policy, trained, frozen, _ = played()
-    optimiser = optax.sgd(0.1)
-    learn = update.make_update(policy, optimiser, PPO.objective, algo)
-    few = jax.jit(lambda state, rows: update.update_active_rows(counting, state, rows, jax.random.key(0), 24))
-    found, _ = few(update.new_train_state(trained, frozen, optimiser), rows)
+    return jax.jit(lambda state, rows, key: update.update_active_rows(counting, state, rows, key, 24)), sizes
+
+
+@pytest.mark.parametrize("active", [10, 24, 25])
+def test_only_active_rows_are_read_where_few_are(active, counted_rows):
+    """At most 24 rows: they are taken out of the batch, and what is learnt is the same. 25 rows take the long way."""
+    few, sizes = counted_rows
+    algo = tiny_play.ppo(minibatches=1)
+    chosen = jnp.argsort(jnp.sin(jnp.arange(48.0))) < active
+    rows = prepared(algo).replace(loss_weights=chosen.astype(jnp.float32)[:, None])
+    sizes.clear()
+    found, _ = step(algo, rows=rows, program=few)
     jax.effects_barrier()
     assert sizes == [24 if active <= 24 else 48]
     expected, _ = step(algo, rows=rows)

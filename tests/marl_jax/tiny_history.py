@@ -140,7 +140,7 @@ class Program:
     def __call__(self, params=None, start=None, key=1, snapshot=None) -> Run:
         """One rollout from fresh games or others."""
         params = params_of(self.roll) if params is None else params
-        start = self.roll.fresh_games(jax.random.key(0)) if start is None else start
+        start = jax.jit(self.roll.fresh_games)(jax.random.key(0)) if start is None else start
         given = (params, start, jax.random.key(key), snapshot)
         if self._moves is None:
             with watching() as self._moves:
@@ -314,6 +314,7 @@ def _who(roll, b, number, learner) -> tuple[bool, bool]:
     return False, False
 
 
+@functools.cache
 def _backbone(roll, seat):
     policy = int(roll.seating.policy(jnp.asarray(seat)))
     return roll.team.backbones[int(roll.team.backbone_of(policy))]

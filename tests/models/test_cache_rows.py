@@ -48,6 +48,15 @@ def read(model, params, adapters, ids, tokens):
     return model.forward(params, tokens, adapters=adapters, dtype=F32)[0]
 
 
+@functools.partial(quick_jit, static_argnames="model")
+def read_prefix(model, params, rules, adapters=None):
+    """Read once, or once for each adapter."""
+    if adapters is not None:
+        rules = jnp.repeat(rules, SEATS, axis=0)
+        adapters = lora.Lora(adapters, lora.scales(SEATS, 3, 6.0), jnp.arange(SEATS))
+    return model.read_prefix(params, rules, adapters=adapters, dtype=F32)
+
+
 def random_adapters(model):
     """One adapter for each seat, unstacked."""
     shapes = jax.eval_shape(lambda: lora.init(model.cfg, jax.random.key(0), SEATS, 3, ("q", "k", "v", "o")))
@@ -112,8 +121,7 @@ def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=Non
     model, stacked = make(family)
     params, adapters = unstack(model, stacked), random_adapters(model)
     rules = random_tokens(1, PREFIX, seed=9)
-    readers = lora.Lora(adapters, lora.scales(SEATS, 3, 6.0), jnp.arange(SEATS))
-    prefix = model.read_prefix(params, np.repeat(rules, SEATS, axis=0), adapters=readers, dtype=F32)
+    prefix = read_prefix(model, params, rules, adapters)
     talks, _ = play(model, params, adapters, prefix, kernel)
     check(model, params, talks, adapters, rules[0])
 
@@ -129,7 +137,7 @@ def test_steps_by_our_kernel(family, monkeypatch):
 def test_behind_one_prefix_given_layer_by_layer():
     model, stacked = make("mistral")
     params, rules = unstack(model, stacked), random_tokens(1, PREFIX, seed=9)
-    prefix = model.read_prefix(params, rules, dtype=F32)
+    prefix = read_prefix(model, params, rules)
     talks, cache = play(model, params, prefix=model.unstack_prefix(prefix))
     check(model, params, talks, prefix=rules[0])
     _, other = play(model, params, prefix=prefix)
@@ -159,7 +167,7 @@ def test_appending_by_cudnn_takes_one_bias_for_all_heads(monkeypatch, shared):
     """cuDNN is replaced by XLA here: what it is given counts, and that the result is the same."""
     model, stacked = make("mistral")
     params, rules = unstack(model, stacked), random_tokens(1, PREFIX, seed=9) if shared else random_tokens(1, 0)
-    prefix = model.read_prefix(params, rules, dtype=F32) if shared else None
+    prefix = read_prefix(model, params, rules) if shared else None
     plain, biases = jax.nn.dot_product_attention, []
 
     def recorded(q, k, v, *, implementation, **kwargs):

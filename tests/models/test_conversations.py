@@ -150,8 +150,9 @@ def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     check_same(model, {"model": params}, start=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama3", "phi3", "qwen3", "gpt2"])
 def test_behind_a_prefix_with_an_adapter_for_each_row(family):
+    """Scaled and learnt positions, a window, normalised queries and keys: what a prefix could shift."""
     model, params = make(family)
     check_same(model, with_adapters(model, params), start=PREFIX)
 
