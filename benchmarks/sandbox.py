@@ -1,0 +1,246 @@
+"""What the sandbox does: programs a second, gold solutions of data sets, and leaks, as JSON lines.
+
+    python -m benchmarks.sandbox                                # programs a second, and how well wall limits hold
+    python -m benchmarks.sandbox --gold=../shared/data/open     # gold solutions of MBPP, HumanEval, CRUXEval, QuixBugs
+    python -m benchmarks.sandbox --leaks=10000                  # processes, files and memory before and after
+
+Every line says which layers hold, how many CPUs there are and the load of the machine when it began: a busy machine
+halves the rate. `--namespaces` picks one way to isolate instead of the strongest: bubblewrap, unshare or none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import random
+import resource
+import time
+from pathlib import Path
+
+from envs.tasks.sandbox import Limits, Sandbox, launch
+from envs.tasks.sandbox.asserts import statements
+from envs.tasks.sandbox.inside.tree import descendants
+
+SMALL = "def f(n):\n    return sum(i * i for i in range(n))\n\nprint(f(int(input())))\n"
+PATIENT = Limits(wall=30.0, cpu=25.0, memory_mb=1024)
+# Programs of QuixBugs return tuples and generators where the expected JSON has lists.
+PLAIN = """
+def _plain(value):
+    if isinstance(value, (str, bytes, int, float, type(None))):
+        return value
+    return [_plain(item) for item in value]
+"""
+
+
+BAD = {
+    "spins": "while True: pass",
+    "spins in many processes": "import os\nfor _ in range(4): os.fork()\nwhile True: pass",
+    "ignores signals": "import signal, time\n"
+    "for n in (1, 2, 3, 13, 14, 15): signal.signal(n, signal.SIG_IGN)\ntime.sleep(99)",
+    "prints": "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "forks": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+}
+
+
+def report(sandbox, load, **what):
+    """A line of JSON."""
+    where = {"layers": sandbox.layers, "workers": sandbox.workers, "cpus": os.cpu_count(), "load": load}
+    print(json.dumps({**what, **where}), flush=True)
+
+
+def rows(folder, name):
+    """The objects of a compressed file of JSON lines."""
+    with gzip.open(Path(folder) / name, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+async def speed(sandbox, count):
+    """Programs a second: small ones with standard input, and ones with three tests."""
+    for what in ("run", "run_asserts"):
+        load = os.getloadavg()[0]
+        started, cpu = time.monotonic(), _cpu()
+        if what == "run":
+            jobs = (sandbox.run(SMALL, stdin=str(index)) for index in range(count))
+        else:
+            tests = [f"assert f({n}) == {sum(i * i for i in range(n))}" for n in (1, 5, 9)]
+            jobs = (sandbox.run_asserts(SMALL.rpartition("\n\n")[0], tests) for _ in range(count))
+        results = await asyncio.gather(*jobs)
+        seconds = time.monotonic() - started
+        right = sum(r.status == "ok" if what == "run" else all(test.passed for test in r) for r in results)
+        rate = round(count / seconds, 1)
+        host = round((_cpu() - cpu) / count * 1000, 2)
+        report(sandbox, load, measure=what, programs=count, right=right, per_second=rate, host_cpu_ms=host)
+    await overshoot(sandbox)
+
+
+async def overshoot(sandbox, rounds=5):
+    """By how much programs of bad will exceed their wall limit, as the caller sees it."""
+    load = os.getloadavg()[0]
+    limits = Limits(wall=0.5, cpu=60.0, processes=32)
+
+    async def one(program):
+        started = time.monotonic()
+        result = await sandbox.run(program, limits=limits)
+        return time.monotonic() - started - limits.wall, result.limit
+
+    worst = {}
+    for name, program in BAD.items():
+        for _ in range(rounds):
+            for seconds, limit in await asyncio.gather(*(one(program) for _ in range(sandbox.workers))):
+                worst[name] = max(worst.get(name, (-1.0, "")), (round(seconds, 3), limit))
+    report(sandbox, load, measure="overshoot", worst=worst)
+
+
+def _cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def gold(sandbox, folder):
+    """Gold solutions against their tests, each data set in a line with the ids that fail."""
+    for name, problems in (("mbpp", mbpp), ("humaneval", humaneval), ("cruxeval", cruxeval)):
+        load, started = os.getloadavg()[0], time.monotonic()
+        given = list(problems(folder))
+        verdicts = await asyncio.gather(
+            *(sandbox.run_asserts(program, tests, setup=setup, limits=PATIENT) for _, program, setup, tests in given)
+        )
+        failed = {}
+        for (key, *_), found in zip(given, verdicts, strict=True):
+            if not all(test.passed for test in found):
+                failed[key] = [test.reason for test in found if not test.passed]
+        tests = [test for found in verdicts for test in found]
+        report(
+            sandbox, load, measure=name, passed=len(given) - len(failed), programs=len(given), failed=failed,
+            tests=len(tests), protected=sum(test.protected for test in tests),
+            seconds=round(time.monotonic() - started, 1),
+        )  # fmt: skip
+    await quixbugs(sandbox, folder)
+
+
+def mbpp(folder):
+    """(id, program, setup, tests) of every problem."""
+    for row in rows(folder, "mbpp.jsonl.gz"):
+        yield row["task_id"], row["code"], row["test_setup_code"], row["test_list"]
+
+
+def humaneval(folder):
+    """(id, program, setup, tests) of every problem."""
+    for row in rows(folder, "humaneval.jsonl.gz"):
+        program = row["prompt"] + row["canonical_solution"]
+        yield row["task_id"], program, "", statements(row["test"], row["entry_point"])
+
+
+def cruxeval(folder):
+    """(id, program, setup, tests) of every problem."""
+    for row in rows(folder, "cruxeval.jsonl.gz"):
+        yield row["id"], row["code"], "", [f"assert f({row['input']}) == {row['output']}"]
+
+
+async def quixbugs(sandbox, folder):
+    """Correct and buggy programs that have JSON tests; a program passes if all its calls return what is expected."""
+    given = [row for row in rows(folder, "quixbugs_python.jsonl.gz") if row["json_tests"]]
+    for version in ("correct", "buggy"):
+        load, started = os.getloadavg()[0], time.monotonic()
+        found = await asyncio.gather(*(_quixbug(sandbox, row, version) for row in given))
+        passed = [row["name"] for row, right in zip(given, found, strict=True) if right]
+        failed = sorted({row["name"] for row in given} - set(passed))
+        odd = {"failed": failed} if version == "correct" else {"passed_ids": passed}
+        seconds = round(time.monotonic() - started, 1)
+        what = f"quixbugs {version}"
+        report(sandbox, load, measure=what, passed=len(passed), programs=len(given), seconds=seconds, **odd)
+
+
+async def _quixbug(sandbox, row, version):
+    limits = PATIENT if version == "correct" else Limits()
+    if row["name"] == "sqrt":  # to the precision it is asked for
+        tests = [f"assert abs(sqrt(*{given}) - {value}) <= {given[-1]}" for given, value in row["json_tests"]]
+        return all(test.passed for test in await sandbox.run_asserts(row[version], tests, limits=limits))
+    calls, expected = [], []
+    for arguments, value in row["json_tests"]:
+        arguments = arguments if isinstance(arguments, list) else [arguments]
+        calls.append(f"_plain({row['name']}(*{arguments!r}))")
+        expected.append(value)
+    results = await sandbox.run_calls(row[version] + PLAIN, calls, limits=limits)
+    return all(result.equals(value) for result, value in zip(results, expected, strict=True))
+
+
+MIXED = (  # what programs do wrong, in the shares of a bad day
+    ("print(sum(range(100)))", 60),
+    ("1 / 0", 10),
+    ("import os\nos._exit(3)", 5),
+    ("open('file', 'w').write('x' * 10000)", 5),
+    ("import os\nif not os.fork():\n    os.setsid()\n    import time\n    time.sleep(60)", 5),
+    ("while True:\n    print('x' * 1000)", 5),
+    ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", 3),
+    ("import os\nfor i in range(30):\n    os.makedirs(f'a/{i}/b')", 3),
+    ("x = bytearray(1 << 30)", 3),
+    ("import ctypes\nctypes.CDLL(None).ptrace(0, 0, 0, 0)", 0.5),
+    ("while True: pass", 0.5),
+)
+
+
+def _user(pid):
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def held():
+    """Processes below this one and of users that only programs have, descriptors, memory, folders, mounts."""
+    memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / (1 << 20)
+    return {
+        "processes": len(descendants(os.getpid())),
+        "of_program_users": sum(_user(name) in launch.UIDS for name in os.listdir("/proc") if name.isdigit()),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "memory_mb": round(memory, 1),
+        "folders": sum(name.startswith("sandbox-") for name in os.listdir(launch.scratch())),
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+    }
+
+
+async def leaks(sandbox, count):
+    """Run a mix of good and bad programs and compare what is held after the first few with what is held at the end."""
+    chance = random.Random(0)
+    texts, weights = zip(*MIXED, strict=True)
+    limits = Limits(wall=2.0, cpu=0.3, memory_mb=256)
+    endings: dict[str, int] = {}
+    before, load, started = {}, os.getloadavg()[0], time.monotonic()
+    batch = min(500, count)
+    for number in range(0, count, batch):
+        programs = chance.choices(texts, weights, k=min(batch, count - number))
+        for result in await asyncio.gather(*(sandbox.run(text, limits=limits) for text in programs)):
+            ending = result.limit or result.status
+            endings[ending] = endings.get(ending, 0) + 1
+        before = before or held()
+    seconds, after = round(time.monotonic() - started, 1), held()
+    report(sandbox, load, measure="leaks", programs=count, seconds=seconds, endings=endings, before=before, after=after)
+
+
+def main():
+    """Parse the options and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--namespaces", choices=("bubblewrap", "unshare", "none"))
+    parser.add_argument("--python", help="another interpreter for the programs")
+    parser.add_argument("--gold", metavar="FOLDER")
+    parser.add_argument("--leaks", type=int, metavar="PROGRAMS")
+    options = parser.parse_args()
+    plan = None
+    if options.namespaces or options.python:
+        plan = launch.Plan(None if options.namespaces == "none" else options.namespaces, python=options.python)
+    with Sandbox(options.workers, plan=plan) as sandbox:
+        if options.gold:
+            asyncio.run(gold(sandbox, options.gold))
+        elif options.leaks:
+            asyncio.run(leaks(sandbox, options.leaks))
+        else:
+            asyncio.run(speed(sandbox, options.programs))
+
+
+if __name__ == "__main__":
+    main()

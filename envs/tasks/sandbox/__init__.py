@@ -1,0 +1,15 @@
+"""A sandbox for programs written by a model: Python that nobody has read. See docs/sandbox.md.
+
+    from envs.tasks.sandbox import Limits, Sandbox
+
+    sandbox = Sandbox()
+    result = sandbox.run_sync("print(int(input()) + 1)", stdin="41", limits=Limits(wall=2.0))
+    print(result.status, result.stdout)
+
+`python -m envs.tasks.sandbox` says which layers hold here.
+"""
+
+from envs.tasks.sandbox.pool import Sandbox, shared_sandbox
+from envs.tasks.sandbox.results import CallResult, Limits, Result, SandboxUnavailable, TestResult
+
+__all__ = ["CallResult", "Limits", "Result", "Sandbox", "SandboxUnavailable", "TestResult", "shared_sandbox"]

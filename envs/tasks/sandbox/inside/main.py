@@ -1,0 +1,31 @@
+"""The worker: started as a script with an empty environment, its conversation with the sandbox on descriptor 0.
+
+The first message says how to isolate. After it every message is a program with its limits, and gets one answer.
+"""
+
+import os
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import inside.worker
+
+sys.path.pop()
+
+# What programs import most, loaded once for all of them.
+import bisect  # noqa: F401
+import collections  # noqa: F401
+import copy  # noqa: F401
+import datetime  # noqa: F401
+import heapq  # noqa: F401
+import itertools  # noqa: F401
+import math  # noqa: F401
+import operator  # noqa: F401
+import random  # noqa: F401
+import re  # noqa: F401
+import statistics  # noqa: F401
+import string  # noqa: F401
+import typing  # noqa: F401
+
+if __name__ == "__main__":
+    inside.worker.serve()

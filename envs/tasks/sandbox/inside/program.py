@@ -1,0 +1,188 @@
+"""The process of one program: give up everything, then run it."""
+
+import atexit
+import fcntl
+import gc
+import io
+import linecache
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+
+from . import calls, kernel, seccomp
+
+NAME = "program.py"
+RESERVED_MB = 2048  # of address space, for the stacks and heaps of threads
+HIGH = 200  # where the worker keeps descriptors that a program's process still needs
+
+
+def main(worker, request, descriptors, writers, ready) -> None:
+    """Become the program. Never returns."""
+    code, with_calls = 1, request["calls"]
+    try:
+        text = _read(descriptors[0])
+        ready = _take_places(descriptors, writers, ready, with_calls)
+        _give_up(worker, request["limits"])
+        os.write(ready, b"ok")
+        os.close(ready)
+    except BaseException as failure:
+        os.write(ready, f"{type(failure).__name__}: {failure}".encode()[:1000])
+        os._exit(1)
+    try:
+        code = _run(text, with_calls)
+    finally:
+        os._exit(code)
+
+
+def _read(descriptor):
+    size, data = os.fstat(descriptor).st_size, b""
+    while len(data) < size:
+        data += os.pread(descriptor, size - len(data), len(data))
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _take_places(descriptors, writers, ready, with_calls):
+    """Descriptors: 0 to 2 the standard ones, 3 "set up" (until the program starts), 4 calls, 5 their results.
+
+    Returns the one for "set up". Those of the worker that are needed a little longer are above `HIGH`.
+    """
+    moved = [descriptors[1], *writers[:2], ready]
+    if with_calls:
+        moved += [descriptors[2], writers[2]]
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, HIGH + 10) for descriptor in moved]
+    for place, descriptor in enumerate(moved):
+        os.dup2(descriptor, place)
+    os.closerange(len(moved), HIGH)
+    return 3
+
+
+def _give_up(worker, limits):
+    os.setsid()
+    os.chdir(worker.folder)
+    os.umask(0o077)
+    os.nice(5)
+    environ = dict(os.environ)
+    for name in environ:
+        del os.environ[name]
+    kernel_limits = {
+        # Threads reserve address space that they do not use, so what counts is data; the watcher counts the rest.
+        resource.RLIMIT_DATA: limits["memory_mb"] << 20,
+        resource.RLIMIT_AS: limits["memory_mb"] + RESERVED_MB << 20,
+        resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NPROC: limits["processes"] + 1 + _others(worker),
+    }
+    for kind, most in kernel_limits.items():
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    seconds = max(1, -int(-limits["cpu"] // 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    if worker.uid is not None:
+        os.setgroups([])
+        os.setresgid(worker.uid, worker.uid, worker.uid)
+        os.setresuid(worker.uid, worker.uid, worker.uid)
+    elif worker.rules is not None:
+        kernel.keep_capabilities(())
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if worker.rules is not None:
+        worker.rules.apply()
+    os.closerange(HIGH, 4096)
+    filter_ = worker.filter_for(os.getpid())
+    if filter_ is not None:
+        seccomp.apply(filter_)
+
+
+def _others(worker):
+    """Tasks that count against the limit of processes and are not the program's: none if it has a user of its own."""
+    if worker.uid is not None:
+        return 0
+    if worker.apart:
+        return 2  # the worker and its parent: since Linux 5.14 a user is counted per user namespace
+    own, count = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == own:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return count + 64
+
+
+def _run(text, with_calls):
+    """The exit code of a program, as the interpreter would end with it."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb"), "utf-8", "replace")
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(os.fdopen(1, "wb"), "utf-8", "replace", newline="\n")
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(os.fdopen(2, "wb"), "utf-8", "backslashreplace", line_buffering=True)
+    sys.__stdin__ = sys.stdin
+    sys.argv = sys.orig_argv = [NAME]
+    for name in [name for name in sys.modules if name.split(".")[0] == "inside"]:
+        del sys.modules[name]
+    module = type(sys)("__main__")
+    module.__file__, module.__builtins__ = NAME, __builtins__
+    sys.modules["__main__"] = module
+    linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)  # for the lines of tracebacks
+    runner = calls.Runner(4, 5) if with_calls else None
+    code = 0
+    try:
+        exec(compile(text, NAME, "exec"), module.__dict__)
+    except SystemExit as ending:
+        code = _exit_code(ending)
+        if runner:
+            runner.loading_failed(ending)
+    except BaseException as failure:
+        code = 1
+        _report(failure)
+        if runner:
+            runner.loading_failed(failure)
+    else:
+        if runner:
+            runner.run(module.__dict__)
+    return _finish(code)
+
+
+def _exit_code(ending):
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
+def _report(failure):
+    """The traceback from the program's first line on."""
+    try:
+        frames = failure.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
+            frames = frames.tb_next
+        sys.stdout.flush()
+        traceback.print_exception(type(failure), failure, frames, file=sys.stderr)
+    except BaseException:
+        os.write(2, type(failure).__name__.encode())
+
+
+def _finish(code):
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        gc.collect()
+        sys.stdout.flush()
+    except BaseException as failure:
+        code = code or 1
+        _report(failure)
+    try:
+        sys.stderr.flush()
+    except BaseException:
+        code = code or 1
+    return code

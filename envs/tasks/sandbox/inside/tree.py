@@ -1,0 +1,136 @@
+"""The processes of a program: all that it started, and all that those started, whatever sessions they moved to."""
+
+import os
+import re
+import signal
+import time
+
+_MEMORY = re.compile(rb"(?:RssAnon|RssShmem):\s+(\d+) kB")  # not the files it has mapped, which others share
+
+
+class Tree:
+    """Descendants of the worker. It is process 1 of its namespace, or else the reaper of orphans below it."""
+
+    def __init__(self, apart: bool, uid: int | None):
+        self.apart, self.uid = apart, uid
+        self.own = os.getpid()
+        self.visible = os.path.isdir(f"/proc/{self.own}")
+        self._lists_children = os.path.exists(f"/proc/{self.own}/task/{self.own}/children")
+        self._tick = os.sysconf("SC_CLK_TCK")
+
+    def usage(self) -> tuple[int, int, float]:
+        """Processes and threads, bytes of memory and seconds of CPU of all descendants."""
+        tasks, memory, cpu = 0, 0, 0.0
+        for pid in self.pids():
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                with open(f"/proc/{pid}/status", "rb") as file:
+                    memory += sum(int(size) for size in _MEMORY.findall(file.read())) << 10
+            except OSError:
+                continue
+            if fields[0] != b"Z":
+                tasks += int(fields[17])
+            cpu += sum(int(field) for field in fields[11:15]) / self._tick  # with the children it has waited for
+        return tasks, memory, cpu
+
+    def pids(self) -> list[int]:
+        """All descendants; empty where there is no /proc."""
+        if not self.visible:
+            return []
+        if self.apart:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != self.own]
+        if not self._lists_children:
+            return descendants(self.own)
+        found, todo = [], [self.own]
+        while todo:
+            below = _children(todo.pop())
+            found += below
+            todo += below
+        return found
+
+    def end(self, first: int | None, limit: float = 2.0) -> bool:
+        """Kill everything, beginning with `first`, and reap it; False if some is still there after `limit` seconds."""
+        until = time.monotonic() + limit
+        if first is not None:
+            _kill(first)
+        while True:
+            if not self._reap():
+                return True
+            self._kill_all()
+            if not self._reap():
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+
+    def _reap(self) -> bool:
+        """Reap what has ended; False if no child is left. Orphans are children of the worker, so none is overlooked."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return False
+        return True
+
+    def _kill_all(self):
+        if self.apart:
+            if os.getpid() != 1:
+                raise RuntimeError("only process 1 of a namespace may signal everything")
+            try:
+                os.kill(-1, signal.SIGKILL)  # from process 1: everything in the namespace except itself, at once
+            except ProcessLookupError:
+                return
+        elif self.uid is not None:
+            helper = os.fork()
+            if not helper:
+                try:
+                    os.setresgid(self.uid, self.uid, self.uid)
+                    os.setresuid(self.uid, self.uid, self.uid)
+                    if 0 not in os.getresuid() and set(os.getresuid()) == {self.uid}:
+                        os.kill(-1, signal.SIGKILL)  # everything of the program's own user, this process excepted
+                finally:
+                    os._exit(0)
+            os.waitpid(helper, 0)
+        else:
+            for pid in self.pids():
+                _kill(pid)
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process, as the kernel lists them: quick also where there are thousands of others."""
+    found = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(child) for child in file.read().split()]
+    except OSError:  # gone
+        pass
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below `root`, from the parents of every process."""
+    children: dict[int, list[int]] = {}
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit():
+            continue
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(pid))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,132 @@
+"""How a worker is started: which interpreter, which files it sees, and under what."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import json
+import os
+import pwd
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from envs.tasks.sandbox.inside import kernel
+
+INSIDE = Path(__file__).parent / "inside"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SCRATCH_MB = 256  # the most that the private folder can hold where it is a file system in memory
+UIDS = range(20000, 60000)
+
+_ASK = (
+    "import json, os, sys, sysconfig\n"
+    "print(json.dumps([os.path.realpath(sys._base_executable), sysconfig.get_path('stdlib'), sys.base_prefix]))"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A way to isolate: `namespaces` is "bubblewrap", "unshare" or None; without `layers` only limits hold."""
+
+    namespaces: str | None
+    layers: bool = True
+    python: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What a worker needs of the file system. `links` are links at the root, as /lib -> usr/lib."""
+
+    executable: str
+    readable: tuple[str, ...]
+    listable: tuple[str, ...]
+    hidden: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def files(python: str | None = None) -> Files:
+    """The files of an interpreter with its standard library and shared libraries, without installed packages."""
+    if python is None:
+        executable, prefix = os.path.realpath(sys._base_executable), sys.base_prefix
+        stdlib = sysconfig.get_path("stdlib")
+    else:
+        asked = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, check=True)
+        executable, stdlib, prefix = json.loads(asked.stdout)
+    arch = f"{os.uname().machine}-linux-gnu"
+    wanted = [stdlib, executable, f"/lib/{arch}", f"/usr/lib/{arch}", "/lib64", "/usr/lib64", "/usr/share/zoneinfo"]
+    for folder in (f"{prefix}/lib", f"{prefix}/lib64", "/lib", "/usr/lib"):
+        wanted += glob.glob(f"{folder}/*.so*")
+    wanted.append("/etc/ld.so.cache")
+    exist = dict.fromkeys(os.path.realpath(path) for path in wanted if os.path.exists(path))
+    readable = tuple(path for path in exist if not any(path.startswith(other + "/") for other in exist))
+    stdlib = os.path.realpath(stdlib)
+    hidden = (f"{stdlib}/{name}" for name in ("site-packages", "dist-packages", "test"))
+    links = tuple((path, os.readlink(path)) for path in ("/lib", "/lib64") if os.path.islink(path))
+    return Files(executable, readable, (stdlib,), tuple(path for path in hidden if os.path.isdir(path)), links)
+
+
+def command(plan: Plan) -> list[str]:
+    """The command line of a worker."""
+    found = files(plan.python)
+    python = [found.executable, "-s", "-S", "-P", "-B", "-X", "utf8"]
+    if plan.namespaces != "bubblewrap":
+        return [*python, str(INSIDE / "main.py")]
+    line = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    line += ["--unshare-cgroup-try", "--as-pid-1", "--cap-drop", "ALL"]
+    if os.geteuid():
+        line += ["--unshare-user", "--disable-userns"]
+    else:
+        line += [part for name in kernel.WORKER_CAPABILITIES for part in ("--cap-add", name)]
+        line += ["--cap-add", "CAP_SETPCAP"]
+    # Folders on the way get open modes: bubblewrap would copy those of the originals, and /root is closed to others.
+    above = {str(folder) for path in found.readable for folder in Path(path).parents}
+    for path in sorted(above - {"/", "/lib", "/lib64"}):
+        line += ["--perms", "0755", "--dir", path]
+    for path in found.readable:
+        line += ["--ro-bind", path, path]
+    for path, target in found.links:
+        line += ["--symlink", target, path]
+    for path in found.hidden:
+        line += ["--perms", "0755", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+    for path in DEVICES:
+        line += ["--dev-bind-try", path, path]
+    line += ["--ro-bind", str(INSIDE), "/.sandbox/inside", "--proc", "/proc"]
+    line += ["--perms", "0700", "--size", str(SCRATCH_MB << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/"]
+    return [*line, "--", *python, "/.sandbox/inside/main.py"]
+
+
+def own_user() -> int | None:
+    """A user for the programs of a worker that nobody has, where this process may change to it."""
+    if os.geteuid() or not kernel.effective_capabilities() >> kernel.WORKER_CAPABILITIES["CAP_SETUID"] & 1:
+        return None
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                taken.add(os.stat(f"/proc/{name}").st_uid)
+            except FileNotFoundError:
+                continue
+    return random.SystemRandom().choice([uid for uid in UIDS if uid not in taken])
+
+
+def scratch() -> str:
+    """Where private folders are that are not file systems of their own: in memory if there is room, since every program
+    makes and removes files."""
+    shared = "/dev/shm"
+    if os.access(shared, os.W_OK) and (held := os.statvfs(shared)).f_bavail * held.f_frsize > 1 << 30:
+        return shared
+    return tempfile.gettempdir()
+
+
+def mount_point(readable) -> str | None:
+    """An existing folder to build a root on, which holds nothing of what goes into it."""
+    for folder in ("/mnt", "/media", "/srv"):
+        if os.path.isdir(folder) and not any(path.startswith(folder + "/") for path in readable):
+            return folder
+    return None

@@ -1,0 +1,225 @@
+"""The sandbox: a pool of workers, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+
+from envs.tasks.sandbox import asserts as split_asserts
+from envs.tasks.sandbox import launch, probe
+from envs.tasks.sandbox.inside import calls as inside_calls
+from envs.tasks.sandbox.results import CallResult, Limits, Result, TestResult
+from envs.tasks.sandbox.worker import Worker, WorkerFailed, WorkerLate
+
+log = logging.getLogger(__name__)
+
+class Sandbox:
+    """Runs untrusted Python programs, `workers` at a time (default: one per CPU).
+
+    With mode "auto" it probes by real attacks what this machine allows, takes the strongest way in which all of them
+    are contained, and raises SandboxUnavailable if there is none. `layers` says what holds. Mode "process" has limits
+    only: a program can read and write what this process can, and use the network.
+
+    `run` and its like are for coroutines of any event loop, `run_sync` for everything else. More programs than workers
+    wait for their turn. `plan` picks one way without looking at others, for tests.
+    """
+
+    def __init__(self, workers: int | None = None, mode: str = "auto", *, plan: launch.Plan | None = None):
+        if mode not in ("auto", "process"):
+            raise ValueError(f"mode is {mode!r}, expected 'auto' or 'process'")
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.mode = mode
+        if mode == "process":
+            plan = launch.Plan(None, layers=False)
+            self.layers: tuple[str, ...] = ("rlimits",)
+            log.warning("sandbox=process: programs are limited but not isolated; they can reach files and the network")
+        else:
+            plan, self.layers = probe.choose(None if plan is None else (plan,))
+            log.info("sandbox: %s", ", ".join(self.layers))
+        self.plan = plan
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(self.workers):
+            self._idle.put(None)  # started when first needed
+        self._threads = concurrent.futures.ThreadPoolExecutor(self.workers, "sandbox")
+        self._lock = threading.Lock()
+        self._running: set[Worker] = set()
+        self._closed = False
+
+    # Programs
+
+    async def run(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """Run a program to its end or its limits."""
+        return await self._in_thread(self.run_sync, program, stdin=stdin, limits=limits)
+
+    def run_sync(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+        """`run` for callers without an event loop."""
+        return self._submit(program, stdin, limits or Limits())[0]
+
+    async def run_cases(self, program: str, stdins: list[str], *, limits: Limits | None = None) -> list[Result]:
+        """Run a program on several inputs, each with its own limits. Compare `stdout` with what is expected."""
+        return list(await asyncio.gather(*(self.run(program, stdin=stdin, limits=limits) for stdin in stdins)))
+
+    # Calls
+
+    async def run_calls(self, program: str, calls: list[str], *, limits: Limits | None = None) -> list[CallResult]:
+        """Load a program and evaluate expressions in it, each in a fork of the loaded program.
+
+        The limits hold for loading and all calls together. Calls after the one that hit a limit have that limit too.
+        """
+        return await self._in_thread(self.run_calls_sync, program, calls, limits=limits)
+
+    def run_calls_sync(self, program: str, calls: list[str], *, limits: Limits | None = None) -> list[CallResult]:
+        """`run_calls` for callers without an event loop."""
+        items = [{"kind": "value", "source": call} for call in calls]
+        return self.evaluate(program, items, limits or Limits())
+
+    def evaluate(self, program: str, items: list[dict], limits: Limits) -> list[CallResult]:
+        """Calls (`kind` "value") and tests inside the program's process ("test"), in order."""
+        if not items:
+            return []
+        nonce = secrets.token_hex(inside_calls.NONCE // 2)
+        result, records = self._submit(program, "", limits, nonce.encode() + json.dumps(items).encode())
+        return _call_results(result, records, len(items), nonce)
+
+    async def run_asserts(
+        self, program: str, asserts: list[str], *, setup: str = "", limits: Limits | None = None
+    ) -> list[TestResult]:
+        """Test a program by statements like `assert f(1) == 2`, each in a fork of the loaded program; see `asserts.py`.
+
+        `setup` runs after the program and before the tests, and may use both. The limits hold for loading the program
+        and all calls of it together, and again for each later step: deciding in a clean process, tests run inside.
+        """
+        return await self._in_thread(self.run_asserts_sync, program, asserts, setup=setup, limits=limits)
+
+    def run_asserts_sync(
+        self, program: str, asserts: list[str], *, setup: str = "", limits: Limits | None = None
+    ) -> list[TestResult]:
+        """`run_asserts` for callers without an event loop."""
+        return split_asserts.run(self.evaluate, program, asserts, setup, limits or Limits())
+
+    # Workers
+
+    def close(self) -> None:
+        """End all workers, with what they run."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for worker in running:
+            worker.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self._idle.get_nowait()
+                if worker is not None:
+                    worker.close()
+        self._idle.put(None)  # whoever still waits for a worker wakes up, and passes it on
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    async def _in_thread(self, function, *args, **kwargs):
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _submit(self, program: str, stdin: str, limits: Limits, items: bytes | None = None) -> tuple[Result, bytes]:
+        """The result of a program, and what it wrote on its pipe of results."""
+        reason = ""
+        for _ in range(2):  # a worker that died without a word is replaced, and the program tried once more
+            started = time.monotonic()
+            try:
+                with self._worker() as lease:
+                    started = time.monotonic()
+                    result, records, lease.reusable = lease.worker.execute(program, stdin, limits, items)
+                    return result, records
+            except WorkerLate as late:
+                return Result("limit", "", str(late), time.monotonic() - started, None, "wall"), b""
+            except WorkerFailed as failure:
+                if self._closed:
+                    raise RuntimeError("the sandbox was closed") from None
+                reason = str(failure)
+                log.warning("sandbox: a worker failed: %s", reason)
+        return Result("refused", "", f"two workers failed: {reason}", 0.0), b""
+
+    @contextlib.contextmanager
+    def _worker(self):
+        """A worker of its own for the caller; it goes back only if `reusable` was set, whatever happened."""
+        lease = _Lease(self._idle.get())
+        try:
+            if lease.worker is None and not self._closed:
+                lease.worker = Worker(self.plan)
+            with self._lock:  # closed before this: it ends here; closed after it: it is killed
+                if self._closed:
+                    raise RuntimeError("the sandbox was closed")
+                self._running.add(lease.worker)
+            yield lease
+        finally:
+            with self._lock:
+                self._running.discard(lease.worker)
+                keep = lease.reusable and not self._closed
+            if lease.worker is not None and not keep:
+                lease.worker.close()
+            self._idle.put(lease.worker if keep else None)
+
+
+@dataclasses.dataclass
+class _Lease:
+    worker: Worker | None
+    reusable: bool = False
+
+
+def _call_results(result: Result, records: bytes, count: int, nonce: str) -> list[CallResult]:
+    """Results by call from the lines on the pipe, which the program may have written itself."""
+    found: dict[int, CallResult] = {}
+    load_error = ""
+    for line in records.split(b"\n"):
+        try:
+            index, kind, what = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if index == "load" and kind == "error":
+            load_error = f"the program failed to load: {what}"[:600]
+        if not isinstance(index, int) or not 0 <= index < count or index in found:
+            continue
+        if kind == "value":
+            found[index] = CallResult("ok", what)
+        elif kind == "passed" and what == nonce:
+            found[index] = CallResult("ok")
+        elif kind == "error":
+            found[index] = CallResult("error", error=str(what)[:600])
+        elif kind == "ended":
+            found[index] = CallResult("error", error=f"the process exited with {str(what)[:20]} before its end")
+    if result.status in ("limit", "refused"):
+        missing = CallResult(result.status, error=result.limit or result.stderr[-300:])
+    else:
+        missing = CallResult("error", error=load_error or f"the program exited with {result.exit_code}")
+    return [found.get(index, missing) for index in range(count)]
+
+
+_making = threading.Lock()
+
+
+@functools.cache
+def _shared(pid: int, mode: str) -> Sandbox:
+    sandbox = Sandbox(mode=mode)
+    atexit.register(sandbox.close)
+    return sandbox
+
+
+def shared_sandbox(mode: str = "auto") -> Sandbox:
+    """The sandbox of this process, made when first used and closed at its end."""
+    with _making:
+        return _shared(os.getpid(), mode)

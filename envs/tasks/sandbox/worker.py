@@ -1,0 +1,208 @@
+"""A worker as the sandbox sees it: a process that takes one program at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+from envs.tasks.sandbox import launch
+from envs.tasks.sandbox.inside import tree, wire
+from envs.tasks.sandbox.results import Limits, Result
+
+GRACE = 0.7  # seconds after its wall limit in which a worker has to answer, before it is killed itself
+START_LIMIT = 30.0
+MAX_PROGRAMS = 200
+
+SIGSYS, SIGXCPU, SIGXFSZ, SIGKILL = 31, 24, 25, 9
+_LIMIT_IN_ERROR = (  # how the limits that the kernel holds show in a program's last lines
+    ("MemoryError", "memory"),
+    ("BlockingIOError: [Errno 11]", "processes"),
+    ("RuntimeError: can't start new thread", "processes"),
+    ("OSError: [Errno 27]", "files"),
+    ("OSError: [Errno 28]", "files"),
+    ("OSError: [Errno 24]", "files"),
+)
+
+
+class WorkerFailed(RuntimeError):
+    """The worker could not be started, or ended in the middle of a program."""
+
+
+class WorkerLate(RuntimeError):
+    """The worker did not answer in time."""
+
+
+class Worker:
+    """Starts the process and waits until it is ready."""
+
+    def __init__(self, plan: launch.Plan):
+        self.plan = plan
+        self.served = 0
+        self._closed = False
+        self._folder = None
+        self._connection, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            try:
+                spec = self._spec()
+                self._process = subprocess.Popen(
+                    launch.command(plan), stdin=theirs, stdout=subprocess.DEVNULL, stderr=self._errors,
+                    env={"PYTHONHASHSEED": "0"}, cwd="/", start_new_session=True,
+                )  # fmt: skip
+            except OSError as failure:
+                self._forget()
+                raise WorkerFailed(str(failure)) from None
+        try:
+            self._connection.settimeout(START_LIMIT)
+            wire.send(self._connection, spec)
+            answer, _ = wire.receive(self._connection)
+        except (OSError, EOFError) as failure:
+            reason = f"the worker did not start: {self._said() or failure}"
+            self.close()
+            raise WorkerFailed(reason) from None
+        if "failed" in answer:
+            self.close()
+            raise WorkerFailed(answer["failed"])
+        self.landlock = answer["landlock"]
+
+    def _spec(self) -> dict:
+        found = launch.files(self.plan.python)
+        root = launch.mount_point(found.readable) if self.plan.namespaces == "unshare" else None
+        if self.plan.namespaces is None or (self.plan.namespaces == "unshare" and root is None):
+            self._folder = root = tempfile.mkdtemp(prefix="sandbox-", dir=launch.scratch())
+        return {
+            "namespaces": self.plan.namespaces,
+            "layers": self.plan.layers,
+            "folder": "/tmp" if self.plan.namespaces else self._folder,
+            "root": root,
+            "uid": launch.own_user() if self.plan.layers else None,
+            "readable": found.readable,
+            "listable": found.listable,
+            "hidden": found.hidden,
+            "links": found.links,
+            "devices": launch.DEVICES,
+            "scratch_mb": launch.SCRATCH_MB,
+        }
+
+    def execute(
+        self, program: str, stdin: str, limits: Limits, items: bytes | None = None
+    ) -> tuple[Result, bytes, bool]:
+        """Run a program: its result, what is on its pipe of results, and whether the worker may run another one."""
+        request = {"limits": dataclasses.asdict(limits), "calls": items is not None}
+        descriptors = []
+        try:
+            for data in (_encoded(program), _encoded(stdin), items):
+                if data is not None:
+                    descriptors.append(_in_memory(data))
+            answer, streams = self._ask(request, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        reusable = answer["clean"] and answer["exit_code"] != -SIGSYS and self.served < MAX_PROGRAMS
+        return _result(answer, streams, limits), streams[2], reusable
+
+    def _ask(self, request: dict, files: list[int]) -> tuple[dict, list[bytes]]:
+        """Send a program and wait: the worker's answer and the three streams."""
+        self.served += 1
+        until = time.monotonic() + request["limits"]["wall"] + GRACE
+        try:
+            self._connection.settimeout(until - time.monotonic())
+            wire.send(self._connection, request, descriptors=files)
+            self._connection.settimeout(max(0.01, until - time.monotonic()))
+            answer, _ = wire.receive(self._connection)
+            return answer, [bytes(wire.exactly(self._connection, size)) for size in answer["sizes"]]
+        except TimeoutError:
+            raise WorkerLate("the worker did not answer in time") from None
+        except (OSError, EOFError) as failure:
+            raise WorkerFailed(self._said() or f"the worker died: {failure}") from None
+
+    def close(self) -> None:
+        """End the process and everything below it."""
+        if not self._closed:
+            self._closed = True
+            self.kill()
+            self._process.wait()
+            self._forget()
+
+    def kill(self) -> None:
+        """Kill the process and everything below it; from any thread, while another one waits for an answer."""
+        if self._process.poll() is not None:
+            return
+        if self.plan.namespaces is None:
+            _kill_below(self._process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with process 1 of a namespace the kernel kills the rest
+
+    def _said(self) -> str:
+        """The end of what the process wrote to its standard error."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 1000))
+        return self._errors.read().decode("utf-8", "replace").strip()
+
+    def _forget(self):
+        self._connection.close()
+        self._errors.close()
+        if self._folder is not None:
+            # The worker empties it after every program; if it could not, `rm` copes with any nesting.
+            subprocess.run(["rm", "-rf", "--", self._folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _kill_below(root: int) -> None:
+    """Kill what a worker without a namespace of processes has started: it is the reaper, so all is below it."""
+    until, clear = time.monotonic() + 2, 0
+    while clear < 2 and time.monotonic() < until:  # looked at twice: one may just have been forking
+        below = tree.descendants(root)
+        clear = 0 if below else clear + 1
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor of a file in memory with this content, at its start."""
+    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _result(answer: dict, streams: list[bytes], limits: Limits) -> Result:
+    stdout, stderr = (stream.decode("utf-8", "replace") for stream in streams[:2])
+    code, limit, status = answer["exit_code"], answer["limit"], "error"
+    if answer["setup"] != "ok" and limit is None:
+        return Result("refused", "", answer["setup"] or "the program was not started", answer["seconds"], code)
+    if limit is None and code != 0:
+        limit = _limit_of(answer, limits, stderr)
+    if code == -SIGSYS:
+        status, stderr = "refused", stderr + "forbidden system call"
+    elif limit is not None:
+        status = "limit"
+    elif code == 0:
+        status = "ok"
+    return Result(status, stdout, stderr, answer["seconds"], code, limit)
+
+
+def _limit_of(answer: dict, limits: Limits, stderr: str) -> str | None:
+    """The limit behind an exit code that is not zero, where the kernel held it."""
+    by_signal = {-SIGXCPU: "cpu", -SIGXFSZ: "files"}
+    if answer["exit_code"] == -SIGKILL:
+        if answer["cpu"] >= limits.cpu:
+            return "cpu"
+        return "memory" if answer["memory_mb"] > limits.memory_mb / 2 else None  # by the kernel when memory ran out
+    if answer["exit_code"] in by_signal:
+        return by_signal[answer["exit_code"]]
+    last = stderr.splitlines()[-20:]  # several, since processes of one program write at once
+    return next((limit for start, limit in _LIMIT_IN_ERROR if any(line.startswith(start) for line in last)), None)
