@@ -1,0 +1,38 @@
+"""Prepares a dataset for tensorflow-datasets: `python -m envs.tasks.data NAME train=SOURCE test=SOURCE`.
+
+A source is a JSONL file or hub:OWNER/NAME. What is printed is the name for a config: tfds:FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from envs.tasks.data import DataError, open_dataset, prepare_tfds
+from envs.tasks.data.tfds import CACHE, VERSION
+
+
+def main(argv: list[str]) -> int:
+    """The status: 0, or 1 where the data was refused."""
+    parser = argparse.ArgumentParser(prog="python -m envs.tasks.data", description=__doc__)
+    parser.add_argument("name", help="of the builder")
+    parser.add_argument("parts", nargs="+", metavar="SPLIT=SOURCE")
+    parser.add_argument("--folder", default=CACHE)
+    parser.add_argument("--version", default=VERSION)
+    parser.add_argument("--description", default="", help="what it is, where it comes from, its licence")
+    given = parser.parse_args(argv)
+    sources = dict(part.split("=", 1) for part in given.parts if "=" in part)
+    if len(sources) < len(given.parts):
+        parser.error("expected SPLIT=SOURCE, each split once")
+    try:
+        parts = {part: open_dataset(source, part) for part, source in sources.items()}
+        folder = prepare_tfds(given.name, parts, given.folder, description=given.description, version=given.version)
+    except DataError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"tfds:{folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""What a dataset is: rows by number, a name, and a fingerprint of the contents."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+SHOWN = 5
+"""Bad rows that an error names; it counts the others."""
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file and the line, or the row."""
+
+
+class NoSplit(DataError):
+    """A source that has no split of this name."""
+
+
+class Dataset(Sequence):
+    """Rows by number; every access gives a row of its own, which the caller may change.
+
+    name  for messages
+    """
+
+    name: str = "data"
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def row(self, i: int) -> dict[str, Any]:
+        """The row at 0 <= i < len."""
+        raise NotImplementedError
+
+    def where(self, i: int) -> str:
+        """The place of a row, for messages."""
+        return f"{self.name}, row {i}"
+
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return self.select(range(*i.indices(len(self))))
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"{self.name} has {len(self)} rows; there is no row {i}")
+        return self.row(i % len(self))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """64 hex digits of the rows and their order; the same for the same rows, wherever they come from."""
+        digest = hashlib.sha256()
+        for i in range(len(self)):
+            digest.update(canonical(self.row(i), lambda i=i: self.where(i)) + b"\n")
+        return digest.hexdigest()
+
+    def select(self, indices: Iterable[int], name: str | None = None) -> Dataset:
+        """The rows of these numbers, in their order."""
+        return _Selected(self, indices, name or self.name)
+
+    def map(self, function: Callable[[dict[str, Any]], dict[str, Any]], name: str | None = None) -> Dataset:
+        """Rows as a function makes them when they are read; what it raises names the row."""
+        return _Mapped(self, function, name or self.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {len(self)} rows)"
+
+
+def from_list(rows: Iterable[Mapping[str, Any]], name: str = "list") -> Dataset:
+    """Dicts of JSON values."""
+    return _Rows(rows, name)
+
+
+class _Rows(Dataset):
+    def __init__(self, rows: Iterable[Mapping[str, Any]], name: str):
+        self.name, self._rows = name, list(rows)
+        for i, row in enumerate(self._rows):
+            if not isinstance(row, Mapping):
+                raise DataError(f"{self.where(i)} is {row!r:.80}; expected a dict")
+            canonical(row, lambda i=i: self.where(i))
+
+    def __len__(self):
+        return len(self._rows)
+
+    def row(self, i):
+        return copy.deepcopy(dict(self._rows[i]))
+
+
+class _Selected(Dataset):
+    def __init__(self, whole: Dataset, indices: Iterable[int], name: str):
+        self.name, self._whole, self._indices = name, whole, list(indices)
+
+    def __len__(self):
+        return len(self._indices)
+
+    def row(self, i):
+        return self._whole.row(self._indices[i])
+
+    def where(self, i):
+        return self._whole.where(self._indices[i])
+
+
+class _Mapped(Dataset):
+    def __init__(self, whole: Dataset, function: Callable, name: str):
+        self.name, self._whole, self._function = name, whole, function
+
+    def __len__(self):
+        return len(self._whole)
+
+    def row(self, i):
+        row = self._whole.row(i)
+        try:
+            return self._function(row)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise DataError(f"{self.where(i)}: {type(error).__name__}: {error}") from error
+
+    def where(self, i):
+        return self._whole.where(i)
+
+
+def canonical(row: Any, where: Callable[[], str] = lambda: "a row") -> bytes:
+    """The one way to write a row, for fingerprints; what is no JSON value or no text is refused."""
+    try:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(f"{where()}: {half!r} is half of a surrogate pair, which is no text") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{where()}: {error}; expected JSON values") from None
+
+
+def fingerprint_of(examples: Sequence[Any]) -> str:
+    """The fingerprint of a dataset, or of a list of JSON values or dataclasses; "" for a list of other things."""
+    if isinstance(examples, Dataset):
+        return examples.fingerprint
+    digest = hashlib.sha256()
+    for example in examples:
+        plain = dataclasses.is_dataclass(example) and not isinstance(example, type)
+        try:
+            digest.update(canonical(dataclasses.asdict(example) if plain else example) + b"\n")
+        except DataError:
+            return ""
+    return digest.hexdigest()
+
+
+def summary(problems: Sequence[str]) -> str:
+    """The first few problems, one a line, and how many more there are."""
+    more = len(problems) - SHOWN
+    return "\n".join([*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])])

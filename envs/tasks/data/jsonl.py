@@ -1,0 +1,107 @@
+"""JSONL files, plain or compressed (.gz, .xz): every line is checked once, then read where it lies."""
+
+from __future__ import annotations
+
+import array
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from envs.tasks.data.dataset import DataError, Dataset, canonical, summary
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_MARK = b"\xef\xbb\xbf"  # with which some editors begin a UTF-8 file
+
+
+def from_jsonl(paths: str | Path | Sequence[str | Path], name: str | None = None) -> Dataset:
+    """One JSON object a line, of one file or of several, one behind the other. Empty lines are skipped.
+
+    All lines that are no JSON object or no UTF-8 are reported together, by file and line. Contents are not held in
+    memory: a compressed file is unpacked into a temporary one.
+    """
+    files = [Path(p).expanduser() for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not files:
+        raise DataError("no JSONL file was given")
+    return _Lines(files, name or files[0].name.split(".")[0])
+
+
+class _Lines(Dataset):
+    def __init__(self, files: Sequence[Path], name: str):
+        self.name, self._paths = name, list(files)
+        self._files: list[BinaryIO] = []
+        self._places = array.array("q")  # file, offset, length and line of every row
+        problems: list[str] = []
+        digest = hashlib.sha256()
+        for number, path in enumerate(self._paths):
+            self._files.append(_opened(path))
+            self._scan(number, digest, problems)
+        if problems:
+            raise DataError(summary(problems))
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self):
+        return len(self._places) // 4
+
+    def row(self, i):
+        file, offset, length, _ = self._places[4 * i : 4 * i + 4]
+        try:
+            return _parse(os.pread(self._files[file].fileno(), length, offset))
+        except ValueError as error:
+            raise DataError(f"{self.where(i)}: {error}; the file has changed since it was opened") from None
+
+    def where(self, i):
+        file, _, _, line = self._places[4 * i : 4 * i + 4]
+        return f"{self._paths[file]}:{line}"
+
+    def _scan(self, number: int, digest: Any, problems: list[str]) -> None:
+        offset = 0
+        for line, raw in enumerate(self._files[number], 1):
+            start, offset = offset, offset + len(raw)
+            if line == 1 and raw.startswith(_MARK):
+                raw, start = raw[len(_MARK) :], len(_MARK)
+            if not raw.strip():
+                continue
+            try:
+                digest.update(canonical(_parse(raw), lambda: "the line") + b"\n")
+            except ValueError as error:
+                problems.append(f"{self._paths[number]}:{line}: {error}")
+                continue
+            self._places.extend((number, start, len(raw), line))
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"invalid UTF-8: byte 0x{byte:02x} at column {error.start + 1}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"invalid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("invalid JSON: nested too deeply") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{row!r:.80} is no JSON object")
+    return row
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file whose bytes can be read at any place."""
+    try:
+        if path.suffix not in _OPENERS:
+            return path.open("rb")
+        unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the dataset lives)
+        with _OPENERS[path.suffix](path, "rb") as packed:
+            shutil.copyfileobj(packed, unpacked)
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{path}: not a whole {path.suffix} file: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    unpacked.seek(0)
+    return unpacked
