@@ -1,0 +1,293 @@
+r"""What an answer is: a number, words, a set, a tuple or interval, a union, a matrix, an equation.
+
+The structure is read here, from the outside in; what is left inside, an expression in LaTeX, is compared by value
+(`symbolic.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from envs.tasks.math import units
+from envs.tasks.math.equations import is_name
+from envs.tasks.math.normalise import number_of
+
+MAX_DEPTH = 24
+"""Brackets within brackets."""
+
+
+class Unreadable(ValueError):
+    """An answer that is refused before it is read; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    r"""An expression: `latex` without what stands behind it. `scale` is "", "percent" or "degrees"."""
+
+    latex: str
+    scale: str = ""
+    unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Words in lower case."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Several values in any order: a set, or values with commas between them."""
+
+    items: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Ordered:
+    """Values in brackets, in their order: a tuple or an interval; `brackets` is "()", "[)" …"""
+
+    items: tuple
+    brackets: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Union:
+    """Intervals and sets that are joined."""
+
+    parts: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """Rows of values."""
+
+    rows: tuple[tuple, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Equation:
+    """The two sides of an equation; of a chain a = b = c the first and the last."""
+
+    left: str
+    right: object
+
+
+_OPEN, _CLOSE = "([{", ")]}"
+_JOIN = re.compile(r"\\text\{[\s,;]*(and|or)[\s,;]*\}|\b(and|or)\b(?![^{]*\})")
+_THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}(,\d{3})+(\.\d+)?")
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_RELATION = re.compile(r"\\le\b|\\ge\b|<=|>=|<|>")
+_LEADING = re.compile(
+    r"^(?:\\text\{[^{}]*?(?:is|are|=|:)\s*\}|(?:the )?(?:final )?(?:answer|solution|value) is\b|\\approx\b"
+    r"|\\therefore\b|\\text\{(?:the )?(?:answer|option|choice)[^{}]*\}|≈)\s*", re.IGNORECASE)  # fmt: skip
+_MEMBER = re.compile(r"^[a-zA-Z](?:_\{?\w+\}?)?\s*\\in\b\s*(?!\\mathbb)")
+_CONDITION = re.compile(r",\s*(?:\\text\{[^{}]*\}\s*)?[a-z]\s*\\in\s*\\mathbb\{?[A-Z]\}?.*$")
+_VARIABLE = re.compile(r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?|\\[a-z]+")
+_LETTERS = re.compile(r"\\text\{\s*([A-Z](?:\s*,\s*[A-Z])+)\s*\}")
+_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
+_EVERY_REAL = re.compile(r"(?:[a-z]\s*\\in\s*)?\\mathbb\s?\{?R\}?")
+
+
+def read(text: str, depth: int = 0):
+    """The structure of a cleaned answer. Raises `Unreadable`."""
+    text = text.strip()
+    if depth > MAX_DEPTH:
+        raise Unreadable("nested too deeply")
+    if not text:
+        raise Unreadable("empty")
+    if depth == 0 and _depth(text) > MAX_DEPTH:
+        raise Unreadable("nested too deeply")
+    if _THOUSANDS.fullmatch(text):
+        return Scalar(text.replace(",", "").replace(" ", ""))
+    if (shorter := _LEADING.sub("", text)) and shorter != text:
+        return read(shorter, depth + 1)
+    text = _CONDITION.sub("", text)
+    if _EVERY_REAL.fullmatch(text):
+        return _interval(r"-\infty", r"\infty", "()")
+    if (member := _MEMBER.match(text)) is not None:
+        return read(text[member.end() :], depth + 1)
+    if (value := _number_in_words(text)) is not None:
+        return Scalar(str(value))
+    if (letters := _LETTERS.fullmatch(text)) is not None:
+        return read(letters[1], depth + 1)
+    joined = _JOIN.sub(" ; ", text) if not _whole_text(text) else text
+    for separator in (";", ","):
+        parts = [p for p in split(joined, separator) if p.strip()]
+        if len(parts) > 1 and not _MATRIX.fullmatch(text):
+            return _listing([read(p, depth + 1) for p in parts])
+    text = joined.replace(" ; ", " ").strip()
+    if len(parts := split(text, r"\cup")) > 1:
+        return Union(tuple(read(p, depth + 1) for p in parts))
+    if (matrix := _MATRIX.fullmatch(text)) is not None:
+        rows = [r for r in re.split(r"\\\\(?:\s*\[[^\]]*\])?", matrix[2]) if r.strip()]
+        return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row.split("&")) for row in rows))
+    if (relation := _inequality(text)) is not None:
+        return relation
+    if (equation := _equation(text, depth)) is not None:
+        return equation
+    if (inside := _inside(text)) is not None:
+        return _bracketed(*inside, depth)
+    if text.count(r"\pm") in (1, 2):
+        return Listing(tuple(dict.fromkeys(read(p, depth + 1) for p in _both_signs(text))))
+    return _leaf(text)
+
+
+# ---------------------------------------------------------------------------------------------------- structure
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for char in text:
+        if char in _OPEN:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in _CLOSE:
+            depth -= 1
+    return deepest
+
+
+def split(text: str, separator: str) -> list[str]:
+    """The text between separators that stand in no brackets."""
+    parts, depth, start, at = [], 0, 0, 0
+    while at < len(text):
+        if depth == 0 and text.startswith(separator, at):
+            parts.append(text[start:at])
+            at += len(separator)
+            start = at
+            continue
+        depth += (text[at] in _OPEN) - (text[at] in _CLOSE)
+        depth = max(depth, 0)
+        at += 1
+    parts.append(text[start:])
+    return parts
+
+
+def _listing(items: list) -> object:
+    """Values side by side; alternatives that are intervals are their union, and (x = a, y = b) stays as it is."""
+    if all(isinstance(item, Ordered) and item.brackets.endswith("?") for item in items):
+        return Union(tuple(items))
+    flat = []
+    for item in items:
+        flat += item.items if isinstance(item, Listing) else [item]
+    return Listing(tuple(flat))
+
+
+def _inside(text: str) -> tuple[str, str, str] | None:
+    r"""The opening bracket, the content and the closing one, where a pair encloses the whole text."""
+    for left, right in (("(", ")"), ("(", "]"), ("[", ")"), ("[", "]"), (r"\{", r"\}")):
+        if text.startswith(left) and text.endswith(right) and len(text) > len(left) + len(right):
+            content = text[len(left) : -len(right)]
+            depth = 0
+            for char in content:
+                depth += (char in _OPEN) - (char in _CLOSE)
+                if depth < 0:
+                    break
+            if depth == 0:
+                return left, content, right
+    return None
+
+
+def _bracketed(left: str, content: str, right: str, depth: int):
+    if left == r"\{":
+        for bar in (r"\mid", "|", ":"):
+            if len(parts := split(content, bar)) == 2 and not re.search(r"\d", parts[0]):
+                return read(parts[1], depth + 1)  # {x | x > 3}
+        inner = read(content, depth + 1)
+        return inner if isinstance(inner, Listing) else Listing((inner,))
+    parts = [p for p in split(content, ",") if p.strip()]
+    if len(parts) == 1:
+        return read(content, depth + 1)
+    return Ordered(tuple(read(p, depth + 1) for p in parts), left + right)
+
+
+def _interval(low: str, high: str, brackets: str) -> Ordered:
+    return Ordered((_leaf(low), _leaf(high)), brackets)
+
+
+def _inequality(text: str) -> Ordered | None:
+    """An inequality in one variable, as an interval; None for other texts."""
+    signs = [s.group() for s in _RELATION.finditer(text)]
+    sides = [s.strip() for s in _RELATION.split(text)]
+    if not signs or len(signs) > 2 or not all(sides):
+        return None
+    strict = [s in "<>" for s in signs]
+    less = [s in (r"\le", "<", "<=") for s in signs]
+    if len(signs) == 2:
+        if less[0] != less[1] or not _VARIABLE.fullmatch(sides[1]):
+            return None
+        low, high = (0, 2) if less[0] else (2, 0)
+        open_low, open_high = (strict[0], strict[1]) if less[0] else (strict[1], strict[0])
+        return _marked(sides[low], sides[high], open_low, open_high)
+    if _VARIABLE.fullmatch(sides[1]) and not _VARIABLE.fullmatch(sides[0]):
+        sides, less = sides[::-1], [not less[0]]
+    if not _VARIABLE.fullmatch(sides[0]):
+        return None
+    return (_marked(r"-\infty", sides[1], True, strict[0]) if less[0]
+            else _marked(sides[1], r"\infty", strict[0], True))  # fmt: skip
+
+
+def _marked(low: str, high: str, open_low: bool, open_high: bool) -> Ordered:
+    """An interval that came from an inequality: marked by a "?", so that alternatives of such become a union."""
+    return _interval(low, high, ("(" if open_low else "[") + (")" if open_high else "]") + "?")
+
+
+def _equation(text: str, depth: int):
+    sides = [s.strip() for s in re.split(r"(?<![<>!\\])=|\\approx\b|\\equiv\b", text)]
+    if len(sides) < 2 or not all(sides) or r"\begin" in sides[0]:
+        return None
+    if len(sides) == 2 and not is_name(sides[0]) and re.search(r"[a-zA-Z]", _TEXT.sub("", sides[1])) is None:
+        if re.search(r"(?<!\\)\b[a-zA-Z]\b|\d[a-z]", sides[0]):
+            return Equation(sides[0], Scalar(sides[1]))  # x - 3z = 0
+        return read(sides[1], depth + 1)  # 2 + 3 = 5
+    return Equation(sides[0], read(sides[-1], depth + 1))
+
+
+def _both_signs(text: str) -> list[str]:
+    texts = [text]
+    for _ in range(text.count(r"\pm")):
+        texts = [t.replace(r"\pm", sign, 1) for t in texts for sign in ("+", "-")]
+    return [t.strip().removeprefix("+") for t in texts]
+
+
+# ---------------------------------------------------------------------------------------------------- leaves
+
+
+def _whole_text(text: str) -> bool:
+    return _TEXT.fullmatch(text) is not None
+
+
+def _number_in_words(text: str) -> int | None:
+    words = _TEXT.sub(r"\1", text)
+    return number_of(words) if re.fullmatch(r"[a-zA-Z\s-]+", words) else None
+
+
+def _leaf(text: str) -> Scalar | Words:
+    """An expression with its unit, or words."""
+    text = text.strip()
+    plain = _TEXT.sub(r"\1", text).strip()
+    if _TEXT.search(text) is not None and not _TEXT.sub("", text).strip(" .,()"):
+        inner = plain.strip("() .")
+        if re.fullmatch(r"[-+]?[\d.,/]+", inner):
+            return Scalar(inner.replace(",", ""))
+        return Words(" ".join(plain.lower().split()).strip(" ."))
+    if (base := _BASE.fullmatch(text)) is not None:
+        return Words(f"{base[1].lstrip('0') or '0'} base {base[2]}")
+    if re.fullmatch(r"[a-zA-Z][a-zA-Z]+(?:[\s'-]+[a-zA-Z0-9]+)*", plain) or re.fullmatch(r"\d{1,2}:\d{2}.*", plain):
+        return Words(" ".join(plain.lower().split()))
+    return _measured(text)
+
+
+def _measured(text: str) -> Scalar:
+    """An expression without its percent sign, degrees or unit, which are noted beside it."""
+    head, unit = units.split_off(text)
+    if unit in ("percent", "degrees"):
+        return Scalar(head, unit)
+    for sign, scale in ((r"\%", "percent"), (r"^\circ", "degrees")):
+        if head.rstrip().endswith(sign):
+            bare = head.rstrip().removesuffix(sign).rstrip()
+            if bare and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", bare):
+                return Scalar(bare, scale, unit)
+    return Scalar(head, "", unit)

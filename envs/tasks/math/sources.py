@@ -1,0 +1,181 @@
+"""Data sets by name: GSM8K, MATH, MATH-500, AIME, AMC, OlympiadBench, the built-in sample, or a JSONL file.
+
+Every row is {id, question, answer, source}. Files are looked for in the folder of $MARL_JAX_DATA; without its files a
+data set is replaced by the built-in sample, and the log says so. Contests and MATH-500 are for testing only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from envs.tasks.data import DataError, Dataset, check_disjoint, check_fields, cut, find, from_jsonl, from_list
+from envs.tasks.data.places import ROOT
+from envs.tasks.math import sample
+from envs.tasks.task import PARTS, check_part
+
+log = logging.getLogger(__name__)
+
+SAMPLE = "sample"
+FIELDS = ("id", "question", "answer", "source")
+_OWN = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A question with its gold answer; `id` names it in all results."""
+
+    id: str
+    question: str
+    answer: str
+    source: str
+
+
+# ---------------------------------------------------------------------------------------------------- readers
+
+
+def gsm8k(record: dict) -> tuple[str, str]:
+    """The answer stands behind `####`."""
+    _, found, answer = record["answer"].rpartition("####")
+    if not found:
+        raise ValueError("no '####' in the answer")
+    return record["question"], answer.strip()
+
+
+def competition(record: dict) -> tuple[str, str]:
+    """`problem` or `question`, and `answer`, which may be a number."""
+    return record["problem"] if "problem" in record else record["question"], str(record["answer"])
+
+
+def olympiad_bench(record: dict) -> tuple[str, str]:
+    """One answer in a list of one."""
+    if len(record["final_answer"]) != 1:
+        raise ValueError(f"{len(record['final_answer'])} answers in final_answer; expected 1")
+    return record["question"], record["final_answer"][0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The files of a data set; `id` is the field that names a row, by default its number does."""
+
+    reader: Callable[[dict], tuple[str, str]]
+    test: str
+    train: str | None = None
+    id: str | None = None
+
+
+SOURCES = {
+    "aime2024": Source(competition, "aime2024"),
+    "aime2025": Source(competition, "aime2025"),
+    "aime2026": Source(competition, "aime2026"),
+    "amc2023": Source(competition, "amc2023"),
+    "gsm8k": Source(gsm8k, "gsm8k_test", "gsm8k_train"),
+    "math": Source(competition, "math500_test", "math_train4500", id="unique_id"),
+    "math500": Source(competition, "math500_test", id="unique_id"),
+    "olympiadbench": Source(olympiad_bench, "olympiadbench_math_en_text", id="id"),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- parts
+
+
+def check_name(name: str, field: str = "dataset") -> None:
+    """Refuses a data set that is none."""
+    if name not in SOURCES and name != SAMPLE and not name.endswith(_OWN):
+        known = ", ".join([*SOURCES, SAMPLE])
+        raise ValueError(f"{field} is {name!r}; accepted: {known}, or a .jsonl file with id, question and answer")
+
+
+def problems(name: str, part: str) -> tuple[Problem, ...]:
+    """The problems of a part; one that a data set does not have is a `DataError`."""
+    check_name(name)
+    check_part(part)
+    parts = _load(name, os.environ.get(ROOT, ""))
+    if part not in parts:
+        raise DataError(f"dataset is {name!r}, which is for testing only; for {part}: {', '.join(_trainable())}")
+    return parts[part]
+
+
+def _trainable() -> list[str]:
+    return [*(name for name, source in SOURCES.items() if source.train), SAMPLE]
+
+
+@functools.lru_cache(maxsize=16)
+def _load(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
+    if name == SAMPLE:
+        return _checked({part: from_list(sample.rows(part), f"sample ({part})") for part in PARTS})
+    if name not in SOURCES:
+        return _own(name, root)
+    source = SOURCES[name]
+    files = {part: file for part, file in (("train", source.train), ("test", source.test)) if file}
+    found = {part: find(file) for part, file in files.items()}
+    if absent := [files[part] for part, path in found.items() if path is None]:
+        where = f"${ROOT} ({root or 'not set'})"
+        log.warning("%s: no file %s in %s; the built-in sample is used", name, " or ".join(absent), where)
+        return _load(SAMPLE, root)
+    parts = {part: read(path, source, f"{name}/{part}") for part, path in found.items()}
+    if "train" in parts:
+        parts["train"], parts["validation"] = cut(parts["train"], "question")
+    return _checked(parts)
+
+
+def read(path: Path, source: Source, prefix: str) -> Dataset:
+    """The rows of a published file; a row that cannot be read is an error that names its line."""
+    records = from_jsonl(path)
+    rows = []
+    for i in range(len(records)):
+        record = records.row(i)
+        try:
+            question, answer = source.reader(record)
+        except KeyError as error:
+            raise DataError(f"{records.where(i)}: no field {error}; found: {', '.join(record) or 'none'}") from None
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise DataError(f"{records.where(i)}: {error}") from None
+        name = f"{prefix.split('/')[0]}/{record[source.id]}" if record.get(source.id) else f"{prefix}/{i}"
+        rows.append({"id": name, "question": question, "answer": answer, "source": prefix.split("/")[0]})
+    return from_list(rows, str(path))
+
+
+def _own(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
+    """A file of the user's: `part` of a row is "train", "validation" or "test"; without it the parts are cut."""
+    path = Path(name).expanduser()
+    path = path if path.is_file() else find(name)
+    if path is None:
+        raise DataError(f"{name}: no such file, here or in ${ROOT} ({root or 'not set'})")
+    whole = from_jsonl(path)
+    check_fields(whole, required=("id", "question", "answer"), filled=("id", "question", "answer"))
+    named = [whole.row(i).get("part") for i in range(len(whole))]
+    if wrong := [i for i, part in enumerate(named) if part not in (None, *PARTS)]:
+        raise DataError(f"{whole.where(wrong[0])}: part is {named[wrong[0]]!r}; accepted: {', '.join(PARTS)}")
+    rows = whole.map(lambda row: {"source": "own", **{k: str(row[k]) for k in ("id", "question", "answer")}})
+    parts = {part: rows.select([i for i, p in enumerate(named) if (p or "train") == part], name) for part in PARTS}
+    for part in ("test", "validation"):
+        if not len(parts[part]) and len(parts["train"]):
+            parts["train"], parts[part] = cut(parts["train"], "id", part)
+    return _checked({part: data for part, data in parts.items() if len(data)})
+
+
+def _checked(parts: dict[str, Dataset]) -> dict[str, tuple[Problem, ...]]:
+    """Refuses empty fields, ids that come twice, and a question or an id in two parts."""
+    for data in parts.values():
+        check_fields(data, required=FIELDS, filled=("question", "answer"))
+        seen: dict[str, int] = {}
+        for i in range(len(data)):
+            first = seen.setdefault(data.row(i)["id"], i)
+            if first != i:
+                raise DataError(f"id {data.row(i)['id']} is in {data.where(first)} and in {data.where(i)}")
+    names = list(parts)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            check_disjoint(parts[one], parts[other], "id", one=one, other=other)
+            check_disjoint(parts[one], parts[other], _question, one=one, other=other)
+    return {part: tuple(Problem(**row) for row in data) for part, data in parts.items()}
+
+
+def _question(row: dict) -> str:
+    return re.sub(r"\s+", " ", row["question"]).strip()

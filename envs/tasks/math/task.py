@@ -1,0 +1,209 @@
+r"""The math task: one agent, or a reasoner and a tool agent, on problems with a final answer.
+
+A turn is sequential. The reasoner solves the problem; with a tool, a program is written next by who has read that
+solution: the tool agent, or in the single form the same agent in the same chat. The program runs in the sandbox. The
+next turn shows its output and asks to keep the right solution or to correct it. The episode ends when the answer and
+the output agree (without a tool: when an answer is repeated), or after the last turn. Success: the reasoner's last
+answer is right.
+
+Rewards: team 1 if the reasoner is right. Reasoner: agent 0.8 for a right answer, process 0.2 for a readable one. Tool
+agent: agent 0.8 if the output is right, process 0.1 if the program runs and 0.1 if it prints an answer. Where a run
+asks for K candidates (AT-GRPO), every candidate of every turn is tried and paid, for it is compared with those of its
+own prompt only. Otherwise only the last turn pays: more turns, or a box in every one of them, never pay more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
+from envs.tasks.math import prompts, tool
+from envs.tasks.math.extract import FORMS as ANSWERS
+from envs.tasks.math.sources import Problem, check_name, problems
+from envs.tasks.math.verifier import LIMIT, ballot, same, verify
+from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply
+
+FORMS = ("single", "roles")
+MAX_TURNS = 4
+SANDBOXES = ("auto", "process")
+START_LIMIT = 30.0
+"""Seconds beyond its own limit that a program may wait for the sandbox."""
+
+Found = dict[str, Any]
+"""What was found in a reply: right, answer, reason; of a program also `ran`, `program` and `result`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Math:
+    """The task.
+
+    dataset       of `envs/tasks/math/sources.py`: gsm8k, math, math500, aime2024 …, sample, or a .jsonl file
+    test_dataset  another one for the part "test"; "" for the same
+    form          "single" or "roles": reasoner and tool agent
+    turns         1 to 4
+    tool          single form: whether it writes and runs a program in each turn; roles always do
+    answer        "boxed", or "final" to accept `#### X` and "the answer is X" as well
+    continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
+    sandbox       "auto", or "process" for limits without isolation
+    wall          seconds a program may run
+    """
+
+    dataset: str = "sample"
+    test_dataset: str = ""
+    form: str = "single"
+    turns: int = 1
+    tool: bool = False
+    answer: str = "boxed"
+    continuation: str = "best"
+    sandbox: str = "auto"
+    wall: float = 5.0
+
+    def __post_init__(self):
+        check_name(self.dataset)
+        check_name(self.test_dataset or self.dataset, "test_dataset")
+        for name, accepted in (
+            ("form", FORMS), ("answer", ANSWERS), ("continuation", CONTINUATIONS), ("sandbox", SANDBOXES),
+        ):  # fmt: skip
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+        if not 1 <= self.turns <= MAX_TURNS:
+            raise ValueError(f"turns is {self.turns}; accepted: 1 to {MAX_TURNS}")
+        if not 0 < self.wall <= 60:
+            raise ValueError(f"wall is {self.wall}; accepted: more than 0, up to 60 seconds")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The seats of the form."""
+        return ("reasoner", "tool_agent") if self.form == "roles" else ("reasoner",)
+
+    def examples(self, part: str) -> tuple[Problem, ...]:
+        """The problems of a part."""
+        return problems((self.test_dataset or self.dataset) if part == "test" else self.dataset, part)
+
+    async def play(self, ask: Ask, example: Problem) -> Outcome:
+        """Up to `turns` turns of solving and checking."""
+        roles = self.form == "roles"
+        reasoner = ask.chat(0, system=prompts.reasoner_system(self.answer, roles))
+        partner = ask.chat(1, system=prompts.tool_system()) if roles else reasoner
+        judge = _Judge(self, ask, example)
+        text, solved, ran, agreed = prompts.first(example.question), [], [], False
+        for turn in range(self.turns):
+            solution, found = await self._say(ask, reasoner, text, judge.solution)
+            solved.append((solution, found))
+            if roles or self.tool:
+                request = prompts.program(example.question, solution.text, turn, same_agent=not roles)
+                program, output = await self._say(ask, partner, request, judge.program)
+                ran.append((program, output))
+                agreed = await judge.agree(found, output)
+                text = prompts.again(example.question, output["program"], output["result"], self.answer)
+            else:
+                agreed = turn > 0 and await judge.agree(found, solved[-2][1])
+                text = prompts.alone(example.question, self.answer)
+            if agreed:
+                break
+        if ask.candidates == 1:
+            for last in (solved[-1:], ran[-1:]):
+                for reply, found in last:
+                    reply.reward(**found["pay"])
+        answer = solved[-1][1]["answer"]
+        return Outcome(
+            success=solved[-1][1]["right"], reason="agreed" if agreed else "turns",
+            metrics=_metrics([f for _, f in solved], [f for _, f in ran], self.turns, judge),
+            answer=None if answer is None else ballot(answer), score=float(agreed),
+        )  # fmt: skip
+
+    async def _say(
+        self, ask: Ask, chat: Chat, text: str, judge: Callable[[int, Reply], Awaitable[Found]]
+    ) -> tuple[Reply, Found]:
+        """One turn of one seat: the reply that is kept, and what was found in it; all candidates are tried at once."""
+        reply = await chat.say(text, n=ask.candidates)
+        found = await asyncio.gather(*(judge(k, candidate) for k, candidate in enumerate(reply.replies)))
+        for candidate, one in zip(reply.replies, found, strict=True):
+            candidate.judge(one["right"], one["answer"], one["reason"])
+            if ask.candidates > 1:
+                candidate.reward(**one["pay"])
+        kept = keep_one(ask, chat, reply, self.continuation)
+        return kept, found[reply.replies.index(kept)]
+
+
+class _Judge:
+    """Verdicts on the replies of one episode.
+
+    timeouts, crashes  verifier calls that ended so; their answers count as wrong
+    """
+
+    def __init__(self, task: Math, ask: Ask, example: Problem):
+        self._task, self._ask, self._gold = task, ask, example.answer
+        self.timeouts = self.crashes = 0
+
+    async def solution(self, k: int, reply: Reply) -> Found:
+        """A solution, by its answer."""
+        found = await self._verified(verify, (self._gold, reply.text, self._task.answer), f"verify_{k}")
+        right = float(found["right"])
+        pay = {"team": right, "agent": 0.8 * right, "process": 0.2 * (found["answer"] is not None)}
+        return {**found, "pay": pay}
+
+    async def program(self, k: int, reply: Reply) -> Found:
+        """A program, by what it prints."""
+        program = tool.program_of(reply.text)
+        found: Found = {"right": False, "answer": None, "reason": "no program"}
+        result, ran = None, False
+        if program is not None:
+            result = await self._run(k, program)
+            ran = result["status"] == "ok"
+            found["reason"] = result["limit"] or result["status"]
+            if ran:
+                found = await self._verified(tool.verify_output, (self._gold, result["stdout"]), f"output_{k}")
+        pay = {"agent": 0.8 * found["right"], "process": 0.1 * ran + 0.1 * (found["answer"] is not None)}
+        return {**found, "pay": pay, "ran": ran, "program": program, "result": result}
+
+    async def agree(self, one: Found, other: Found) -> bool:
+        """Whether two answers are the same, right or wrong."""
+        if one["answer"] is None or other["answer"] is None or one["right"] != other["right"]:
+            return False
+        if one["right"] or one["answer"] == other["answer"]:
+            return True
+        try:
+            return await self._ask.verify(same, one["answer"], other["answer"], limit=LIMIT, name="agree")
+        except (CallTimeout, CallFailed) as error:
+            self._count(error)
+            return False
+
+    async def _verified(self, function: Callable, arguments: tuple, name: str) -> Found:
+        try:
+            return dict(await self._ask.verify(function, *arguments, limit=LIMIT, name=name))
+        except (CallTimeout, CallFailed) as error:
+            self._count(error)
+            return {"right": False, "answer": None, "reason": f"verifier: {error}"}
+
+    async def _run(self, k: int, program: str) -> dict[str, Any]:
+        call = tool.run_program(program, self._task.sandbox, self._task.wall)
+        try:
+            return await self._ask.record(f"program_{k}", call, limit=self._task.wall + START_LIMIT)
+        except CallTimeout:
+            return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
+
+    def _count(self, error: Exception) -> None:
+        if isinstance(error, CallTimeout):
+            self.timeouts += 1
+        else:
+            self.crashes += 1
+
+
+def _metrics(solved: list[Found], ran: list[Found], turns: int, judge: _Judge) -> dict[str, float]:
+    """Per turn whether the answer is right, an episode that has ended keeping its last one; and what the tool did."""
+    right = [float(f["right"]) for f in solved]
+    right += [right[-1]] * (turns - len(right))
+    metrics = {f"right_turn_{t + 1}": r for t, r in enumerate(right)} if turns > 1 else {}
+    metrics |= {
+        "parse_failure": float(solved[-1]["answer"] is None), "turns": float(len(solved)),
+        "verifier_timeouts": float(judge.timeouts), "verifier_crashes": float(judge.crashes),
+    }  # fmt: skip
+    if turns > 1:
+        metrics |= {"wrong_to_right": float(right[-1] > right[0]), "right_to_wrong": float(right[-1] < right[0])}
+    if ran:
+        metrics |= {"tool_right": float(ran[-1]["right"]), "tool_ran": float(ran[-1]["ran"])}
+    return metrics

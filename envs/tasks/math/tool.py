@@ -1,0 +1,69 @@
+r"""The tool: a Python program in an answer, run in the sandbox, and what it prints read as an answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from envs.tasks.math import symbolic
+from envs.tasks.math.normalise import clean
+from envs.tasks.math.reading import Scalar, Unreadable, read
+from envs.tasks.math.verifier import verify
+from envs.tasks.sandbox import Limits, shared_sandbox
+from envs.tasks.task import Verdict
+
+MAX_PROGRAM = 20_000
+"""Characters of a program; a longer one is not run."""
+MAX_LINE = 300
+ROUNDING = 1e-9
+"""Relative error of a printed decimal of ten digits or more: programs compute with floating-point numbers."""
+
+_BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_DECIMAL = re.compile(r"([-+]?\d+\.\d+)(?: \\times 10\^\{([-+]?\d{1,2})\})?")
+
+
+def program_of(text: str) -> str | None:
+    """The last Python block of a text; None without one, or if it is empty or too long."""
+    blocks = _BLOCK.findall(text)
+    program = blocks[-1].strip() if blocks else ""
+    return program if 0 < len(program) <= MAX_PROGRAM else None
+
+
+async def run_program(program: str, mode: str, wall: float) -> dict[str, Any]:
+    """The sandbox's result as a JSON value."""
+    result = await shared_sandbox(mode).run(program, limits=Limits(wall=wall, cpu=wall))
+    return result.to_json()
+
+
+def printed_answer(stdout: str) -> str | None:
+    r"""The last line that was printed, as an answer in LaTeX; None where nothing was printed, or too much in a line."""
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    if not lines or len(lines[-1]) > MAX_LINE:
+        return None
+    line = lines[-1]
+    if (named := re.fullmatch(r"[^=:]{0,60}[=:]\s*([^=:]+)", line)) is not None:
+        line = named[1]  # answer = 5, The answer is: 5
+    line = re.sub(r"\boo\b", r"\\infty", line.replace("**", "^"))
+    line = re.sub(r"(?<=\d)e([-+]?\d+)\b", r" \\times 10^{\1}", line)
+    if re.fullmatch(r"\[.*\]|\{.*\}", line):
+        line = rf"\{{{line[1:-1]}\}}" if line[1:-1].strip() else r"\emptyset"
+    return line
+
+
+def verify_output(gold: str, stdout: str) -> Verdict:
+    """The verdict on what a program printed; long decimals may be rounded."""
+    answer = printed_answer(stdout)
+    if answer is None:
+        return Verdict(right=False, answer=None, reason="nothing printed" if not stdout.strip() else "a line too long")
+    verdict = verify(gold, rf"\boxed{{{answer}}}")
+    decimal = _DECIMAL.fullmatch(answer)
+    if not verdict["right"] and decimal is not None and sum(map(str.isdigit, decimal[1])) >= 10:
+        try:
+            expected = read(clean(gold))
+            value = float(decimal[1]) * 10.0 ** int(decimal[2] or 0)
+            close = isinstance(expected, Scalar) and symbolic.near(expected.latex, value, ROUNDING)
+        except Unreadable:
+            close = False
+        if close:
+            return Verdict(right=True, answer=answer, reason="equal up to rounding")
+    return verdict

@@ -1,0 +1,169 @@
+r"""Whether a text ends in the right answer: `verify(gold, text)`.
+
+The rules (docs/math.md): the last `\boxed{}` is the answer, and text behind it is not; boxes that differ are no
+answer; text without a box is none. Values are compared exactly, sets in any order, tuples in theirs; units and percent
+signs may be left out. `verify` is called in a worker process through `ask.verify`, which ends it at the time limit.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from envs.tasks.math import letters, symbolic
+from envs.tasks.math.equations import is_name, is_unsolved
+from envs.tasks.math.extract import NoAnswer, answers
+from envs.tasks.math.normalise import clean, squeezed
+from envs.tasks.math.reading import Equation, Listing, Matrix, Ordered, Scalar, Union, Unreadable, Words, read
+from envs.tasks.math.units import differ, single_letter
+from envs.tasks.task import Verdict
+
+LIMIT = 5.0
+"""Seconds a task gives to one call."""
+MAX_ANSWER = 2000
+"""Characters of an answer; a longer one is refused unread."""
+MAX_ITEMS = 64
+
+if getattr(sys.modules["__main__"].__spec__, "name", "") == "envs.tasks.worker":
+    symbolic.warm_up()  # with this module, which is not a call's time
+
+
+def verify(gold: str, text: str, form: str = "boxed") -> Verdict:
+    """The verdict on a text, whatever it holds. Only a gold answer that is empty raises `ValueError`."""
+    if not isinstance(gold, str) or not gold.strip():
+        raise ValueError(f"gold is {gold!r}; expected an answer")
+    try:
+        found = answers(text, form)
+    except NoAnswer as error:
+        return Verdict(right=False, answer=None, reason=str(error))
+    last = found[-1]
+    if len(last) > MAX_ANSWER:
+        return Verdict(right=False, answer=None, reason=f"an answer of {len(last)} characters")
+    if any(not same(last, other) for other in found[:-1]):
+        return Verdict(right=False, answer=None, reason="boxes that differ")
+    right, reason = compare(gold, last)
+    return Verdict(right=right, answer=last.strip(), reason=reason)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two answers are the same; what cannot be read is the same only as itself."""
+    return len(one) <= MAX_ANSWER >= len(other) and compare(one, other)[0]
+
+
+def ballot(answer: str) -> str:
+    """An answer in one spelling, for votes: numbers by their value, others as they are written."""
+    text = clean(answer)
+    value = symbolic.rational(text.replace(",", "") if "," in text and " " not in text else text)
+    return squeezed(text) if value is None else str(value)
+
+
+def compare(gold: str, answer: str) -> tuple[bool, str]:
+    """Whether an answer equals the gold one, and why."""
+    gold, answer = clean(gold), clean(answer)
+    if not answer:
+        return False, "empty"
+    if squeezed(gold) == squeezed(answer):
+        return True, "same text"
+    if (choice := letters.choice(gold)) is not None:
+        return letters.chosen(answer) == choice, "letter"
+    try:
+        expected = read(gold)
+    except Unreadable as error:
+        return False, f"the gold answer: {error}"
+    try:
+        if _equal(expected, _hinted(read(answer), expected)):
+            return True, "equal"
+        # 1,200 may be a number or two: where the gold answer is two, so is the answer.
+        if isinstance(expected, Listing) and "," in answer and " " not in answer:
+            return _equal(expected, read(answer.replace(",", ", "))), "list"
+        return False, "different"
+    except Unreadable as error:
+        return False, str(error)
+
+
+# ---------------------------------------------------------------------------------------------------- by structure
+
+
+def _hinted(value, expected):
+    """48m has a unit where a number is expected; elsewhere m is a variable."""
+    if isinstance(value, Scalar) and isinstance(expected, Scalar) and symbolic.rational(expected.latex) is not None:
+        number = single_letter(value.latex)
+        return Scalar(number, value.scale, "?") if number is not None else value
+    return value
+
+
+def _equal(gold, answer) -> bool:
+    """Whether two answers are equal; both are structures of `reading.py`."""
+    gold, answer = _single(gold), _single(answer)
+    if isinstance(gold, Equation) or isinstance(answer, Equation):
+        return _equations(gold, answer)
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return _scalars(gold, answer)
+    if type(gold) is not type(answer):
+        return False
+    if isinstance(gold, Words):
+        return gold.text == answer.text
+    if isinstance(gold, Listing):
+        return _unordered(gold.items, answer.items)
+    if isinstance(gold, Union):
+        return _unordered(gold.parts, answer.parts)
+    if isinstance(gold, Ordered):
+        return gold.brackets.rstrip("?") == answer.brackets.rstrip("?") and _in_order(gold.items, answer.items)
+    if isinstance(gold, Matrix):
+        return len(gold.rows) == len(answer.rows) and all(map(_in_order, gold.rows, answer.rows))
+    raise TypeError(f"no rule for {type(gold).__name__}")
+
+
+def _single(value):
+    if isinstance(value, Listing) and len(value.items) == 1:
+        return value.items[0]
+    if isinstance(value, Union) and len(value.parts) == 1:
+        return value.parts[0]
+    return value
+
+
+def _in_order(gold: tuple, answer: tuple) -> bool:
+    return len(gold) == len(answer) and all(map(_equal, gold, answer))
+
+
+def _unordered(gold: tuple, answer: tuple) -> bool:
+    if len(gold) != len(answer) or len(gold) > MAX_ITEMS:
+        return False
+    left = list(answer)
+    for item in gold:
+        match = next((i for i, other in enumerate(left) if _equal(item, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+def _equations(gold, answer) -> bool:
+    """x = 5 is 5, and so is m + n = 5 but not 2x = 5; two equations have the same sides, or one is a multiple."""
+    if isinstance(gold, Equation) and isinstance(answer, Equation):
+        if squeezed(gold.left) == squeezed(answer.left):
+            return _equal(gold.right, answer.right)
+        if isinstance(gold.right, Scalar) and isinstance(answer.right, Scalar):
+            return symbolic.proportional((gold.left, gold.right.latex), (answer.left, answer.right.latex))
+        return False
+    if isinstance(gold, Equation):
+        return is_name(gold.left) and _equal(gold.right, answer)
+    return not is_unsolved(answer.left) and _equal(gold, answer.right)
+
+
+def _scalars(gold: Scalar, answer: Scalar) -> bool:
+    """By value; a percent sign or degrees in one of them only may stand for the same number or for what they mean."""
+    if differ(gold.unit, answer.unit):
+        return False
+    if gold.scale == answer.scale:
+        return symbolic.equal(gold.latex, answer.latex)
+    scales = {gold.scale, answer.scale} - {""}
+    if len(scales) > 1 or any(one.scale and other.unit for one, other in ((gold, answer), (answer, gold))):
+        return False  # degrees are no percent, and neither is 45 mph
+    scale = scales.pop()
+    if symbolic.equal(gold.latex, answer.latex):
+        value = symbolic.rational(gold.latex)
+        return scale == "degrees" or value is None or abs(value) >= 1  # 0.5 is not 0.5 %
+    meaning = r"\frac{1}{100}" if scale == "percent" else r"\frac{\pi}{180}"
+    if answer.scale:
+        return symbolic.equal(gold.latex, answer.latex, meaning)
+    return symbolic.equal(answer.latex, gold.latex, meaning)
