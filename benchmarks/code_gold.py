@@ -1,0 +1,87 @@
+"""Gold solutions through the readers and the grading of the task `code`: how many pass, as JSON lines.
+
+    MARL_JAX_DATA=../shared/data python -m benchmarks.code_gold                  # every data set with solutions
+    MARL_JAX_DATA=../shared/data python -m benchmarks.code_gold mbpp humaneval
+
+Every problem of a file is read, its solution is written into an answer, the program is extracted from that, and all
+hidden tests are run. CRUXEval's answers are its published assertions. `known` are ids that are known to fail; a line
+with other failures makes the exit status 1. How fast the sandbox is by itself: `python -m benchmarks.sandbox`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+from envs.tasks.code import sources
+from envs.tasks.code.extract import read_program
+from envs.tasks.code.grading import grade
+from envs.tasks.code.rows import Row
+from envs.tasks.code.task import Code
+from envs.tasks.sandbox import Sandbox, shared_sandbox
+from envs.tasks.scripted import ScriptedAsk
+
+NAMES = ("mbpp", "mbpp_sanitized", "mbpp_plus", "humaneval", "cruxeval_output", "cruxeval_input", "quixbugs")
+KNOWN = {
+    "quixbugs": ("knapsack", "levenshtein"),  # exponential: they need more than any limit
+    "mbpp_plus": ("164", "295"),  # the published assertions and the published solution disagree
+}
+
+
+async def passes(sandbox: Sandbox, row: Row, seconds: float) -> str:
+    """ "" if the row's own solution passes, or what went wrong."""
+    if row["predict"]:
+        task = Code(dataset=f"cruxeval_{row['predict']}", form="single")
+        [test] = row["tests"]
+        answer = f"```tests\nassert {test['call']} == {test['expect']}\n```"
+        outcome = await task.play(ScriptedAsk(task, lambda *_: answer), row)
+        return "" if outcome.success else f"wrong {outcome.metrics}"
+    program = read_program(f"The program:\n```python\n{row['solution']}\n```\nThat is it.").text
+    report = await grade(sandbox, row, program, row["tests"], seconds)
+    wrong = [test for test in report["tests"] if test["outcome"] not in ("passed", "void")]
+    return "" if report["passed"] else f"{len(wrong)} of {len(report['tests'])}: {wrong[:1] or 'all are void'}"
+
+
+async def check(name: str, sandbox: Sandbox, at_once: int, seconds: float) -> dict:
+    """One data set."""
+    rows = sources.read(name)
+    if rows is None:
+        return {"dataset": name, "error": "its file is not in $MARL_JAX_DATA"}
+    rows = [row for row in rows if row["solution"]]
+    places, began = asyncio.Semaphore(at_once), time.monotonic()
+
+    async def one(row):
+        async with places:
+            return await passes(sandbox, row, seconds)
+
+    problems = await asyncio.gather(*(one(row) for row in rows))
+    failed = {row["id"]: problem for row, problem in zip(rows, problems, strict=True) if problem}
+    spent = time.monotonic() - began
+    return {
+        "dataset": name, "passed": len(rows) - len(failed), "of": len(rows), "seconds": round(spent, 1),
+        "problems_per_s": round(len(rows) / spent, 1), "known": [id for id in KNOWN.get(name, ()) if id in failed],
+        "failed": {id: why for id, why in failed.items() if id not in KNOWN.get(name, ())},
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=NAMES, help=f"of {', '.join(sources.SOURCES)}")
+    parser.add_argument("--at_once", type=int, default=0, help="problems at a time; 0: twice the sandbox's workers")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of CPU time for all calls of a program")
+    args = parser.parse_args()
+    sandbox, status = shared_sandbox(), 0
+    print(json.dumps({"layers": sandbox.layers, "workers": sandbox.workers}), flush=True)
+    for name in args.names:
+        line = asyncio.run(check(name, sandbox, args.at_once or 2 * sandbox.workers, args.seconds))
+        print(json.dumps(line), flush=True)
+        status |= bool(line.get("failed") or "error" in line)
+    sandbox.close()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

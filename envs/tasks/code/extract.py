@@ -1,0 +1,182 @@
+"""What is read from answers: a program, and test cases. Nothing of it is run or evaluated here.
+
+Rules for programs: the last block between fences (```) whose label is python, py or python3; if no block has one of
+these, the last block without a label. A last fence that is never closed ends with the answer. Without a fence there is
+no program: an answer's prose is not guessed at.
+
+Rules for test cases of functions: the last block labelled tests; if there is none, the last block with an assertion; in
+an answer without blocks, the whole of it. Each line in it that begins with `assert` is read by itself as
+`assert NAME(arguments) == value`, arguments and value being literals (`envs.tasks.code.values.literal`). Lines that are
+not of this form are counted as unreadable.
+
+Rules for test cases of programs: a block labelled input, or behind a line that says "input", followed by a block
+labelled output, or behind a line that says "output". An input without its output is unreadable.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from envs.tasks.code.values import literal, parse
+
+LONGEST = 100_000
+"""Characters of an answer; nothing is read in a longer one."""
+LONGEST_LINE = 2_000
+"""Characters of a line with a test case, or of an input or output."""
+CASE_TOLERANCE = [1e-6, 1e-9]
+
+PYTHON = ("python", "py", "python3")
+_FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+-]*)[ \t]*[^`\n]{0,100}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block: its label in lower case, its text, and the last line before it that is not empty."""
+
+    label: str
+    text: str
+    before: str
+
+
+def blocks(answer: str) -> list[Block]:
+    """The fenced blocks of an answer, in order."""
+    found: list[Block] = []
+    fence, label, inside, before, last = None, "", [], "", ""
+    for line in answer.replace("\r\n", "\n").split("\n"):
+        match = _FENCE.fullmatch(line)
+        if fence is None:
+            if match:
+                fence, label, inside, before = match[1], match[2].lower(), [], last
+            elif line.strip():
+                last = line.strip()
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
+            found.append(Block(label, "\n".join(inside), before))
+            fence, last = None, ""
+        else:
+            inside.append(line)
+    if fence is not None:
+        found.append(Block(label, "\n".join(inside), before))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program, or why there is none: "missing" or "too_long"."""
+
+    text: str | None
+    problem: str = ""
+
+
+def read_program(answer: str) -> Program:
+    """The program of an answer."""
+    if len(answer) > LONGEST:
+        return Program(None, "too_long")
+    found = blocks(answer)
+    for labels in (PYTHON, ("",)):
+        texts = [block.text for block in found if block.label in labels and block.text.strip()]
+        if texts:
+            return Program(texts[-1])
+    return Program(None, "missing")
+
+
+# ---------------------------------------------------------------------------------------------------- test cases
+
+
+@dataclasses.dataclass(frozen=True)
+class Cases:
+    """Test cases in the form of a row's tests, and how many were there that could not be read."""
+
+    tests: list[dict]
+    unreadable: int = 0
+
+
+def read_cases(answer: str, entry_point: str | None, most: int = 8, given: str = "") -> Cases:
+    """The first `most` different test cases of an answer, for a function or for a program that reads standard input.
+
+    given  a call that may be written again, whatever its arguments
+    """
+    if len(answer) > LONGEST:
+        return Cases([], 1)
+    found, unreadable = _stdin_cases(answer) if entry_point is None else _call_cases(answer, entry_point, most, given)
+    different = list({tuple(sorted((k, str(v)) for k, v in test.items())): test for test in found}.values())
+    return Cases(different[:most], unreadable)
+
+
+def _call_cases(answer: str, entry_point: str, most: int, given: str) -> tuple[list[dict], int]:
+    found = blocks(answer)
+    texts = [b.text for b in found if b.label == "tests"] or [b.text for b in found if "assert" in b.text]
+    lines = [line.strip() for line in (texts[-1] if texts else "" if found else answer).split("\n")]
+    lines = [line for line in lines if line.startswith("assert")]
+    tests = [read_case(line, entry_point, given) for line in lines[: 4 * most]]
+    readable = [test for test in tests if test is not None]
+    return readable, len(lines) - len(readable)
+
+
+def read_case(line: str, entry_point: str, given: str = "") -> dict | None:
+    """One assertion as a test, or None."""
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        body = parse(line).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if len(body) != 1 or not isinstance(body[0], ast.Assert) or not isinstance(body[0].test, ast.Compare):
+        return None
+    test = body[0].test
+    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq | ast.Is) or not isinstance(test.left, ast.Call):
+        return None
+    call, value = test.left, test.comparators[0]
+    if not _is_entry(call.func, entry_point) or any(keyword.arg is None for keyword in call.keywords):
+        return None
+    try:
+        literal(value)
+        text = ast.unparse(call)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)) if text != given else ():
+            literal(argument)
+        return {"call": text, "expect": ast.unparse(value), "close": CASE_TOLERANCE}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_entry(function: ast.expr, entry_point: str) -> bool:
+    """Whether it is the function itself; a method of a class is called on a new object: `Solution().f`."""
+    name, _, method = entry_point.partition(".")
+    try:
+        return ast.unparse(function) == (f"{name}().{method}" if method else name)
+    except RecursionError:
+        return False
+
+
+def _stdin_cases(answer: str) -> tuple[list[dict], int]:
+    tests, unreadable, given = [], 0, None
+    for block in blocks(answer):
+        kind = _kind(block)
+        if kind == "input":
+            unreadable += given is not None
+            given = block.text
+        elif kind == "output" and given is not None:
+            if max(len(given), len(block.text)) <= LONGEST_LINE and _is_unicode(given + block.text):
+                tests.append({"stdin": given.rstrip("\n") + "\n", "stdout": block.text.rstrip("\n") + "\n"})
+            else:
+                unreadable += 1
+            given = None
+    return tests, unreadable + (given is not None)
+
+
+def _kind(block: Block) -> str:
+    if block.label in ("input", "output"):
+        return block.label
+    words = re.findall(r"[a-z]+", block.before.lower()[-200:])
+    kinds: Sequence[str] = [word for word in words if word in ("input", "output")]
+    return kinds[-1] if kinds and block.label in ("", "text", "txt") else ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,276 @@
+"""The task `code`: a coder and a tester, or one agent that does both, on problems with hidden tests.
+
+In a turn of the form "roles" coder and tester answer at once, each from the problem alone; the program then runs on the
+tester's cases. In later turns both see which cases failed and with what output. An episode ends when the program passes
+the tester's cases, or after the last turn. It succeeds if the last program passes the hidden gold tests, which no agent
+ever sees. In the form "single" one agent writes the program and cases for it, with the same turns.
+
+Where the run asks for K candidates (AT-GRPO), each is run and rewarded, and one is continued. Otherwise the answers of
+the last turn alone are rewarded: with a reward for every turn, an agent could earn more by not finishing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
+from envs.tasks.code import prompts, rewards, sources
+from envs.tasks.code.extract import Cases, Program, read_cases, read_program
+from envs.tasks.code.grading import SECONDS, Report, grade
+from envs.tasks.code.predict import play_prediction
+from envs.tasks.code.rows import Row, some_tests
+from envs.tasks.data import Dataset
+from envs.tasks.sandbox import Sandbox, shared_sandbox
+from envs.tasks.task import Ask, Outcome, Reply, check_part
+
+FORMS = ("roles", "single")
+SANDBOXES = ("auto", "process")
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """The task.
+
+    dataset       a name of `sources.SOURCES`, "sample", or a .jsonl file of rows
+    test_dataset  where the test part comes from; "": from the same
+    form          "roles": coder and tester; "single": one agent
+    turns         at most
+    reward        "paper" or "cure" (`rewards`)
+    tests         gold tests that are used of a problem, at most; 0: all
+    cases         test cases that are read in an answer, at most
+    shown         gold tests that are shown with the problem and then not used
+    continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
+    seconds       of CPU time for all calls of a program, or for a program on one input
+    sandbox       "auto": real isolation or an error; "process": limits only, for programs that are trusted
+    """
+
+    dataset: str = "mbpp"
+    test_dataset: str = ""
+    form: str = "roles"
+    turns: int = 2
+    reward: str = "paper"
+    tests: int = 8
+    cases: int = 8
+    shown: int = 0
+    continuation: str = "best"
+    seconds: float = SECONDS
+    sandbox: str = "auto"
+
+    def __post_init__(self):
+        choices = dict(form=FORMS, reward=rewards.PRESETS, continuation=CONTINUATIONS, sandbox=SANDBOXES)
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+        ranges = dict(turns=(1, 4), tests=(0, 10**6), cases=(1, 64), shown=(0, 10), seconds=(0.1, 600))
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is {getattr(self, name)}; accepted: {low} to {high}")
+        for name in (self.dataset, self.test_dataset or self.dataset):
+            sources.check_name(name)
+            if name.startswith("cruxeval") and self.form != "single":
+                raise ValueError(f"form is {self.form!r} with dataset {name!r}; accepted: single")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Who takes part."""
+        return ("coder", "tester") if self.form == "roles" else ("coder",)
+
+    def examples(self, part: str) -> Dataset:
+        """The problems of a part, as rows."""
+        check_part(part)
+        name = self.test_dataset or self.dataset if part == "test" else self.dataset
+        return sources.load(name)[part]
+
+    def prepare(self) -> None:
+        """Starts the sandbox, or raises `SandboxUnavailable` where this machine allows no isolation."""
+        shared_sandbox(self.sandbox)
+
+    async def play(self, ask: Ask, example: Row) -> Outcome:
+        """One problem."""
+        if example["predict"]:
+            return await play_prediction(ask, example, self.continuation, lambda: shared_sandbox(self.sandbox))
+        return await _Episode(self, ask, example).play()
+
+
+@dataclasses.dataclass
+class Attempt:
+    """A candidate of the coder; `gold` is None where there is no program."""
+
+    reply: Reply
+    program: Program
+    gold: Report | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.gold is not None and self.gold["passed"]
+
+
+@dataclasses.dataclass
+class Suite:
+    """A candidate of the tester; `right` says of each case whether it is right, None where that is not known."""
+
+    reply: Reply
+    cases: Cases
+    right: list[bool] | None = None
+
+
+class _Episode:
+    def __init__(self, task: Code, ask: Ask, row: Row):
+        self.task, self.ask, self.row = task, ask, row
+        shown = min(task.shown, len(row["tests"]) - 1)
+        self.tests = some_tests({**row, "tests": row["tests"][shown:]}, task.tests)
+        self.question = prompts.problem(row) + prompts.examples(row["tests"][:shown])
+        self.single = task.form == "single"
+
+    async def play(self) -> Outcome:
+        form = prompts.cases_form(self.row, self.task.cases)
+        coder = self.ask.chat(0, system=prompts.SINGLE if self.single else prompts.CODER)
+        tester = None if self.single else self.ask.chat(1, system=prompts.TESTER)
+        to_coder = f"{self.question}\n\n{form}" if self.single else self.question
+        to_tester = f"{self.question}\n\n{form}"
+        first, turns, done = None, 0, False
+        while turns < self.task.turns and not done:
+            turns += 1
+            attempt, suite, report, found = await self._turn(coder, tester, to_coder, to_tester)
+            first, done = attempt.right if first is None else first, report["passed"]
+            to_coder = (prompts.single_again if self.single else prompts.coder_again)(found)
+            to_tester = prompts.tester_again(found)
+        if self.ask.candidates == 1:
+            await self._reward([attempt], [suite])
+        return Outcome(
+            attempt.right, self._metrics(attempt, suite, first, turns), "agreed" if done else "turns",
+            score=report["share"],
+        )  # fmt: skip
+
+    async def _turn(self, coder: Chat, tester: Chat | None, to_coder: str, to_tester: str):
+        """One turn: what is kept of coder and tester, the one on the other's cases, and the words for the next turn."""
+        n, most = self.ask.candidates, self.task.cases
+        saying = [coder.say(to_coder, n=n, label="code")]
+        if tester is not None:
+            saying.append(tester.say(to_tester, n=n, label="tests"))
+        said = await asyncio.gather(*saying)
+        attempts = [Attempt(reply, read_program(reply.text)) for reply in said[0].replies]
+        suites = [Suite(reply, read_cases(reply.text, self.row["entry_point"], most)) for reply in said[-1].replies]
+        for attempt, report in zip(attempts, await self._run("gold", attempts, self.tests), strict=True):
+            attempt.gold = report
+            attempt.reply.judge(attempt.right, attempt.program.text, _reason(attempt))
+        if n > 1:
+            await self._reward(attempts, suites)
+        attempt = attempts[said[0].replies.index(keep_one(self.ask, coder, said[0], self.task.continuation))]
+        if tester is None:
+            suite = suites[attempts.index(attempt)]
+        else:
+            suite = suites[said[1].replies.index(keep_one(self.ask, tester, said[1], self.task.continuation))]
+        report, pairs = {"passed": False, "share": 0.0}, None if attempt.gold is None else []
+        if attempt.gold is not None and suite.cases.tests:
+            [report] = await self._run("kept", [attempt], suite.cases.tests)
+            pairs = list(zip(suite.cases.tests, report["tests"], strict=True))
+        return attempt, suite, report, prompts.after_cases(pairs, "your" if self.single else "the")
+
+    async def _run(self, name: str, attempts: Sequence[Attempt], tests: Sequence[dict]) -> list[Report | None]:
+        """Programs on tests, side by side, equal programs once; None where there is no program."""
+        programs = list(dict.fromkeys(a.program.text for a in attempts if a.program.text is not None))
+        reports = await asyncio.gather(*(self._graded(f"{name}_{k}", p, tests) for k, p in enumerate(programs)))
+        found = dict(zip(programs, reports, strict=True))
+        return [found.get(attempt.program.text) for attempt in attempts]
+
+    async def _graded(self, name: str, program: str, tests: Sequence[dict]) -> Report:
+        return await self.ask.record(name, grade(self._sandbox(), self.row, program, tests, self.task.seconds))
+
+    def _sandbox(self) -> Sandbox:
+        return shared_sandbox(self.task.sandbox)
+
+    # ------------------------------------------------------------------------------------------------ rewards
+
+    async def _reward(self, attempts: Sequence[Attempt], suites: Sequence[Suite]) -> None:
+        """Puts rewards on candidates of one turn."""
+        for attempt in attempts:
+            gold = attempt.gold or {"built": False, "ran": False, "share": 0.0}
+            if self.task.reward == "paper":
+                process, agent = rewards.paper_coder(gold["built"], gold["ran"], gold["share"])
+            else:
+                process, agent = 0.0, rewards.cure_coder(gold["share"])
+            attempt.reply.reward(process=process, agent=agent)
+        if not self.single:
+            await self._reward_tester(attempts, suites)
+
+    async def _reward_tester(self, attempts: Sequence[Attempt], suites: Sequence[Suite]) -> None:
+        """Every program, and the solution, on every case of all suites."""
+        written = [attempt for attempt in attempts if attempt.gold is not None]
+        right = [attempt.right for attempt in written]
+        programs = list(dict.fromkeys(attempt.program.text for attempt in written))
+        solution = [self.row["solution"]] if self.row["solution"] else []
+        found = await asyncio.gather(
+            *(self._on_suites(f"cases_{k}", text, suites) for k, text in enumerate([*programs, *solution]))
+        )
+        by_program = dict(zip(programs, found, strict=False))  # the solution is the last one found
+        for k, suite in enumerate(suites):
+            passes = [by_program[attempt.program.text][k] for attempt in written]  # [program][case]
+            by_case = [[each[n] for each in passes] for n in range(len(suite.cases.tests))]
+            suite.right = found[-1][k] if solution else _by_right_programs(by_case, right)
+            self._reward_suite(suite, by_case, right)
+
+    def _reward_suite(self, suite: Suite, by_case: list[list[bool]], right: list[bool]) -> None:
+        """The tester's reward for one answer; by_case[case][program] says what passes."""
+        n = len(by_case)
+        if suite.right is not None:
+            suite.reply.judge(sum(suite.right) / max(n, 1), reason=f"{sum(suite.right)} of {n} cases are right")
+        if self.task.reward == "cure":
+            suite.reply.reward(agent=rewards.cure_tester(by_case, right))
+            return
+        sound = suite.right or [False] * n
+        good = [passes for passes, fine in zip(by_case, sound, strict=True) if fine]
+        caught = [not all(passes[k] for passes in good) for k, fine in enumerate(right) if not fine]
+        process, agent = rewards.paper_tester(sound, caught)
+        suite.reply.reward(process=process, agent=agent)
+
+    async def _on_suites(self, name: str, program: str, suites: Sequence[Suite]) -> list[list[bool]]:
+        """Whether a program passes each case of each suite.
+
+        All different cases run together. If one of them ran into a limit, which they share, every suite runs again by
+        itself: an answer is never judged by the cases of another.
+        """
+        cases = list({str(case): case for suite in suites for case in suite.cases.tests}.values())
+        if not cases:
+            return [[] for _ in suites]
+        report = await self._graded(name, program, cases)
+        outcome = {str(case): test["outcome"] for case, test in zip(cases, report["tests"], strict=True)}
+        if self.row["entry_point"] is None or len(suites) == 1 or "limit" not in outcome.values():
+            return [[outcome[str(case)] == "passed" for case in suite.cases.tests] for suite in suites]
+        alone = (self._graded(f"{name}_suite_{k}", program, suite.cases.tests) for k, suite in enumerate(suites))
+        return [[test["outcome"] == "passed" for test in report["tests"]] for report in await asyncio.gather(*alone)]
+
+    def _metrics(self, attempt: Attempt, suite: Suite, first: bool, turns: int) -> dict[str, float]:
+        gold = attempt.gold or {"built": False, "ran": False, "share": 0.0, "tests": []}
+        metrics = {
+            "gold_share": gold["share"], "built": gold["built"], "ran": gold["ran"], "turns": turns,
+            "success_first_turn": first, "program_missing": attempt.program.problem == "missing",
+            "answer_too_long": attempt.program.problem == "too_long", "cases": len(suite.cases.tests),
+            "cases_unreadable": suite.cases.unreadable,
+            "limit_hit": any(test["outcome"] == "limit" for test in gold["tests"]),
+            "sandbox_refused": any(test["outcome"] == "refused" for test in gold["tests"]),
+        }  # fmt: skip
+        if suite.right:
+            metrics["cases_right"] = sum(suite.right) / len(suite.right)
+        if self.task.turns > 1:
+            metrics |= {"wrong_to_right": attempt.right > first, "right_to_wrong": attempt.right < first}
+        return {name: float(value) for name, value in metrics.items()}
+
+
+def _by_right_programs(by_case: list[list[bool]], right: list[bool]) -> list[bool] | None:
+    """Without a solution a case is right if every right program passes it; None if there is none to tell."""
+    if not any(right):
+        return None
+    return [all(passed for passed, fine in zip(passes, right, strict=True) if fine) for passes in by_case]
+
+
+def _reason(attempt: Attempt) -> str:
+    """A verdict on a program in a few words."""
+    if attempt.gold is None:
+        return f"program: {attempt.program.problem}"
+    tests = attempt.gold["tests"]
+    failed = next((test for test in tests if test["outcome"] not in ("passed", "void")), None)
+    passed = sum(test["outcome"] == "passed" for test in tests)
+    return f"{passed} of {len(tests)} gold tests" + (f"; {failed['outcome']}: {failed['note']}"[:200] if failed else "")

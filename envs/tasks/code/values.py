@@ -1,0 +1,213 @@
+"""Expected values and what programs return or print: how they are read, shown and compared, here and not there.
+
+A value leaves the process of a program as a tree (`envs.tasks.sandbox.inside.values`); that process never holds an
+expected value. Expected values are Python literals in text form, read by `literal`, which evaluates nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import math
+import operator
+import warnings
+from typing import Any
+
+from envs.tasks.sandbox.inside.values import NotAValue, canonical, check, encode
+
+LONGEST = 100_000
+"""Characters of a literal; a longer one is refused."""
+
+# ---------------------------------------------------------------------------------------------------- literals
+
+_CONTAINERS = {"set": set, "frozenset": frozenset, "tuple": tuple, "list": list, "dict": dict}
+_NAMES = {"inf": math.inf, "nan": math.nan}
+_ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def parse(text: str, mode: str = "exec") -> ast.Module | ast.Expression:
+    """The syntax tree of a text, without the warnings that Python has for some. Not for several threads at once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode=mode)
+
+
+def literal(text: str | ast.expr) -> Any:
+    """The value of a literal; nothing is evaluated. A ValueError for everything else.
+
+    Besides Python's literals: `set()`, `frozenset`, `tuple`, `list`, `dict` and `set` of a literal, `float("inf")`, the
+    names inf and nan, as `repr` writes them, and sums, differences, products and quotients of numbers.
+    """
+    try:
+        if isinstance(text, str):
+            if len(text) > LONGEST:
+                raise ValueError(f"{len(text)} characters; accepted: {LONGEST} at most")
+            text = ast.parse(text.strip(), mode="eval").body
+        return _value(text)
+    except (SyntaxError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not a literal: {type(error).__name__}: {error}") from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and node.value is not Ellipsis:
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+        return kind([_value(item) for item in node.elts])
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        number = _number(node.operand)
+        return number if isinstance(node.op, ast.UAdd) else -number
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _ARITHMETIC[type(node.op)](_number(node.left), _number(node.right))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and len(node.args) <= 1:
+        given = [_value(item) for item in node.args]
+        if node.func.id in _CONTAINERS:
+            return _CONTAINERS[node.func.id](*given)
+        if node.func.id == "float" and given and isinstance(given[0], str):
+            return float(given[0])
+    raise ValueError(f"not a literal: {type(node).__name__}")
+
+
+def _number(node: ast.expr) -> Any:
+    value = _value(node)
+    if isinstance(value, bool) or not isinstance(value, int | float | complex):
+        raise ValueError(f"not a number: {value!r:.80}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------- comparison
+
+Tree = list
+
+
+def same(expected: Any, tree: Tree, close: tuple[float, float] | None = None, plain: bool = False) -> bool:
+    """Whether the tree is that of a value equal to the expected one, as Python has it.
+
+    close  (relative, absolute) tolerance for numbers of which one is a float, in lists, tuples and values of dicts too
+    plain  lists and tuples are alike, as in data that were JSON
+    """
+    return same_trees(encode(expected), tree, close, plain)
+
+
+def same_trees(one: Tree, other: Tree, close: tuple[float, float] | None = None, plain: bool = False) -> bool:
+    """`same` for two trees."""
+    try:
+        check(other)
+        if plain:
+            one, other = _as_lists(one), _as_lists(other)
+        return _close(one, other, close) if close else _equal(one, other)
+    except (NotAValue, RecursionError):
+        return False
+
+
+def _equal(one: Tree, other: Tree) -> bool:
+    text = canonical(one)
+    return text is not None and text == canonical(other)
+
+
+def _as_lists(tree: Tree) -> Tree:
+    if tree[0] in ("l", "t"):
+        return ["l", [_as_lists(item) for item in tree[1]]]
+    if tree[0] == "d":
+        return ["d", [[key, _as_lists(value)] for key, value in tree[1]]]
+    return tree
+
+
+def _close(one: Tree, other: Tree, close: tuple[float, float]) -> bool:
+    if {one[0], other[0]} <= set("bif") and "f" in (one[0], other[0]):
+        try:
+            return math.isclose(_real(one), _real(other), rel_tol=close[0], abs_tol=close[1])
+        except OverflowError:  # an integer beyond all floats
+            return False
+    if one[0] == other[0] and one[0] in ("l", "t"):
+        return len(one[1]) == len(other[1]) and all(_close(a, b, close) for a, b in zip(one[1], other[1], strict=True))
+    if one[0] == other[0] == "d":
+        ours, theirs = ({canonical(key): value for key, value in tree[1]} for tree in (one, other))
+        return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key], close) for key in ours)
+    return _equal(one, other)
+
+
+def _real(tree: Tree) -> float:
+    return float(tree[1]) if tree[0] == "f" else float(int(str(tree[1]), 16))
+
+
+def shown(tree: Tree, longest: int = 200) -> str:
+    """A tree as Python would write its value, cut."""
+    try:
+        check(tree)
+        text = _written(tree, [longest])
+    except (ValueError, RecursionError):
+        return "something that is no value"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _written(tree: Tree, left: list[int]) -> str:
+    """Stops early: `left` counts the characters that are still of use."""
+    tag, *content = tree
+    if left[0] <= 0:
+        return "…"
+    if tag in "ltSd":
+        items = []
+        for item in content[0]:
+            items.append(": ".join(_written(x, left) for x in item) if tag == "d" else _written(item, left))
+            if left[0] <= 0:
+                break
+        inside = ", ".join(items)
+        if tag == "t":
+            return f"({inside}{',' if len(content[0]) == 1 else ''})"
+        return f"[{inside}]" if tag == "l" else "set()" if tag == "S" and not items else f"{{{inside}}}"
+    text = _scalar(tag, content, left[0])
+    left[0] -= len(text) + 2
+    return text
+
+
+def _scalar(tag: str, content: list, longest: int) -> str:
+    if tag == "i":
+        return str(int(content[0], 16)) if len(content[0]) < 1000 else "a very large number"
+    if tag == "s":
+        return repr(content[0][: longest + 1])
+    if tag == "y":
+        return repr(base64.b64decode(content[0])[: longest + 1])
+    if tag == "c":
+        return str(complex(float(content[0]), float(content[1])))
+    if tag == "q":
+        return f"Fraction of {len(content[0]) + len(content[1])} digits"
+    if tag == "n":
+        return "None"
+    return str(bool(content[0])) if tag == "b" else str(content[0]) if tag == "f" else f"<{str(content[0])[:60]}>"
+
+
+NUMBERS = 1e-6
+"""Tolerance of numbers with a decimal point in printed outputs, relative above 1 and absolute below."""
+
+
+def same_output(expected: str, found: str) -> bool:
+    """Whether a printed output is the expected one.
+
+    Lines are compared in order; spaces at the ends of lines and empty lines at the end do not count, nor how many
+    spaces are between words. Words are equal as they stand, or both are numbers within NUMBERS where the expected one
+    has a decimal point or an exponent.
+    """
+    ours, theirs = (text.rstrip().split("\n") for text in (expected, found))
+    return len(ours) == len(theirs) and all(_same_line(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _same_line(expected: str, found: str) -> bool:
+    ours, theirs = expected.split(), found.split()
+    return len(ours) == len(theirs) and all(_same_word(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _same_word(expected: str, found: str) -> bool:
+    if expected == found:
+        return True
+    if len(expected) > 400 or len(found) > 400 or not any(c in expected for c in ".eE"):
+        return False
+    try:
+        a, b = float(expected), float(found)
+    except ValueError:
+        return False
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= NUMBERS * max(1.0, abs(a))

@@ -1,0 +1,83 @@
+"""The task `code` from end to end: a run of the embedded model on the built-in problems, programs in the sandbox."""
+
+import hashlib
+
+import jax
+import pytest
+
+from envs.tasks.code import sample, task
+from envs.tasks.code.extract import Cases, Program
+from envs.tasks.sandbox import SandboxUnavailable, shared_sandbox
+from experiments import code_generation
+from marl_jax.config import validate
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import RunError
+from marl_jax.modes import train
+from marl_jax.running.metrics import read_json_lines
+
+FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")
+
+
+@pytest.mark.quick
+def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
+    """A model of bytes writes no programs, so each answer stands for one: half of them for a solution."""
+    try:
+        shared_sandbox()
+    except SandboxUnavailable as error:
+        pytest.skip(f"no isolation here: {error}")
+    make = meshes.make
+    monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+    solutions = [row["solution"] for row in sample.rows()]
+    tests = [row["tests"][0] for row in sample.rows()]
+
+    def number(answer):
+        return hashlib.sha256(answer.encode()).digest()[0]
+
+    def read_cases(answer, entry_point, most):
+        fits = [t.get("call", "").startswith(f"{entry_point}(") if entry_point else "stdin" in t for t in tests]
+        fitting = [test for test, fit in zip(tests, fits, strict=True) if fit]
+        return Cases(fitting[:1] if number(answer) % 2 else [])
+
+    monkeypatch.setattr(task, "read_program", lambda answer: Program("\n".join(solutions[number(answer) % 2 :: 2][:4])))
+    monkeypatch.setattr(task, "read_cases", read_cases)
+    config = code_generation.get_config("at_grpo_shared")
+    config.steps, config.optim.warmup = 2, 0
+    config.task.update(dict(n_episodes=2, rows=8, max_length=1024))
+    config.task.params.turns = 1
+    config.algo.update(dict(group_size=4, minibatches=1))
+    config.eval.update(dict(every=2, games=2))
+    validate.check(config)
+    train.train(config, tmp_path)
+    rows = read_json_lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2] and all(row["episodes/failed"] == 0 for row in rows)
+    assert all(row["task/built"] == 1 and row["task/sandbox_refused"] == 0 for row in rows)
+    assert any(0 < row["task/gold_share"] < 1 or row["zero_std_groups"] < 1 for row in rows)
+    [*_, last] = read_json_lines(tmp_path / "eval.jsonl")
+    assert last["step"] == 2 and last["games"] == 2 and last["failed"] == 0
+
+
+def test_without_isolation_a_run_ends_at_its_start_and_says_why(tmp_path, monkeypatch):
+    def unavailable(mode):
+        raise SandboxUnavailable("no namespaces and no Landlock")
+
+    monkeypatch.setattr(task, "shared_sandbox", unavailable)
+    config = code_generation.get_config("roles_grpo")
+    with pytest.raises(RunError, match="the task code cannot run here: no namespaces and no Landlock"):
+        train.train(config, tmp_path)
+
+
+@pytest.mark.parametrize("model", ["", "+qwen2.5-coder-0.5b", "+qwen3-1.7b", "+qwen3-8b"])
+def test_every_form_can_run_and_learns_from_as_many_answers(model):
+    configs = {form: code_generation.get_config(form + model) for form in FORMS}
+    for config in configs.values():
+        validate.check(config)
+    room = {
+        form: config.task.n_episodes * len(task.Code(**config.task.params.to_dict()).roles) * config.task.params.turns
+        * (config.algo.group_size if config.algo.name == "at_grpo" else 1)
+        for form, config in configs.items()
+    }  # fmt: skip
+    assert len(set(room.values())) == 1, room
+    assert {config.model.name for config in configs.values()} == {configs["single"].model.name}
+    assert set(configs["at_grpo_per_role"].policies) == {"coder", "tester"}
+    with pytest.raises(ValueError, match="form 'duo' is unknown; accepted: single, "):
+        code_generation.get_config("duo")
