@@ -1,0 +1,114 @@
+r"""Datasets of questions: natural language inference (ANLI) and multiple choice (ARC, SciQ).
+
+Files are found in $MARL_JAX_DATA by the names in `files`, or named in the config; none are part of this project.
+ANLI is under CC BY-NC 4.0, SciQ under CC BY-NC 3.0: neither may be used commercially. ARC is under CC BY-SA 4.0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from envs.tasks.data import find
+from envs.tasks.question import samples
+from envs.tasks.question.compare import LETTERS
+from envs.tasks.question.task import BOXED, Question
+
+LABELS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found(Question):
+    """A question whose files are looked for where the config names none."""
+
+    files: ClassVar[Mapping[str, str]] = {}
+
+    def sources(self) -> dict[str, str]:
+        """Those of the config; else the files that are found. Without a file to train on, the others are cut."""
+        if given := super().sources():
+            return given
+        found = {part: str(path) for part, name in self.files.items() if (path := find(name)) is not None}
+        if not found or "train" in found:
+            return found
+        return {"train": found.get("validation") or found["test"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Nli(_Found):
+    """Does a premise entail a hypothesis, contradict it, or neither? ANLI in its published form or as in this file."""
+
+    template: str = (
+        "Premise: {premise}\n\nHypothesis: {hypothesis}\n\nDoes the premise entail the hypothesis, contradict it, or "
+        "neither? Answer with entailment, contradiction or neutral."
+    )
+    system: str = r"Think step by step, then write the label in \boxed{}."
+    answer: str = "label"
+
+    files: ClassVar[Mapping[str, str]] = {"train": "anli_train514", "validation": "anli_dev", "test": "anli_test"}
+    sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.NLI
+
+    def read(self, row: dict[str, Any]) -> dict[str, Any]:
+        """`context` for the premise and one letter for the label, as ANLI is published, will do as well."""
+        label = row["label"]
+        if isinstance(label, int):  # as on the hub
+            label = ("entailment", "neutral", "contradiction")[label]
+        label = LABELS.get(label, label)
+        if label not in LABELS.values():
+            raise ValueError(f"the label is {row['label']!r}; expected one of {', '.join(LABELS.values())}")
+        premise = row["premise"] if "premise" in row else row["context"]
+        kept = {name: row[name] for name in ("uid", "round") if name in row}
+        return {**kept, "premise": premise, "hypothesis": row["hypothesis"], "label": label}
+
+
+@dataclasses.dataclass(frozen=True)
+class _MultipleChoice(_Found):
+    template: str = "{question}\n\n{choices}"
+    system: str = rf"{BOXED} It is the letter of one of the options."
+    options: str = "choices"
+    comparison: str = "choice"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arc(_MultipleChoice):
+    """ARC: science questions of school examinations, three to five options."""
+
+    files: ClassVar[Mapping[str, str]] = {
+        "train": "arc_challenge_train", "validation": "arc_challenge_val", "test": "arc_challenge_test",
+    }  # fmt: skip
+    sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.CHOICES
+
+    def read(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Options are lettered from A, also where the source numbers them."""
+        if isinstance(row["choices"], list) and "answer" in row:
+            return row
+        labels, texts = row["choices"]["label"], row["choices"]["text"]
+        if row["answerKey"] not in labels or len(labels) != len(texts):
+            raise ValueError(f"the answer {row['answerKey']!r} is none of {labels}")
+        answer = LETTERS[labels.index(row["answerKey"])]
+        return {"id": row["id"], "question": row["question"], "choices": list(texts), "answer": answer}
+
+
+@dataclasses.dataclass(frozen=True)
+class SciQ(_MultipleChoice):
+    """SciQ: science questions with four options, which are put into an order by a hash of the question.
+
+    support  whether the passage that supports the answer is shown before the question
+    """
+
+    support: bool = False
+
+    files: ClassVar[Mapping[str, str]] = {"train": "sciq_train", "validation": "sciq_val", "test": "sciq_test"}
+    sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.CHOICES
+
+    def read(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The right answer among the three distractors."""
+        if "choices" in row:
+            return row
+        question, texts = row["question"], [row[f"distractor{i}"] for i in (1, 2, 3)]
+        at = hashlib.sha256(question.encode()).digest()[0] % 4
+        texts.insert(at, row["correct_answer"])
+        if self.support and row.get("support"):
+            question = f"{row['support']}\n\n{question}"
+        return {"question": question, "choices": texts, "answer": LETTERS[at]}
