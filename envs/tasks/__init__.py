@@ -6,6 +6,12 @@ A task is a file and a line: a class that satisfies `envs.tasks.task.Task`, and 
 from registries import Registry
 
 TASKS = Registry("tasks")
+TASKS.add("arc", "envs.tasks.question.sets:Arc")
 TASKS.add("arithmetic", "envs.tasks.arithmetic:Arithmetic")
 TASKS.add("arithmetic_debate", "envs.tasks.arithmetic_debate:ArithmeticDebate")
+TASKS.add("code", "envs.tasks.code.task:Code")
+TASKS.add("math", "envs.tasks.math.task:Math")
+TASKS.add("nli", "envs.tasks.question.sets:Nli")
+TASKS.add("question", "envs.tasks.question.task:Question")
+TASKS.add("sciq", "envs.tasks.question.sets:SciQ")
 TASKS.add("solver_checker", "envs.tasks.solver_checker:SolverChecker")

@@ -1,7 +1,7 @@
 """Arithmetic: one agent computes an expression, reasons as long as it likes and ends with `answer: N`.
 
 A problem of level n has n operations (+, −, ×, with and without brackets) on numbers that grow with the level. Problems
-are drawn with a seed; a hash of the question decides to which part it belongs, so that no question is in both.
+are drawn with a seed; a hash of the question decides to which part it belongs, so that no question is in two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from envs.tasks.chat import keep_one
 from envs.tasks.task import Ask, CallTimeout, Outcome, Reply, check_part
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
-TEST_SHARE = 5  # one question in five is in the test part
+HELD_OUT = {0: "test", 1: "validation"}  # by the hash of a question modulo 5; the others are for training
 
 _MARKED = re.compile(r"answer\s*:\s*\**\s*(?P<number>[^\n]*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?P<sign>[-+\u2212]?)\s*(?P<digits>[0-9]{1,30}|[0-9]{1,3}(,[0-9]{3}){1,9})(\.0{1,9})?\s*\**\.?")
@@ -57,7 +57,15 @@ async def graded(ask: Ask, replies: Sequence[Reply], answer: int) -> list[dict]:
         except CallTimeout:
             return {"right": False, "answer": None}
 
-    return await asyncio.gather(*(one(k, reply) for k, reply in enumerate(replies)))
+    verdicts = await asyncio.gather(*(one(k, reply) for k, reply in enumerate(replies)))
+    for reply, verdict in zip(replies, verdicts, strict=True):
+        reply.judge(verdict["right"], verdict["answer"], "" if verdict["answer"] is not None else "no number was read")
+    return verdicts
+
+
+def voted(number: int | None) -> str | None:
+    """A number as an outcome's answer."""
+    return None if number is None else str(number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Arithmetic:
             candidate.reward(team=float(verdict["right"]), process=0.1 * (verdict["answer"] is not None))
         verdict = verdicts[reply.replies.index(keep_one(ask, chat, reply, self.continuation))]
         metrics = {f"success_level_{example.level}": verdict["right"], "parse_failure": verdict["answer"] is None}
-        return Outcome(success=verdict["right"], metrics=metrics)
+        return Outcome(verdict["right"], metrics, answer=voted(verdict["answer"]))
 
 
 def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list[Problem]:
@@ -104,7 +112,7 @@ def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list
     while len(found) < n:
         problem = _draw(rng, levels[len(found) % len(levels)])
         misses += 1
-        if problem.question not in found and _in_test(problem.question) == (part == "test"):
+        if problem.question not in found and _part(problem.question) == part:
             found[problem.question], misses = problem, 0
         elif misses > 2000:
             raise ValueError(f"n_examples is {n}; the levels {levels!r} have only about {len(found)} in {part}")
@@ -126,5 +134,5 @@ def _draw(rng: random.Random, level: int) -> Problem:
     return Problem(f"What is {text}?", value, level)
 
 
-def _in_test(question: str) -> bool:
-    return hashlib.sha256(question.encode()).digest()[0] % TEST_SHARE == 0
+def _part(question: str) -> str:
+    return HELD_OUT.get(hashlib.sha256(question.encode()).digest()[0] % 5, "train")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from envs.tasks.arithmetic import FORMAT, Problem, draw_problems, graded
+from envs.tasks.arithmetic import FORMAT, Problem, draw_problems, graded, voted
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.task import Ask, Outcome
 
@@ -63,7 +63,8 @@ class SolverChecker:
             "checker_spoiled": solved["right"] and not checked["right"],
         }  # fmt: skip
         agreed = checked["answer"] is not None and checked["answer"] == solved["answer"]
-        return Outcome(checked["right"], metrics, reason="agreed" if agreed else "rounds")
+        reason = "agreed" if agreed else "rounds"
+        return Outcome(checked["right"], metrics, reason, voted(checked["answer"]), score=float(agreed))
 
     async def _turn(self, ask: Ask, chat: Chat, text: str, example: Problem, label: str) -> tuple[str, dict]:
         """One role's turn: the text that is kept and its verdict."""

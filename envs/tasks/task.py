@@ -4,7 +4,7 @@
         roles = ("speaker",)
 
         def examples(self, part):
-            return ["red", "green"] if part == "train" else ["blue"]
+            return {"train": ["red", "green"], "validation": ["white"], "test": ["blue"]}[part]
 
         async def play(self, ask, example):
             chat = ask.chat(0, system="Repeat the word.")
@@ -26,13 +26,13 @@ import dataclasses
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from envs.tasks.chat import Chat
 
-PARTS = ("train", "test")
-"""The parts of a task's examples; they share no example."""
+PARTS = ("train", "validation", "test")
+"""The parts of a task's examples, which share none: one to learn from, one to choose by, one to report."""
 
 # ---------------------------------------------------------------------------------------------------- errors
 
@@ -79,6 +79,14 @@ class Rewards:
     process: float = 0.0
 
 
+class Verdict(TypedDict):
+    """What a verifier says of one reply, a JSON value: how right it is, the answer that was read in it, and why."""
+
+    right: float
+    answer: str | None
+    reason: str
+
+
 class Reply:
     """One answer of a seat.
 
@@ -86,11 +94,13 @@ class Reply:
     tokens   the ids as they were sampled
     finish   "stop", or "length" where the budget ended it
     rewards  what `reward` has added up
+    verdict  what `judge` said of it, or None
     """
 
     def __init__(self, text: str, tokens: Sequence[int] = (), finish: str = "stop"):
         self._text, self._tokens, self._finish = text, tuple(tokens), finish
         self.rewards = Rewards()
+        self.verdict: Verdict | None = None
 
     @property
     def text(self) -> str:
@@ -115,6 +125,15 @@ class Reply:
             if isinstance(amount, str) or not math.isfinite(amount):
                 raise TaskError(f"reward({level}={amount!r}): expected a finite number")
             setattr(self.rewards, level, getattr(self.rewards, level) + float(amount))
+
+    def judge(self, right: float, answer: str | None = None, reason: str = "") -> None:
+        """Notes how good this reply is by itself, for evaluations; it pays nothing.
+
+        right   0 to 1; a bool will do
+        answer  what was read in the text; None where nothing could be read
+        reason  why it is right or wrong, in a few words
+        """
+        self.verdict = Verdict(right=float(right), answer=None if answer is None else str(answer), reason=reason)
 
     def __repr__(self) -> str:
         return f"Reply({self.text!r}, finish={self.finish!r})"
@@ -151,6 +170,14 @@ class Candidates(Reply):
         """Adds to the rewards of the candidate that was kept."""
         self._chosen("reward").reward(**levels)
 
+    @property
+    def verdict(self) -> Verdict | None:
+        return self._chosen("verdict").verdict
+
+    def judge(self, right: float, answer: str | None = None, reason: str = "") -> None:
+        """Notes how good the candidate is that was kept."""
+        self._chosen("judge").judge(right, answer, reason)
+
     def _chosen(self, what: str) -> Reply:
         if self.kept is None:
             raise TaskError(
@@ -170,15 +197,20 @@ class Outcome:
     success  share of the task that was achieved, 0 to 1; a bool will do
     metrics  further numbers, averaged over episodes
     reason   why it ended, for counting: "agreed", "turns" …
+    answer   what the episode came to, to be voted on: equal texts are equal answers; None abstains
+    score    how good the task itself holds the outcome to be, without the known answer; chooses the best of several
     """
 
     success: float
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     reason: str = "done"
+    answer: str | None = None
+    score: float | None = None
 
     def problem(self) -> str | None:
         """What is wrong with the values, or None."""
         numbers = {"success": self.success, **{f"metrics[{k!r}]": v for k, v in dict(self.metrics).items()}}
+        numbers |= {} if self.score is None else {"score": self.score}
         for name, value in numbers.items():
             try:
                 fine = not isinstance(value, str) and math.isfinite(value)
@@ -188,6 +220,8 @@ class Outcome:
                 return f"{name} is {value!r}; expected a finite number"
         if not 0 <= self.success <= 1:
             return f"success is {self.success!r}; expected 0 to 1"
+        if not isinstance(self.answer, str | None):
+            return f"answer is {self.answer!r}; expected a text or None"
         return None if isinstance(self.reason, str) else f"reason is {self.reason!r}; expected a text"
 
 
@@ -229,6 +263,9 @@ class Task(Protocol):
     """A task: who takes part, on what, and how an episode goes.
 
     roles  names of the seats
+
+    A task may have a method `prepare()`, called before the first episode. A RuntimeError of it, such as a sandbox that
+    is not available, ends the run with its text.
     """
 
     roles: tuple[str, ...]

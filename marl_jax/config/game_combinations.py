@@ -173,6 +173,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
             f"config.rollout.in_flight_updates is True with env.name {c.env.name!r}, whose rollout is one program; "
             "accepted: False, or a task"
         )
+    if c.eval.samples > 1:
+        yield f"config.eval.samples is {c.eval.samples} with env.name {c.env.name!r}; accepted: 1, or a task"
 
 
 COMBINATIONS = (_seats, _seat_bots, _history, _opponents, _evaluation, _best, _rewards, _curriculum, _tasks_only)

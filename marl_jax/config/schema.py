@@ -56,7 +56,7 @@ ENV = {
 TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
-    "part": Field("train", choice("train", "test"), "part of the examples to train on"),
+    "part": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
     "n_episodes": Field(64, integer(1), "episodes per step"),
     "time_limit": Field(60.0, number(0, above=True), "seconds after which an episode is ended"),
     "max_new_tokens": Field(256, integer(1), "tokens of an answer at most"),
@@ -145,13 +145,17 @@ OPTIM = {  # AdamW
 
 EVAL = {
     "every": Field(50, integer(0), "steps between evaluations; 0 is never"),
-    "games": Field(512, integer(1), "games per opponent, seats in turn"),
+    "games": Field(512, integer(1), "games per opponent, seats in turn; tasks: examples at most"),
+    "samples": Field(1, integer(1), "tasks: episodes of each example; above 1, temperature must be above 0"),
     "opponents": Field(("random",), TEXTS, "bots, or folders of runs; a cooperative game plays with itself besides"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
     "temperature": Field(0.0, number(0), "of the answers; 0 is greedy"),
     "confidence": Field(0.95, number(0.5, 0.9999), "of the intervals"),
     "step": Field("newest", STEP, "checkpoint that --mode=eval and --mode=export read"),
     "seed": Field(1, SEED, "of the games"),
+    "part": Field(
+        "test", choice("validation", "test"), "tasks: examples of --mode=eval; a run evaluates itself on validation"
+    ),
 }
 
 PLAY = {

@@ -55,6 +55,11 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
             f"config.eval has opponents {c.eval.opponents!r} and swap_roles {c.eval.swap_roles} with task.name "
             f"{c.task.name!r}; accepted: () and False"
         )
+    if c.eval.samples > 1 and c.eval.temperature == 0:
+        yield (
+            f"config.eval.samples is {c.eval.samples} with eval.temperature 0, where all samples of an example are "
+            "equal; accepted: 1, or a temperature above 0"
+        )
 
 
 def _best(c: ConfigDict) -> Iterator[str]:

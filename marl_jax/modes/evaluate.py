@@ -42,9 +42,9 @@ from marl_jax.running.metrics import replace_text
 log = logging.getLogger(__name__)
 
 
-def evaluation_of(setup: Setup) -> Evaluation | TaskEvaluation:
-    """What evaluates a run."""
-    return (TaskEvaluation if setup.host else Evaluation)(setup)
+def evaluation_of(setup: Setup, part: str = "validation") -> Evaluation | TaskEvaluation:
+    """What evaluates a run; `part` of a task's examples, by default the one by which checkpoints are chosen."""
+    return TaskEvaluation(setup, part) if setup.host else Evaluation(setup)
 
 
 class Evaluation:
@@ -104,6 +104,9 @@ class Evaluation:
         taken = [other.name for other in self.opponents]
         name = next(x for x in (workdir.name, str(workdir), f"{workdir} evaluated") if x not in taken)
         return everyone(self._setup, [Contestant(name, self._setup.seated(), weights), *self.opponents])
+
+    def write(self, workdir: Path, step: int) -> None:
+        """Nothing: games are logged by `records`."""
 
     def close(self) -> None:
         """Nothing has to be ended."""
@@ -260,8 +263,9 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
-        with contextlib.closing(evaluation_of(setup)) as evaluation:
+        with contextlib.closing(evaluation_of(setup, config.eval.part)) as evaluation:
             rows = evaluation(weights, baselines=True)
+            evaluation.write(workdir, step)
             result: dict[str, Any] = {"step": step, "rows": rows, **evaluation.everyone(workdir, weights)}
     if jax.process_index() == 0:
         replace_text(workdir / "evaluation.json", json.dumps(result, indent=2) + "\n")

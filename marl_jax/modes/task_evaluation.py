@@ -1,52 +1,85 @@
-"""Evaluation of tasks: the test part, one episode for each example, with confidence intervals.
+"""Evaluation of tasks: `eval.samples` episodes for each example of a part, with confidence intervals.
 
     python launch.py --workdir=runs/mine --mode=eval
+    python launch.py --workdir=runs/mine --mode=eval --config.eval.samples=16 --config.eval.temperature=0.7
 
-Answers are greedy by default, so that an example gives one episode; above `eval.temperature` 0 examples are played
-again where `eval.games` asks for more episodes than there are. An episode that fails counts as no success.
+While it trains, a run is evaluated on the validation part; `--mode=eval` takes `eval.part`, by default the test part.
+At most `eval.games` examples are played, chosen by `eval.seed`. Answers are greedy by default; several samples need a
+temperature. What the numbers are stands in `task_scores`. Every episode is written to `answers/PART_STEP.jsonl`: what
+each role read and replied, the verdicts and their reasons, and what verifiers and tools returned.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from envs.tasks.data import fingerprint_of, order
+from marl_jax.modes import task_records, task_scores
 from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts.host import metrics as episode_metrics
-from marl_jax.rollouts.host.episodes import Episode, Job
+from marl_jax.rollouts.host.conversation import TokenChat
+from marl_jax.rollouts.host.episodes import END, Episode, Job
+from marl_jax.rollouts.host.journal import Journal
 from marl_jax.running import processes, stats
+from marl_jax.running.metrics import replace_text
 
 log = logging.getLogger(__name__)
 
-PART = "test"
+LONGEST_CALL = 20_000  # characters of a verifier's or tool's result that are written
 
 
 class TaskEvaluation:
     """The episodes of an evaluation; every process plays its share of them.
 
-    evaluation = TaskEvaluation(setup)
+    evaluation = TaskEvaluation(setup, "validation")
     rows = evaluation(weights)     # one dict in the form of those of games, whose opponent is "self"
+    evaluation.write(workdir, step)
     """
 
-    def __init__(self, setup: TaskSetup):
-        self._setup, self._config = setup, setup.config.eval
+    def __init__(self, setup: TaskSetup, part: str):
+        self._setup, self._part, self._config = setup, part, setup.config.eval
         self._runner = setup.runner(self._config.temperature, self._config.seed)
-        examples = setup.task.examples(PART)
-        games = self._config.games if self._config.temperature > 0 else min(self._config.games, len(examples))
-        self._jobs = [Job(0, i, i // len(examples), examples[i % len(examples)]) for i in range(games)]
+        examples = setup.task.examples(part)
+        if not len(examples):
+            raise ValueError(f"the task has no examples in the part {part!r}")
+        n = len(examples)
+        chosen = sorted(order(self._config.seed, 0, i, n) for i in range(min(self._config.games, n)))
+        self._jobs = [Job(0, i, sample, examples[i]) for i in chosen for sample in range(self._config.samples)]
+        self._records: list[dict[str, Any]] = []
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
         """One row; there are no baselines. The same episodes at every call, so that two differ by the policy only."""
         self._setup.sampler.publish(weights, version=0)
         number, count = self._setup.process
-        played = [_result(episode, self._setup.roles) for episode in self._runner.play(self._jobs[number::count])]
-        row = self._row([result for part in processes.gather(played) for result in part])
-        log.info("evaluation over %d episodes, %d failed: %s", row["games"], row["failed"], stats.describe(row))
+        journal = Journal(None)
+        episodes = self._runner.play(self._jobs[number::count], journal)
+        calls: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+        for (id_, name), entry in journal.entries.items():
+            if name != END:
+                calls[id_][name] = _short(entry)
+        played = [record(episode, self._setup.roles, calls[episode.job.id]) for episode in episodes]
+        found = [one for part in processes.gather(played) for one in part]
+        self._records = sorted(found, key=lambda one: (one["example"], one["sample"]))
+        row = {"opponent": "self", "part": self._part, **task_scores.row(self._records, self._config.confidence)}
+        log.info("evaluation over %d episodes of %d examples of %s, %d failed: %s", row["games"], row["distinct"],
+                 self._part, row["failed"], stats.describe(row))  # fmt: skip
         return [row]
+
+    def write(self, workdir: Path, step: int) -> None:
+        """Writes the episodes of the last call; process 0 does."""
+        if self._setup.process[0]:
+            return
+        path = workdir / task_scores.FOLDER / f"{self._part}_{step:08d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, "".join(json.dumps({"step": step, **one}) + "\n" for one in self._records))
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
         """Nothing: a task has no opponents."""
@@ -56,35 +89,47 @@ class TaskEvaluation:
         """Ends the processes of verifiers."""
         self._runner.close()
 
-    def _row(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        n, confidence = len(results), self._config.confidence
-        intervals = {
-            "success": stats.wilson(sum(result["success"] for result in results), n, confidence),
-            "reward": stats.bootstrap(sorted(result["reward"] for result in results), confidence),
-        }
-        row: dict[str, Any] = {"opponent": "self", "games": n, "distinct": n}
-        for name, interval in intervals.items():
-            row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        values = collections.defaultdict(list)
-        for result in results:
-            for name, value in result["metrics"].items():
-                values[name].append(value)
-        failed = collections.Counter(result["failed"] for result in results if result["failed"])
-        row |= {name: float(np.mean(found)) for name, found in sorted(values.items()) if name not in row}
-        return row | {"failed": failed.total(), **{f"failed/{reason}": k for reason, k in sorted(failed.items())}}
 
+def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation keeps of an episode; a JSON value. Its reward is the team's and the mean of the agents'.
 
-def _result(episode: Episode, roles: tuple[str, ...]) -> dict[str, Any]:
-    """What an evaluation keeps of an episode; a JSON value. Its reward is the team's and the mean of the agents'."""
+    calls  what verifiers and tools returned
+    """
+    job, outcome = episode.job, episode.outcome
+    turns = [_turn(chat, i, roles[chat.seat]) for chat, i in task_records.turns(episode)]
+    found = {
+        "example": job.position, "sample": job.sample, "id": fingerprint_of([job.example])[:12],
+        "success": 0.0, "reward": 0.0, "answer": None, "score": None, "reason": "", "metrics": {},
+        "failed": episode.failed, "error": episode.error, "turns": turns, "calls": dict(calls),
+    }  # fmt: skip
     if episode.failed:
-        return {"success": 0.0, "reward": 0.0, "failed": episode.failed, "metrics": {}}
+        return found
     paid = episode_metrics.rewards(episode, roles)
     agents = [paid[f"reward/agent_{seat}"] for seat in range(len(roles))]
     said = [len(answer.tokens) for chat in episode.chats for one in chat.said for answer in one.answers]
-    own = {name: float(value) for name, value in episode.outcome.metrics.items()}
-    return {
-        "success": float(episode.outcome.success),
+    own = {name: float(value) for name, value in outcome.metrics.items()}
+    return found | {
+        "success": float(outcome.success),
         "reward": paid["reward/team"] + float(np.mean(agents)),
-        "failed": None,
+        "answer": outcome.answer,
+        "score": None if outcome.score is None else float(outcome.score),
+        "reason": outcome.reason,
         "metrics": {"answer_length": float(np.mean(said)) if said else 0.0, **own},
     }
+
+
+def _turn(chat: TokenChat, i: int, role: str) -> dict[str, Any]:
+    """One turn; of several candidates the one that was kept."""
+    said = chat.said[i]
+    reply = said.replies[said.kept or 0]
+    return {
+        "role": role, "turn": said.turn, "label": said.label, "prompt": task_records.prompt(chat, i),
+        "text": reply.text, "finish": reply.finish, "tokens": len(reply.tokens),
+        "verdict": reply.verdict,
+        "rewards": dataclasses.asdict(reply.rewards),
+    }  # fmt: skip
+
+
+def _short(entry: Any) -> Any:
+    text = json.dumps(entry)
+    return entry if len(text) <= LONGEST_CALL else {"cut": text[:LONGEST_CALL]}

@@ -36,12 +36,7 @@ class EpisodeLog:
 
 def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
     """An episode in the form in which games are written out."""
-    turns = sorted(
-        ((said.turn, chat.seat, number), chat, i)
-        for number, chat in enumerate(episode.chats)
-        for i, said in enumerate(chat.said)
-    )
-    moves = tuple(_move(chat, i, len(setup.roles)) for _, chat, i in turns)
+    moves = tuple(_move(chat, i, len(setup.roles)) for chat, i in turns(episode))
     scores = tuple(sum(move.reward[seat] for move in moves) for seat in range(len(setup.roles)))
     names = zip(setup.roles, setup.seat_labels(), strict=True)
     return GameRecord(
@@ -56,16 +51,32 @@ def record(setup: TaskSetup, episode: Episode, source: str) -> GameRecord:
     )
 
 
+def turns(episode: Episode) -> list[tuple[TokenChat, int]]:
+    """Every turn as its chat and its number there, in order."""
+    found = {
+        (said.turn, chat.seat, number): (chat, i)
+        for number, chat in enumerate(episode.chats)
+        for i, said in enumerate(chat.said)
+    }
+    return [found[time] for time in sorted(found)]
+
+
+def prompt(chat: TokenChat, i: int) -> str:
+    """What a seat read at a turn and had not read before."""
+    said = chat.said[i]
+    return said.speaker.tokenizer.decode(chat.tokens[_end(chat.said[i - 1]) if i else 0 : said.start])
+
+
 def _move(chat: TokenChat, i: int, n_seats: int) -> Move:
     said = chat.said[i]
-    reply, decode = said.replies[said.kept or 0], said.speaker.tokenizer.decode
+    reply = said.replies[said.kept or 0]
     paid = tuple(
         reply.rewards.team + (reply.rewards.agent + reply.rewards.process if seat == chat.seat else 0.0)
         for seat in range(n_seats)
     )
     return Move(
         player=chat.seat,
-        prompt=decode(chat.tokens[_end(chat.said[i - 1]) if i else 0 : said.start]),
+        prompt=prompt(chat, i),
         answer=reply.text,
         action="",
         reward=paid,

@@ -92,6 +92,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
         if start == 0 and config.eval.every:
             with sample_mesh():
                 metrics.write_eval(0, evaluation(sampler(states), baselines=True))
+                evaluation.write(workdir, 0)
         while step < config.steps and not stopping:
             with trace.step(step):
                 step_key, clock = jax.random.fold_in(key, step), Clock()
@@ -118,6 +119,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                     with sample_mesh(), clock.phase("evaluation"):
                         rows = evaluation(sampler(states))
                     metrics.write_eval(step, rows)
+                    evaluation.write(workdir, step)
                     metric = best_metric(config, rows)
                 if logs.due(step):
                     with sample_mesh(), clock.phase("logs"):

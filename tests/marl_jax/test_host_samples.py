@@ -113,7 +113,7 @@ def test_seeds_differ_between_runs_steps_examples_samples_seats_turns_and_forks(
     seeds = []
     for run, step in ((0, 0), (1, 0), (0, 1)):
         sampler = FakeSampler()  # which refuses a seed that comes twice
-        state = {"seed": run, "epoch": 0, "index": 0, "step": step}
+        state = {"seed": run, "position": 0, "step": step}
         roll(tree, sampler, state, candidates=2, seed=run)
         seeds += sampler.asked
     assert len(seeds) == len(set(seeds)) == 3 * 6 * 5
@@ -281,14 +281,14 @@ def test_an_epoch_sees_every_example_once_in_an_order_of_its_own():
 
     rollout = make_rollout(Talk(note, n=7), n_examples=2, samples=1)
     seen, state = [], rollout.init(None, None)
-    assert state == {"seed": 0, "epoch": 0, "index": 0, "step": 0}
+    assert state == {"seed": 0, "position": 0, "step": 0}
     for _ in range(7):
         _, state, _ = rollout({}, state)
-    assert state == {"seed": 0, "epoch": 2, "index": 0, "step": 7}
+    assert state == {"seed": 0, "position": 14, "step": 7}
     first, second = seen[:7], seen[7:]
     assert set(first) == set(second) == set(rollout.examples) and first != second
     again = []
-    state = {"seed": 0, "epoch": 0, "index": 4, "step": 2}
+    state = {"seed": 0, "position": 4, "step": 2}
     for _ in range(2):
         again += [job.example for job in rollout.jobs(state)]
         state = rollout._advance(state)

@@ -180,7 +180,7 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
     assert "writer (tiny)" in next((tmp_path / "logs").glob("llm_conversation_*")).read_text()
 
     # The same, from the checkpoint, in a mode of its own: equal to what the run found.
-    config.eval.step = "newest"
+    config.eval.update(dict(step="newest", part="validation"))
     found = evaluate.main(config, tmp_path)
     assert {k: v for k, v in rows[-1].items() if k not in ("step", "time")} == pytest.approx(found[0])
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 2

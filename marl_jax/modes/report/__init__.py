@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.errors import RunError
+from marl_jax.modes.report import changes
 from marl_jax.modes.report.curves import Series, chart, label, legend
 from marl_jax.running.metrics import read_json_lines, replace_text
 
@@ -39,6 +40,7 @@ def main(workdir: Path) -> Path:
         evals=read_json_lines(workdir / "eval.jsonl"),
         games=read_json_lines(workdir / "games.jsonl"),
         matches=json.loads(matches.read_text()) if matches.exists() else {},
+        answers=changes.read(workdir),
     )
     path = workdir / "report.html"
     replace_text(path, page)
@@ -52,8 +54,9 @@ def build(
     evals: Sequence[Mapping],
     games: Sequence[Mapping],
     matches: Mapping,
+    answers: changes.Evaluations,
 ) -> str:
-    """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not."""
+    """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not; `answers` those of tasks."""
     title = text(f"{config.get('name') or 'run'}: {_world(config)['name']} with {config['model']['name']}")
     style = Path(__file__).with_name("page.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -63,6 +66,7 @@ def build(
             *_head(config, metrics, evals),
             *_evaluation(evals),
             *_everyone(matches),
+            *changes.sections(answers),
             *_curves(metrics),
             *_games(games, "Games" if _world(config) is config["env"] else "Episodes"),
             "<h2>Config</h2>",
@@ -113,7 +117,7 @@ def _world(config: Mapping) -> Mapping:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a share."""
-    return "rate" in name or name in ("success", "accuracy")
+    return "rate" in name or name in ("success", "accuracy") or "@" in name or name.startswith("right/")
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:

@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from envs.tasks import TASKS
+from envs.tasks.data import fingerprint_of
 from envs.tasks.task import Task
 from marl_jax.agents.answers import free_text
 from marl_jax.agents.seating import Seating, seat_names
@@ -20,7 +21,7 @@ from marl_jax.agents.team_sampler import TeamSampler, local_mesh
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import batches
 from marl_jax.devices import mesh as meshes
-from marl_jax.errors import ConfigError, not_divisible
+from marl_jax.errors import ConfigError, RunError, not_divisible
 from marl_jax.modes import host_samples
 from marl_jax.modes.setup.parts import Find, Setup, make_backbones
 from marl_jax.rollouts.host.conversation import Speaker
@@ -90,6 +91,10 @@ class TaskSetup(Setup):
     def runner(self, temperature: float, seed: int, candidates: int = 1, **changes: Any) -> EpisodeRunner:
         """What plays episodes; `changes` are arguments of `EpisodeRunner`, or other speakers."""
         c = self.config.task
+        try:
+            getattr(self.task, "prepare", lambda: None)()
+        except RuntimeError as error:
+            raise RunError(f"the task {c.name} cannot run here: {error}") from error
         settings = dict(
             speakers=self.speakers(temperature),
             seating=self.seating.policy_at,
@@ -127,7 +132,15 @@ class TaskSetup(Setup):
     def world(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config.task
-        return {"task": {name: c[name] for name in ("name", "part", "n_episodes")} | {"params": c.params.to_dict()}}
+        known = {name: c[name] for name in ("name", "part", "n_episodes")}
+        return {"task": known | {"params": c.params.to_dict(), "data": self.data}}
+
+    @functools.cached_property
+    def data(self) -> str:
+        """The examples that are trained on, by their number and a hash of their contents."""
+        part = self.config.task.part
+        examples = self.task.examples(part)
+        return f"{len(examples)} examples of {part}, sha256 {fingerprint_of(examples)[:16] or 'unknown'}"
 
 
 def make(

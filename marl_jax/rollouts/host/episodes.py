@@ -24,7 +24,8 @@ from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
 GRACE = 1.0  # seconds that episodes which ran into their limit have to end, when the runner is closed
-_END = "end"  # the journal's name for how an episode ended
+END = "end"
+"""The journal's name for how an episode ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +224,7 @@ class EpisodeRunner:
 
     async def episode(self, job: Job, journal: Journal) -> Episode:
         """One episode, whatever happens in it. How it ended is in the journal before anybody learns of it."""
-        ended = journal.get(job.id, _END)
+        ended = journal.get(job.id, END)
         if ended is not None and ended["failed"]:
             return Episode(job, [], failed=ended["failed"], error=ended["error"])
         # One that finished in time does so again, however slow the machine is by now.
@@ -243,7 +244,7 @@ class EpisodeRunner:
         episode.chats = sorted(ask.chats, key=lambda chat: (chat.seat, chat.path))
         episode.seconds = time.monotonic() - started
         if ended is None:
-            await journal.write(job.id, _END, {"failed": episode.failed, "error": episode.error})
+            await journal.write(job.id, END, {"failed": episode.failed, "error": episode.error})
         return episode
 
 

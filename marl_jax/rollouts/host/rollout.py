@@ -13,19 +13,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from envs.tasks.data import order
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import Sizes, collate, sizes_for
-from marl_jax.rollouts.host.conversation import derive_seed
 from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.samples import Samples
 
 State = dict[str, int]
-"""{"seed", "epoch", "index", "step"}: where a run is in the data; what a checkpoint saves."""
+"""{"seed", "position", "step"}: where a run is; the position counts the examples of all epochs so far."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,7 +71,7 @@ class HostRollout:
 
     def init(self, key: Any, params: Any) -> State:
         """The beginning of the data; neither key nor params matter."""
-        return {"seed": self.runner.seed, "epoch": 0, "index": 0, "step": 0}
+        return {"seed": self.runner.seed, "position": 0, "step": 0}
 
     def __call__(self, params: Mapping[str, Any], state: State, key: Any = None) -> tuple[Samples, State, dict]:
         """Plays the next examples with the given weights. The key is not used: seeds follow from the state."""
@@ -121,7 +119,7 @@ class HostRollout:
         """This process's episodes of the step."""
         number, count = self.process
         share = self.n_examples // count
-        first = int(state["epoch"]) * len(self.examples) + int(state["index"]) + number * share
+        first = int(state["position"]) + number * share
         return [
             Job(int(state["step"]), position, sample, self.examples[self.example_at(int(state["seed"]), position)])
             for position in range(first, first + share)
@@ -131,12 +129,11 @@ class HostRollout:
     def example_at(self, seed: int, position: int) -> int:
         """The number of the example at a position of the data, counted through all epochs."""
         epoch, index = divmod(position, len(self.examples))
-        return int(_order(seed, epoch, len(self.examples))[index])
+        return order(seed, epoch, index, len(self.examples))
 
     def _advance(self, state: State) -> State:
-        epochs, index = divmod(int(state["index"]) + self.n_examples, len(self.examples))
-        epoch, step = int(state["epoch"]) + epochs, int(state["step"]) + 1
-        return {"seed": int(state["seed"]), "epoch": epoch, "index": index, "step": step}
+        position, step = int(state["position"]) + self.n_examples, int(state["step"]) + 1
+        return {"seed": int(state["seed"]), "position": position, "step": step}
 
     def _check_candidates(self, episodes) -> None:
         """Candidates that no task asks for leave nothing to compare."""
@@ -151,9 +148,3 @@ class HostRollout:
         for speaker in self.runner.speakers:
             if speaker.backbone in params:
                 speaker.sampler.set_weights(speaker.policy, params[speaker.backbone], version)
-
-
-@functools.lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, n: int) -> np.ndarray:
-    """The order of `n` examples in an epoch."""
-    return np.random.Generator(np.random.Philox(derive_seed("order", seed, epoch))).permutation(n)

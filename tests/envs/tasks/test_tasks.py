@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from envs.tasks import TASKS
 from envs.tasks.arithmetic import Arithmetic, Problem, draw_problems, grade, read_answer
 from envs.tasks.arithmetic_debate import ArithmeticDebate, influence_aware, vote
+from envs.tasks.data import fingerprint_of
 from envs.tasks.scripted import play
 from envs.tasks.solver_checker import SolverChecker
+from envs.tasks.task import PARTS
 
 EXAMPLE = Problem("What is 2 + 3?", 5, 1)
 
@@ -27,10 +29,12 @@ def values(tree):
 @pytest.mark.parametrize("name", TASKS.names())
 def test_every_task_keeps_to_the_protocol(name):
     task = TASKS.get(name)()
-    parts = {part: task.examples(part) for part in ("train", "test")}
-    assert all(len(examples) and examples == task.examples(part) for part, examples in parts.items())
-    assert not set(parts["train"]) & set(parts["test"])
-    with pytest.raises(ValueError, match="part is 'dev'; accepted: train, test"):
+    parts = {part: task.examples(part) for part in PARTS}
+    assert all(len(examples) and list(examples) == list(task.examples(part)) for part, examples in parts.items())
+    assert all(fingerprint_of(examples) for examples in parts.values())
+    kinds = [{repr(example) for example in examples} for examples in parts.values()]
+    assert len(set.union(*kinds)) == sum(map(len, kinds)), "an example is in two parts"
+    with pytest.raises(ValueError, match="part is 'dev'; accepted: train, validation, test"):
         task.examples("dev")
     for candidates in (1, 3):
         outcome, ask = play(task, parts["train"][0], lambda *_: "I do not know", candidates)
@@ -44,7 +48,7 @@ ARITHMETIC = ("arithmetic", "arithmetic_debate", "solver_checker")
 def test_right_and_wrong_answers_on_arithmetic(name):
     task = TASKS.get(name)(n_examples=60)
     example = task.examples("train")[0]
-    assert all(len(task.examples(part)) == 60 for part in ("train", "test"))
+    assert all(len(task.examples(part)) == 60 for part in PARTS)
     for candidates in (1, 3):
         outcome, ask = play(task, example, lambda *_: f"so it is\nanswer: {example.answer}", candidates)
         assert outcome.problem() is None and outcome.success == 1
@@ -56,7 +60,7 @@ def test_right_and_wrong_answers_on_arithmetic(name):
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_the_known_answers_score_full_marks(name):
     task = TASKS.get(name)(n_examples=30)
-    for part in ("train", "test"):
+    for part in PARTS:
         for example in task.examples(part):
             assert play(task, example, lambda *_, e=example: f"answer: {e.answer}")[0].success == 1
 
@@ -65,7 +69,7 @@ def test_the_known_answers_score_full_marks(name):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(["train", "test"]))
+@given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(PARTS))
 def test_answers_are_those_of_python(seed, level, part):
     for problem in draw_problems(part, (level,), 20, seed):
         text = problem.question.removeprefix("What is ").removesuffix("?")

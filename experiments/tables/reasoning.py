@@ -1,0 +1,355 @@
+"""The table of language tasks: math, code and NLI, one agent against roles, prompts against GRPO and AT-GRPO.
+
+    MARL_JAX_DATA=../shared/data python -m experiments.tables.reasoning --model=qwen2.5-coder-0.5b        # one GPU
+    python -m experiments.tables.reasoning --model=qwen3-1.7b --only=code,math/at_grpo_shared --steps=50
+    python -m experiments.tables.reasoning --steps=2                   # the embedded model on the built-in samples
+
+Every row of a task that learns has the same sample budget, which is checked. A run is evaluated on the validation part
+while it learns, and its best checkpoint by that (`--step`) is then evaluated once on each test set: no test set chooses
+anything. Sets of a few dozen problems are sampled SMALL_SAMPLES times with a temperature (avg@k), the others answered
+once and greedily. Intervals are those of the evaluation: 95 %, over problems.
+
+Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
+where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
+(`planning.LEARNING`) do not go to evaluations. Data files must be there: a table never shows a built-in sample in the
+place of a published set.
+
+Written to --workdir: reasoning.md, reasoning.csv and reasoning.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from configs import reasoning as forms
+from configs import variants
+from experiments.tables.bars import Bar, chart
+from experiments.tables.planning import LEARNING, at_least
+from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done, run_all
+
+SMALL_SAMPLES = 16
+TEMPERATURE = 0.7
+"""Of the answers to small sets, which are sampled several times."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TestSet:
+    """A column: its heading, the parameters of the task that choose it, its file, and samples of each problem."""
+
+    __test__ = False  # not a test of pytest's
+
+    words: str
+    params: Mapping[str, str]
+    file: str
+    samples: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task: its experiment, its data files for training, and its test sets."""
+
+    words: str
+    experiment: str
+    files: tuple[str, ...]
+    sets: Mapping[str, TestSet]
+
+
+def _set(words: str, name: str, file: str, samples: int = 1) -> TestSet:
+    return TestSet(words, {"test_dataset": name}, file, samples)
+
+
+TASKS = {
+    "math": Task("Math", "math_reasoning", ("gsm8k_train",), {
+        "gsm8k": _set("GSM8K", "gsm8k", "gsm8k_test"),
+        "math500": _set("MATH-500", "math500", "math500_test"),
+        "aime2024": _set("AIME 2024", "aime2024", "aime2024", SMALL_SAMPLES),
+        "aime2025": _set("AIME 2025", "aime2025", "aime2025", SMALL_SAMPLES),
+        "aime2026": _set("AIME 2026", "aime2026", "aime2026", SMALL_SAMPLES),
+        "amc2023": _set("AMC 2023", "amc2023", "amc2023", SMALL_SAMPLES),
+        "olympiadbench": _set("OlympiadBench", "olympiadbench", "olympiadbench_math_en_text"),
+    }),
+    "code": Task("Code", "code_generation", ("mbpp",), {
+        "mbpp": _set("MBPP", "mbpp", "mbpp"),
+        "humaneval": _set("HumanEval", "humaneval", "humaneval"),
+        "livecodebench": _set("LiveCodeBench v1, public tests", "livecodebench", "livecodebench_v1_public"),
+    }),
+    "nli": Task("NLI", "nli", ("anli_train514", "anli_dev"), {"anli": TestSet("ANLI", {}, "anli_test")}),
+}  # fmt: skip
+SAMPLE = TestSet("built-in sample", {}, "")
+"""The only set of the embedded model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line: its words, and the untuned row that it starts from; "" for one that is untuned itself."""
+
+    words: str
+    untuned: str = ""
+
+
+ROWS = {
+    "single": Row("one agent"),
+    "single_grpo": Row("one agent + GRPO", "single"),
+    "roles_prompt": Row("roles, prompts only"),
+    "roles_grpo": Row("roles + GRPO", "roles_prompt"),
+    "at_grpo_shared": Row("roles + AT-GRPO, shared", "roles_prompt"),
+    "at_grpo_per_role": Row("roles + AT-GRPO, per role", "roles_prompt"),
+}
+Wanted = list[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A place in the table; `answers` and `used` as in the planning table."""
+
+    task: str
+    set: str
+    row: str
+    rate: Rate | None
+    answers: int | None = None
+    used: int | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the table; the status is 1 when a run failed."""
+    flags, passed = parse(argv)
+    wanted = select(flags.only)
+    check_budgets(flags, wanted)
+    folder = Path(flags.workdir)
+    failed = []
+    if not flags.collect:
+        check_files(flags, wanted)
+        failed = run_all(plan(flags, wanted, passed), folder, flags.jobs)
+    results = collect(flags, wanted)
+    if flags.collect and not any(result.rate for result in results):
+        raise SystemExit(f"reasoning.py: {folder} has no evaluations to collect")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = markdown(results, flags)
+    (folder / "reasoning.md").write_text(text, encoding="utf-8")
+    (folder / "reasoning.svg").write_text(drawing(results, flags), encoding="utf-8")
+    write_csv(results, folder / "reasoning.csv")
+    sys.stdout.write(text)
+    for name in failed:
+        sys.stderr.write(f"reasoning.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
+    return 1 if failed else 0
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of the table, and those for every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="", help="a variant of the experiments: qwen3-1.7b, …; '': the embedded one")
+    parser.add_argument("--workdir", default="", help="default: runs/reasoning[-MODEL]")
+    parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
+    parser.add_argument("--steps", type=at_least(0), default=0, help="updates of rows that learn; 0: the experiment's")
+    parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
+    parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; on a GPU they share its memory")
+    parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
+    flags, rest = parser.parse_known_args(argv)
+    for flag in rest:
+        if not flag.startswith("--config."):
+            parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
+    if flags.model and flags.model not in variants.VARIANTS:
+        parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
+    flags.workdir = flags.workdir or f"runs/reasoning{f'-{flags.model}' if flags.model else ''}"
+    return flags, rest
+
+
+def select(only: str) -> Wanted:
+    """The (task, row) pairs that are asked for, in the order of the table."""
+    everything = [(task, row) for task in TASKS for row in ROWS]
+    if not only:
+        return everything
+    asked = only.split(",")
+    for name in asked:
+        task, _, row = name.partition("/")
+        if task not in TASKS or (row and row not in ROWS):
+            known = f"{', '.join(TASKS)}, and behind a slash {', '.join(ROWS)}"
+            raise SystemExit(f"reasoning.py: --only has {name!r}; accepted: {known}")
+    return [(task, row) for task, row in everything if task in asked or f"{task}/{row}" in asked]
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def sets_of(flags: argparse.Namespace, task: str) -> Mapping[str, TestSet]:
+    """The test sets of a task; the embedded model has the built-in sample."""
+    return TASKS[task].sets if flags.model else {"sample": SAMPLE}
+
+
+def config_of(flags: argparse.Namespace, task: str, row: str):
+    """The config of a row as the experiment gives it, with the table's flags."""
+    experiment = importlib.import_module(f"experiments.{TASKS[task].experiment}")
+    config = experiment.get_config("+".join(part for part in (row, flags.model) if part))
+    if flags.steps:
+        config.steps = flags.steps
+        config.optim.warmup = min(config.optim.warmup, flags.steps - 1)
+    return config
+
+
+def answers(task: str, row: str, config: Mapping) -> int:
+    """For how many answers a run has room in training."""
+    experiment = importlib.import_module(f"experiments.{TASKS[task].experiment}")
+    return forms.answers_of(config, experiment.ANSWERS, single=row.startswith("single"))
+
+
+def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
+    """Ends the program unless all rows of a task that learn have the same budget."""
+    for task in TASKS:
+        found = {row: answers(task, row, config_of(flags, task, row)) for t, row in wanted if t == task}
+        found = {row: room for row, room in found.items() if ROWS[row].untuned}
+        if len(set(found.values())) > 1:
+            raise SystemExit(f"reasoning.py: budgets of {task} differ: {found}")
+
+
+def check_files(flags: argparse.Namespace, wanted: Wanted) -> None:
+    """Ends the program where a published file is missing; the embedded model needs none."""
+    if not flags.model:
+        return
+    root = Path(os.environ.get("MARL_JAX_DATA") or "?")
+    needed = [file for task in dict.fromkeys(task for task, _ in wanted)
+              for file in (*TASKS[task].files, *(s.file for s in TASKS[task].sets.values()))]  # fmt: skip
+    missing = [file for file in needed if not [*root.glob(f"{file}.jsonl*"), *root.glob(f"*/{file}.jsonl*")]]
+    if missing:
+        raise SystemExit(f"reasoning.py: no files {', '.join(missing)} in $MARL_JAX_DATA ({root})")
+
+
+def test_folder(flags: argparse.Namespace, task: str, row: str, name: str) -> str:
+    """The folder of an evaluation; of a row that learns it says after how many steps, so that more steps are others."""
+    steps = f"_{config_of(flags, task, row).steps}_{flags.step}" if ROWS[row].untuned else ""
+    problems = f"_{flags.problems}" if flags.problems else ""
+    return f"{task}/{row}/test{steps}{problems}/{name}"
+
+
+def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
+    """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
+    folder = Path(flags.workdir)
+    to_tests = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
+    training, tests = {}, {}
+    for task, row in wanted:
+        config = config_of(flags, task, row)
+        form = "+".join(part for part in (row, flags.model) if part)
+        experiment = f"--config=experiments/{TASKS[task].experiment}.py:{form}"
+        start = []
+        if ROWS[row].untuned:
+            name = f"{task}/{row}"
+            steps = [f"--config.steps={config.steps}", f"--config.optim.warmup={config.optim.warmup}"]
+            training[name] = ([experiment, *steps, *passed], is_done(folder / name, config.steps))
+            start = [f"--config.model.init_from={(folder / name).absolute()}@{flags.step}"]
+        for set_name, test_set in sets_of(flags, task).items():
+            name = test_folder(flags, task, row, set_name)
+            command = [experiment, "--mode=eval", *start, "--config.eval.part=test"]
+            command += [f"--config.eval.games={flags.problems or 10**6}", f"--config.eval.samples={test_set.samples}"]
+            command += [f"--config.eval.temperature={TEMPERATURE}"] * (test_set.samples > 1)
+            command += [f"--config.task.params.{name_}={value}" for name_, value in test_set.params.items()]
+            tests[name] = ([*command, *to_tests], (folder / name / "evaluation.json").exists())
+    return training, tests
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def collect(flags: argparse.Namespace, wanted: Wanted) -> list[Result]:
+    """What there is of the rows asked for."""
+    folder, results = Path(flags.workdir), []
+    for task, row in wanted:
+        room = used = None
+        path = folder / task / row / "config.json"
+        if ROWS[row].untuned and path.exists():
+            room, used = answers(task, row, json.loads(path.read_text())), counted(folder / task / row)
+        for name in sets_of(flags, task):
+            rate = evaluation(folder / test_folder(flags, task, row, name), "self")
+            results.append(Result(task, name, row, rate, room, used))
+    for task in TASKS:
+        found = {result.row: result.answers for result in results if result.task == task and result.answers}
+        if len(set(found.values())) > 1:
+            raise SystemExit(f"reasoning.py: the runs of {task} have different budgets: {found}; start anew elsewhere")
+    return results
+
+
+def heading(flags: argparse.Namespace, task: str, name: str) -> str:
+    """A column's words: task, set, and avg@k where it is sampled several times."""
+    test_set = sets_of(flags, task)[name]
+    return f"{TASKS[task].words}: {test_set.words}" + (f", avg@{test_set.samples}" if test_set.samples > 1 else "")
+
+
+def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
+    """The table for people: success in percent with intervals, a block for each task."""
+    lines = [f"# Reasoning with {flags.model or 'the embedded model'}", ""]
+    lines += ["Success on test sets in per cent, with 95 % intervals over problems.", ""]
+    for task in dict.fromkeys(result.task for result in results):
+        here = [result for result in results if result.task == task]
+        sets = list(dict.fromkeys(result.set for result in here))
+        found = {(result.row, result.set): result for result in here}
+        lines.append("| | " + " | ".join(heading(flags, task, name) for name in sets) + " |")
+        lines.append("| --- |" + " --- |" * len(sets))
+        for row in dict.fromkeys(result.row for result in here):
+            cells = [cell(found.get((row, name))) for name in sets]
+            lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join([*lines, *notes(results, flags)]) + "\n"
+
+
+def cell(result: Result | None) -> str:
+    """One place in the table; rows that have learnt are bold."""
+    if result is None or result.rate is None:
+        return "–"
+    return f"**{result.rate}**" if ROWS[result.row].untuned else str(result.rate)
+
+
+def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]:
+    """What stands below the table."""
+    if any(result.answers for result in results):
+        chosen = "best on the validation part" if flags.step == "best" else "last"
+        yield f"- Of rows that learn, the checkpoint is tested that was {chosen}; a test set chooses nothing."
+    for task in dict.fromkeys(result.task for result in results):
+        here = [result for result in results if result.task == task]
+        words = TASKS[task].words
+        room = next((result.answers for result in here if result.answers), None)
+        if room:
+            yield f"- {words}: every row that learns has room for {room:,} answers."
+        used = {ROWS[r.row].words: r.used / r.answers for r in here if r.used and r.used < r.answers}
+        if used:
+            parts = ", ".join(f"{100 * share:.0f} % ({row})" for row, share in used.items())
+            yield f"- {words}: of that room were used {parts}."
+    if any(sets_of(flags, result.task)[result.set].samples > 1 for result in results):
+        yield f"- avg@k: the mean over k samples of every problem at temperature {TEMPERATURE}; the others are greedy."
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """The table for programs: one line per task, set and row, rates between 0 and 1."""
+    ends = ("value", "low", "high")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "set", "row", *ends, "answers", "used"])
+        for r in results:
+            rate = [getattr(r.rate, end) if r.rate else "" for end in ends]
+            writer.writerow([r.task, r.set, r.row, *rate, *("" if x is None else x for x in (r.answers, r.used))])
+
+
+def drawing(results: Sequence[Result], flags: argparse.Namespace) -> str:
+    """The table as bars: rows that learn beside the untuned row that they start from."""
+
+    def bar(rate: Rate | None):
+        return None if rate is None else (rate.value, rate.low, rate.high)
+
+    groups: dict[str, list[Bar]] = {}
+    found = {(r.task, r.set, r.row): r.rate for r in results}
+    for r in results:
+        if ROWS[r.row].untuned:
+            before = found.get((r.task, r.set, ROWS[r.row].untuned))
+            group = groups.setdefault(heading(flags, r.task, r.set), [])
+            group.append(Bar(ROWS[r.row].words, bar(before), bar(r.rate)))
+    return chart(groups)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
