@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.devices import placement
-from marl_jax.sampling.batcher import Batcher
+from marl_jax.errors import RunError
+from marl_jax.sampling.batcher import MEMORY_FRAC, Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
@@ -32,20 +33,13 @@ class TeamSampler:
     """Answers for all policies of a team, with the weights that were published last.
 
     mesh               of the run, arranged for sampling; a process samples on its own part of it
-    rows, max_length   see `Batcher`
-    in_flight_updates  see `Batcher`
-    fixed_shapes       see `Batcher`: answers that are equal bit for bit, which a resumed run needs to be
+    settings           of each `Batcher`; several of them share `memory_frac`
     """
 
-    def __init__(
-        self, team: Team, mesh: Mesh, *, rows: int, max_length: int, in_flight_updates: bool = False,
-        fixed_shapes: bool = False,
-    ):  # fmt: skip
+    def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings):
         self.team, self.mesh = team, mesh
         self._local = local_mesh(mesh)
-        self._settings = dict(
-            rows=rows, max_length=max_length, in_flight_updates=in_flight_updates, fixed_shapes=fixed_shapes
-        )
+        self._settings = settings | dict(memory_frac=memory_frac / len(team.backbones))
         self._thread: BatcherThread | None = None
 
     def publish(self, params: Mapping[str, dict], version: int) -> None:
@@ -92,7 +86,13 @@ class TeamSampler:
             more = dict(adapters=weights["adapters"], lora_scale=scale)
         engine = Engine(backbone.model, weights["model"], dtype=policy.dtype, mesh=self._local, **more)
         engine.versions = [version] * engine.n_policies
-        return Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)
+        try:
+            batcher = Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)
+        except ValueError as error:
+            raise RunError(f"the sampler of {backbone.name} cannot be made: {error}") from error
+        if jax.default_backend() != "cpu":  # where a program takes longer to compile than to run
+            batcher.compile()
+        return batcher
 
     def _whole(self, weights: dict) -> dict:
         """Weights as arrays that this process can read alone."""

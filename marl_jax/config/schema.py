@@ -127,6 +127,16 @@ ROLLOUT = {
     "in_flight_updates": Field(False, SWITCH, "tasks: new weights also reach answers under way; resuming is not exact"),
 }
 
+SAMPLING = {  # of tasks, see `marl_jax.sampling.batcher.Batcher`
+    "memory_frac": Field(0.3, number(0, 1, above=True), "share of a device's memory for keys and values, at most"),
+    "page_size": Field(16, integer(8, 64), "tokens of a page of keys and values, a power of two"),
+    "fixed_shapes": Field(
+        "auto",
+        choice("auto", "true", "false"),
+        "true: answers depend on load, order and memory in no bit; auto: so on CPUs, without in-flight updates",
+    ),
+}
+
 OPTIM = {  # AdamW
     "lr": Field(1e-3, number(0, above=True), "learning rate"),
     "critic_lr": Field(0.0, number(0), "of the value head or critic; 0 is `lr`"),
@@ -209,8 +219,8 @@ AGENTS = Field(
 ALGO_NAME = Field("ppo", TEXT, "the algorithm; its fields stand beside the name")
 
 GROUPS = {
-    "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "optim": OPTIM,
-    "opponents": OPPONENTS, "reward": REWARD, "curriculum": CURRICULUM, "eval": EVAL, "play": PLAY,
+    "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
+    "optim": OPTIM, "opponents": OPPONENTS, "reward": REWARD, "curriculum": CURRICULUM, "eval": EVAL, "play": PLAY,
     "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 

@@ -47,6 +47,8 @@ def _length(c: ConfigDict) -> Iterator[str]:
             f"config.task.max_new_tokens is {c.task.max_new_tokens} with task.max_length {c.task.max_length}, which "
             "leaves no room for a prompt; accepted: less"
         )
+    if c.sampling.page_size & (c.sampling.page_size - 1):
+        yield f"config.sampling.page_size is {c.sampling.page_size}; accepted: 8, 16, 32 or 64"
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:

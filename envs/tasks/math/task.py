@@ -24,6 +24,7 @@ from envs.tasks.math import prompts, tool
 from envs.tasks.math.extract import FORMS as ANSWERS
 from envs.tasks.math.sources import Problem, check_name, problems
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
+from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply
 
 FORMS = ("single", "roles")
@@ -82,6 +83,11 @@ class Math:
     def examples(self, part: str) -> tuple[Problem, ...]:
         """The problems of a part."""
         return problems((self.test_dataset or self.dataset) if part == "test" else self.dataset, part)
+
+    def prepare(self) -> None:
+        """Starts the sandbox where programs are run, or raises `SandboxUnavailable` if there is no isolation here."""
+        if self.form == "roles" or self.tool:
+            shared_sandbox(self.sandbox)
 
     async def play(self, ask: Ask, example: Problem) -> Outcome:
         """Up to `turns` turns of solving and checking."""

@@ -63,8 +63,9 @@ class TaskSetup(Setup):
             rows=c.task.rows,
             max_length=c.task.max_length,
             in_flight_updates=c.rollout.in_flight_updates,
-            # Answers that do not depend on the load make resuming exact; elsewhere, rounding does as it likes anyway.
-            fixed_shapes=jax.default_backend() == "cpu" and not c.rollout.in_flight_updates,
+            fixed_shapes=_fixed_shapes(c),
+            memory_frac=c.sampling.memory_frac,
+            page_size=c.sampling.page_size,
         )
 
     @property
@@ -168,6 +169,13 @@ def make(
     seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)
     return TaskSetup(config, mesh, team, seating, algorithm, workdir, task=task)
+
+
+def _fixed_shapes(config: ConfigDict) -> bool:
+    """Answers that do not depend on the load make resuming exact; on accelerators that is left to the user."""
+    if config.sampling.fixed_shapes != "auto":
+        return config.sampling.fixed_shapes == "true"
+    return jax.default_backend() == "cpu" and not config.rollout.in_flight_updates
 
 
 def _check_sizes(config: ConfigDict, mesh) -> None:
