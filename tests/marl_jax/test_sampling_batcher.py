@@ -157,7 +157,7 @@ def test_filters_and_penalties_among_plain_requests(engine):
     ]
     expected = apart(engine, requests)
     assert len(set(expected[0].tokens.tolist())) == 8, "the penalty was felt"
-    batcher = make(engine)
+    batcher = make(engine, rows=2)
     check_same(answer_all(batcher, requests), expected)
     sent, row_batch = [], batcher._rows._row_batch
     batcher._rows._row_batch = lambda *args: sent.append(row_batch(*args)) or sent[-1]
