@@ -87,7 +87,7 @@ shapes = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(actions, shapes)
 def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
     """Any requests in any order, with memory for one conversation or for many."""
