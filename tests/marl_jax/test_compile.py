@@ -225,7 +225,7 @@ def test_attention_is_that_of_the_platform_compiled_for():
     assert [default_kernel(64, caches.get(n)) for n in (0, 64, 100, 128)] == ["xla", "xla", "xla", "loop"]
     with jax.sharding.use_abstract_mesh(mesh):
         assert [default_kernel(64, caches.get(n)) for n in (0, 128)] == ["cudnn", "cudnn"]
-    alone = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    alone = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
     with jax.sharding.use_abstract_mesh(alone):
         assert [default_kernel(64, caches.get(n)) for n in (100, 128)] == ["cudnn", "pallas"]
         assert default_kernel(96, caches[128]) == "cudnn"

@@ -19,7 +19,7 @@ from tests.marl_jax.tiny_engine import CONFIG, adapters, make_engine, model_and_
 
 LENGTH = 48
 PROMPTS = random_prompts([5, 12, 1, 20, 7, 3])
-ENGINE = make_engine(with_adapters=True)  # for tests whose examples cannot have fixtures
+ENGINE = make_engine(with_adapters=True)  # not a fixture: the examples of a test cannot have any
 NEW = [model_and_params(seed)[1] for seed in (0, 1, 2)]
 
 
@@ -35,16 +35,16 @@ def plain():
 
 @pytest.fixture(scope="module")
 def roles():
-    return make_engine(with_adapters=True)
+    return ENGINE
 
 
 @pytest.fixture(autouse=True)
 def old_weights(request):
     """Every test starts with the weights of version 0."""
-    for name in {"plain", "roles"} & set(request.fixturenames):
-        engine = request.getfixturevalue(name)
-        if any(engine.versions):
-            engine.update(NEW[0], *(adapters() if name == "roles" else ()))
+    if any(ENGINE.versions):
+        ENGINE.update(NEW[0], *adapters())
+    if "plain" in request.fixturenames and any((engine := request.getfixturevalue("plain")).versions):
+        engine.update(NEW[0])
 
 
 @pytest.fixture
