@@ -24,7 +24,11 @@ COMMON = {  # of every policy gradient
         choice("token", "sequence", "constant"),
         "token: mean over tokens; sequence: mean of means; constant: sum over a fixed length",
     ),
-    "ratio": Field("token", choice("token", "sequence"), "importance ratio per token, or per sequence (GSPO)"),
+    "ratio": Field(
+        "token",
+        choice("token", "sequence", "product"),
+        "importance ratio per token; of a whole answer, the geometric mean (sequence, GSPO) or the product (RLOO)",
+    ),
     "tis_clip": Field(2.0, off_or(number(1)), "bound on the importance weight of stale samples; 0 is off"),
     "overlong": Field(
         "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
@@ -56,6 +60,7 @@ GRPO = {
     "group_std": Field(True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"),
     "group_baseline": Field("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO"),
     "normalise": Field("group", choice("group", "agent"), "standard deviation per group, or per agent (Dr. MAS)"),
+    "std_ddof": Field(0, integer(0, 1), "the variance of a group is divided by K (0) or by K - 1 (1, as torch does)"),
     "filter_zero_std_groups": Field(True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"),
 }
 
