@@ -82,7 +82,7 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
             dataclasses.replace(models.get(model.name).config, **model.shape.to_dict())
         except (TypeError, ValueError) as error:
             yield f"config.{field}.shape: {error}"
-    if model.init_from and not (Path(model.init_from.partition("@")[0]).expanduser() / "config.json").is_file():
+    if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
         yield (
             f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or the "
             "folder of a run, with @STEP or not"
@@ -91,9 +91,17 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     if "@" in model.init_from and not STEP.holds(step):
         yield f"config.{field}.init_from is {model.init_from!r} with the step {step!r}; accepted: {STEP.accepted}"
     place = model.weights
-    if place not in ("", "random") and not Path(place).expanduser().exists():
+    if place not in ("", "random") and not exists(place):
         accepted = "'', 'random', a folder, a GGUF file"
         yield f"config.{field}.weights is {place!r}, which does not exist; accepted: {accepted}"
+
+
+def exists(*parts: str) -> bool:
+    """Whether there is such a path; a text that can be no path names nothing."""
+    try:
+        return Path(*parts).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, with a null byte, or of an unknown user
+        return False
 
 
 def _machines(c: ConfigDict) -> Iterator[str]:

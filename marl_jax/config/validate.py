@@ -40,6 +40,12 @@ def check(config: ConfigDict, mode: str = "train") -> None:
         raise ConfigError(problems)
 
 
+def check_fields(config: ConfigDict) -> None:
+    """Raises `ConfigError` with the fields that are missing, unknown or of a wrong value, each by itself."""
+    if problems := [*_single_fields(config)]:
+        raise ConfigError(problems)
+
+
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every field as (dotted name, value); open groups count as one field."""
     for key, value in config.items(preserve_field_references=False):
@@ -86,8 +92,13 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
     for agent, player in config.get("agents", {}).items():
         if not isinstance(player, str):
             yield f"config.agents.{agent} is {player!r}; accepted: the name of a policy, or bot:NAME"
+    if "policies" not in config:
+        yield "config.policies is missing; accepted: a group with a policy of every name in config.agents"
     wanted = [name for name in known if "*" not in name]
     for policy, fields_of in config.get("policies", {}).items():
+        wanted += [f"policies.{policy}.{name}" for name in schema.POLICY]
+        if "model" not in fields_of:
+            yield f"config.policies.{policy}.model is missing; accepted: {{}}, or a model of its own"
         if fields_of.get("model"):
             wanted += [f"policies.{policy}.{name}" for name in known if name.startswith("model.")]
     for name in wanted:

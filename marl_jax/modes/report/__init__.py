@@ -13,8 +13,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.errors import RunError
+from marl_jax.config import saved
 from marl_jax.modes.report.curves import Series, chart, label, legend
+from marl_jax.running import rows
 from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
@@ -30,20 +31,31 @@ MOVES_SHOWN = 100
 def main(workdir: Path) -> Path:
     """Writes `report.html` into a run's folder."""
     workdir = Path(workdir)
-    if not (workdir / "config.json").exists():
-        raise RunError(f"{workdir} is not the folder of a run: config.json is missing")
-    matches = workdir / "evaluation.json"
     page = build(
-        config=json.loads((workdir / "config.json").read_text()),
+        config=saved.load(workdir),
         metrics=read_json_lines(workdir / "metrics.jsonl"),
         evals=read_json_lines(workdir / "eval.jsonl"),
         games=read_json_lines(workdir / "games.jsonl"),
-        matches=json.loads(matches.read_text()) if matches.exists() else {},
+        matches=_matches(workdir / "evaluation.json"),
     )
     path = workdir / "report.html"
     replace_text(path, page)
     log.info("report: %s", path)
     return path
+
+
+def _matches(path: Path) -> Mapping:
+    """What `--mode=eval` wrote, {} if it did not, or if that is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        found = None
+    if not rows.is_matches(found):
+        log.warning("%s is damaged and left out; --mode=eval writes it again", path)
+        return {}
+    return found
 
 
 def build(
@@ -54,7 +66,8 @@ def build(
     matches: Mapping,
 ) -> str:
     """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not."""
-    title = text(f"{config.get('name') or 'run'}: {_world(config)['name']} with {config['model']['name']}")
+    model = config["model"].get("name", "?")
+    title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
     style = Path(__file__).with_name("page.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     body = "\n".join(
@@ -83,17 +96,17 @@ def text(value: object) -> str:
 
 
 def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
-    algo, seed = config["algo"]["name"], config["seed"]
-    size = f"{config['rollout']['games']} games at once"
+    algo, seed = config["algo"].get("name", "?"), config.get("seed", "?")
+    size = f"{config.get('rollout', {}).get('games', '?')} games at once"
     if _world(config) is not config["env"]:
-        size = f"{_world(config)['n_episodes']} episodes a step"
+        size = f"{_world(config).get('n_episodes', '?')} episodes a step"
     yield f'<p class="quiet">{text(algo)}, {text(size)}, seed {text(seed)}</p>'
     if not metrics:
         yield "<p>No step has been logged yet.</p>"
         return
     last = metrics[-1]
-    shown = [("step", f"{last['step']} of {config['steps']}"), ("time", _duration(metrics))]
-    for row in {str(row["opponent"]): row for row in evals}.values():  # the newest of each
+    shown = [("step", f"{last['step']} of {config.get('steps', '?')}"), ("time", _duration(metrics))]
+    for row in {row["opponent"]: row for row in evals}.values():  # the newest of each
         for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
             value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
@@ -136,8 +149,8 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     yield '<div class="scroll"><table><tr><th>against</th><th>step</th><th>games</th>'
     yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in metrics) + "</tr>"
     for opponent in opponents:
-        rows = [row for row in evals if str(row["opponent"]) == opponent]
-        for row in {r["step"]: r for r in (rows[0], rows[-1])}.values():
+        own = [row for row in evals if str(row["opponent"]) == opponent]
+        for row in {r["step"]: r for r in (own[0], own[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
             yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics) + "</tr>"
     yield "</table></div>"
@@ -145,8 +158,8 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     for name in metrics:
         lines = []
         for opponent in opponents:
-            rows = [row for row in evals if str(row["opponent"]) == opponent]
-            x, y, low, high = ([row.get(key) for row in rows] for key in ("step", name, f"{name}_low", f"{name}_high"))
+            own = [row for row in evals if str(row["opponent"]) == opponent]
+            x, y, low, high = ([row.get(key) for row in own] for key in ("step", name, f"{name}_low", f"{name}_high"))
             lines.append(Series(opponent, x, y, low, high))
         yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
     yield "</div>"
@@ -194,8 +207,8 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
 
 
 def _curve(metrics: Sequence[Mapping], name: str) -> str:
-    rows = [row for row in metrics if name in row]
-    line = Series(name, [row["step"] for row in rows], [row[name] for row in rows], smooth=True)
+    own = [row for row in metrics if name in row]
+    line = Series(name, [row["step"] for row in own], [row[name] for row in own], smooth=True)
     return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line])}</div>'
 
 
