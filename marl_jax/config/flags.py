@@ -156,6 +156,8 @@ def import_plugins(config: ConfigDict, argv: list[str]) -> list[str]:
     if text is not None:
         found = literal(text)
         found = found.split(",") if isinstance(found, str) else found
+        if not isinstance(found, tuple | list):
+            raise ConfigError([f"config.plugins is {found!r}; accepted: names of modules, with commas between"])
         config.plugins = tuple(str(name).strip() for name in found if str(name).strip())
     try:
         load_plugins(config.get("plugins", ()))
@@ -182,6 +184,8 @@ def follow_opponents(config: ConfigDict, before: Sequence[str]) -> tuple[str, ..
     The same metric of the first opponent takes its place, or none where there is no opponent. Says so in a warning.
     """
     metric = config.checkpoint.best_metric
+    if not fields.TEXTS.holds(config.eval.opponents):
+        return ()  # refused with the other fields
     opponent, _, figure = metric.partition("/")
     names = [Path(name).name for name in config.eval.opponents]
     if opponent in names or opponent not in [Path(name).name for name in before]:
