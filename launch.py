@@ -3,6 +3,7 @@
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
     python launch.py --config=experiments/hanabi_selfplay.py:smollm2 --config.optim.lr=1e-5 --workdir=runs/mine
     python launch.py --workdir=runs/mine --mode=report
+    python launch.py --config=experiments/plan_path.py --mode=config        # every field as it would be used
 
 A run is its folder: the same command again resumes it. Without --config, the config is the one found there.
 """
@@ -31,6 +32,7 @@ MODES = {  # mode: the function that carries it out and what it is given
     "report": ("marl_jax.modes.report:main", ("workdir",)),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
+    "config": ("marl_jax.modes.show_config:main", ("config",)),
 }
 TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
 
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
             prepare_to_compile(values.topology)
         if values.mode != "report":
             check(config, values.mode)
-        if values.compilation_cache != "off" and values.mode not in ("compile", "report"):
+        if values.compilation_cache != "off" and values.mode not in ("compile", "report", "config"):
             keep_compiled(values.compilation_cache)
         process = start_processes(config, values.mode)
         console.set_up(workdir if values.mode == "train" else None, verbose=values.verbose, process=process)

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.config import batches
 from marl_jax.config.schema import LORA_TARGETS
-from marl_jax.errors import did_you_mean, not_divisible
+from marl_jax.errors import did_you_mean, nearest
 from marl_jax.fields import STEP
 from models import registry as models
 from models.config import ModelConfig
@@ -25,8 +25,12 @@ from models.families import FAMILIES
 def _batch(c: ConfigDict) -> Iterator[str]:
     rows, parts = batches.rows(c), batches.parts(c)
     if rows is not None and rows % parts:
-        what = f"algo.minibatches x algo.grad_accum_steps = {parts}"
-        yield not_divisible(f"rollout.games x {batches.rows_per_game(c)[0]}", rows, parts, what)
+        kind, each = batches.rows_per_game(c)
+        near = " or ".join(map(str, nearest(c.rollout.games, batches.games_step(c))))
+        yield (
+            f"config.rollout.games is {c.rollout.games}: x {each} {kind} they make {rows} rows, not a multiple of "
+            f"algo.minibatches x algo.grad_accum_steps = {parts}; nearest rollout.games: {near}"
+        )
     if c.optim.warmup >= c.steps:
         yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"
 

@@ -120,7 +120,8 @@ def _best(c: ConfigDict) -> Iterator[str]:
             f"accepted: <opponent>/<metric> with {which}"
         )
     if game.competitive:
-        metrics = ["win_rate", "draw_rate", "loss_rate", *(f"win_rate_seat_{i}" for i in range(game.n_players))]
+        seats = [f"win_rate_seat_{i}" for i in range(game.n_players)]
+        metrics = ["score", "win_rate", "draw_rate", "loss_rate", *seats]
     else:
         metrics = ["score", *(["success"] if game.solvable else [])]
     if metric != "game_length" and metric.removesuffix("_low").removesuffix("_high") not in metrics:

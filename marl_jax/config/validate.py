@@ -69,10 +69,11 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
-    if name.startswith("algo.") and own:
+    hint = renamed.usual(name, {*known, *own, *schema.FIELDS})
+    if name.startswith("algo.") and own and not hint:
         names = ", ".join(key.removeprefix("algo.") for key in own)
         return f"config.{name} is not a field of {algorithm}; its fields: {names}"
-    return f"config.{name} is not a field{did_you_mean(name, known)}"
+    return f"config.{name} is not a field{hint or did_you_mean(name, known)}"
 
 
 def _single_fields(config: ConfigDict) -> Iterator[str]:

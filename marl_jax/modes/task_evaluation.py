@@ -45,7 +45,7 @@ class TaskEvaluation:
         number, count = self._setup.process
         played = [_result(episode, self._setup.roles) for episode in self._runner.play(self._jobs[number::count])]
         row = self._row([result for part in processes.gather(played) for result in part])
-        log.info("evaluation over %d episodes, %d failed: %s", row["games"], row["failed"], stats.describe(row))
+        log.info("evaluation, %s (%d episodes, %d failed)", stats.describe(row), row["games"], row["failed"])
         return [row]
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:

@@ -196,6 +196,8 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
     names = [n for n in dict.fromkeys(n for row in metrics for n in row) if n not in ("step", "time")]
     if not names:
         return
+    constant = [name for name in names if len({row[name] for row in metrics if name in row}) == 1 and len(metrics) > 1]
+    names = [name for name in names if name not in constant]
     order = {name: next((i for i, start in enumerate(FIRST) if name.startswith(start)), len(FIRST)) for name in names}
     first = sorted((n for n in names if order[n] < len(FIRST)), key=order.get)
     rest = sorted(n for n in names if order[n] == len(FIRST))
@@ -204,6 +206,10 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
     if rest:
         yield f'<details{"" if first else " open"}><summary>{len(rest)} more curves</summary>'
         yield f'<div class="grid">{"".join(_curve(metrics, name) for name in rest)}</div></details>'
+    if constant:
+        values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]
+        shown = ", ".join(f"{name} {'–' if value is None else label(value)}" for name, value in values)
+        yield f'<p class="quiet">The same at every step: {text(shown)}.</p>'
 
 
 def _curve(metrics: Sequence[Mapping], name: str) -> str:
