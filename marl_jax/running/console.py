@@ -55,6 +55,13 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     logging.getLogger("marl_jax").setLevel(level)
 
 
+def note(level: int, message: str, *values: object) -> None:
+    """A line for `run.log` alone, where there is one: the terminal has been told already."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _RunLog):
+            handler.handle(logging.LogRecord(log.name, level, __file__, 0, message, values, None))
+
+
 class Progress:
     """A bar with the metrics that matter; where there is no terminal, a log line now and then instead."""
 
@@ -63,6 +70,9 @@ class Progress:
         self._enabled = enabled
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+        if self._bar is not None:  # tqdm asks the clock on the wall, which may be set back
+            self._bar._time = time.monotonic
+            self._bar.start_t = self._bar.last_print_t = time.monotonic()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Moves to `step` and shows the metrics, in their order."""

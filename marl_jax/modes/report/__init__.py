@@ -130,9 +130,9 @@ def is_share(name: str) -> bool:
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:
-    """The time between rows, pauses between two starts of a run left out."""
-    times = [row["time"] for row in metrics if "time" in row]
-    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    """The time between rows, pauses between two starts of a run and jumps of the clock left out."""
+    times = [row["time"] for row in metrics if row.get("time") is not None]
+    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False) if b >= a)
     usual = gaps[len(gaps) // 2] if gaps else 0.0
     seconds = sum(min(gap, 20 * usual) for gap in gaps)
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

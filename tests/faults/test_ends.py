@@ -1,0 +1,99 @@
+"""How runs end badly: the reason is in the log of the run, stopped tables say so, and clocks that jump do no harm."""
+
+import json
+import logging
+import time
+
+import jax
+import pytest
+
+import launch
+from configs import defaults
+from experiments.tables import planning
+from marl_jax.errors import RunError
+from marl_jax.modes import report
+from marl_jax.running import console, processes
+from tests.marl_jax import tiny_run
+
+
+@pytest.fixture(autouse=True)
+def log_of_a_run(monkeypatch):
+    """Puts the handlers of the root logger back."""
+    before = logging.getLogger().handlers[:]
+    yield
+    for handler in logging.getLogger().handlers:
+        if handler not in before:
+            handler.close()
+    logging.getLogger().handlers[:] = before
+
+
+@pytest.mark.parametrize(
+    "error, status, words",
+    [
+        (RunError("step 3: not finite"), 1, "the run ended: step 3: not finite"),
+        (OSError(28, "No space left on device", "somewhere"), 1, "the run ended: somewhere: No space left on device"),
+        (MemoryError(), 1, "the run ended: out of memory"),
+        (KeyboardInterrupt(), 130, "the run ended: Ctrl-C"),
+        (ZeroDivisionError("a bug"), None, "ZeroDivisionError: a bug"),
+    ],
+)
+def test_why_a_run_ended_is_in_its_log(tmp_path, monkeypatch, error, status, words):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(launch, "start", fail)
+    command = ["launch.py", "--config=experiments/tic_tac_toe_selfplay.py", f"--workdir={tmp_path}"]
+    command += ["--compilation_cache=off"]
+    if status is None:
+        with pytest.raises(type(error)):
+            launch.main(command)
+    else:
+        assert launch.main(command) == status
+    assert words in (tmp_path / "run.log").read_text()
+
+
+def test_a_stopped_table_has_another_status_than_a_finished_one(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "run_all", stopped)
+    assert planning.main([f"--workdir={tmp_path}", "--only=plan_path"]) == 130
+
+
+def test_a_clock_that_is_set_back_shows_no_negative_time(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
+    times = [100.0, 101.0, 102.0, -5000.0, -4999.0, 1e9, 1e9 + 1]  # set back, then forward
+    rows = [{"step": i, "time": t, "reward": i / 2} for i, t in enumerate(times)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.main(tmp_path).read_text()
+    shown = page.partition('time</span><b>')[2].partition("</b>")[0]
+    assert shown == "24 s"  # four steps of a second, and the jump forward as a pause
+
+
+def test_the_bar_does_not_ask_the_clock_on_the_wall(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = console.Progress(10, enabled=True)
+    if progress._bar is None:
+        pytest.skip("no terminal can be pretended here")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 10_000)
+    progress.update(3, {"reward": 1.0})
+    assert progress._bar.format_dict["elapsed"] >= 0
+    progress.close()
+
+
+def test_processes_of_two_configs_do_not_become_one_run(monkeypatch):
+    one, two = tiny_run.get_config(), tiny_run.get_config()
+    two.seed = 1
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    seen = []
+    monkeypatch.setattr(processes, "gather", lambda mine: seen.append(mine) or [mine, mine])
+    processes.check_same(one)  # alike
+    monkeypatch.setattr(processes, "gather", lambda mine: [seen[0], mine])
+    with pytest.raises(RunError, match="process 1 is of another run than process 0: config.seed is 0 there and 1 here"):
+        processes.check_same(two)
+    one.distributed.index, one.model.weights = 1, "/elsewhere/weights"  # these are a machine's own
+    processes.check_same(one)
+    monkeypatch.setattr(processes, "_code", lambda: "other")
+    with pytest.raises(RunError, match="the code is '[0-9a-f]{16}' there and 'other' here"):
+        processes.check_same(one)
