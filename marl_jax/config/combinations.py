@@ -62,10 +62,23 @@ def _roles(c: ConfigDict) -> Iterator[str]:
         yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
 
 
-def _model(c: ConfigDict) -> Iterator[str]:
+def _models(c: ConfigDict) -> dict[str, ConfigDict]:
     own = {f"policies.{name}.model": policy.model for name, policy in c.policies.items() if policy.model}
-    for field, model in {"model": c.model, **own}.items():
+    return {"model": c.model, **own}
+
+
+def _model(c: ConfigDict) -> Iterator[str]:
+    for field, model in _models(c).items():
         yield from _one_model(field, model)
+
+
+def _warm_start(c: ConfigDict) -> Iterator[str]:
+    for field, model in _models(c).items():
+        if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
+            yield (
+                f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or "
+                "the folder of a run, with @STEP or not"
+            )
 
 
 def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
@@ -86,11 +99,6 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
             dataclasses.replace(models.get(model.name).config, **model.shape.to_dict())
         except (TypeError, ValueError) as error:
             yield f"config.{field}.shape: {error}"
-    if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
-        yield (
-            f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or the "
-            "folder of a run, with @STEP or not"
-        )
     step = model.init_from.partition("@")[2]
     if "@" in model.init_from and not STEP.holds(step):
         yield f"config.{field}.init_from is {model.init_from!r} with the step {step!r}; accepted: {STEP.accepted}"
@@ -152,4 +160,7 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
             yield f"config.agents has {', '.join(names)} for {role}, turn by turn; accepted: policies, or one bot"
 
 
-COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights)
+COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights)
+
+ONLY_LEARNING = (_warm_start,)
+"""Conditions that do not matter where nothing is learnt: all that is needed may be in the run's own checkpoint."""

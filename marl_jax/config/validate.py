@@ -141,5 +141,5 @@ def _parameters(config: ConfigDict) -> Iterator[str]:
 def _combinations(config: ConfigDict, mode: str) -> Iterator[str]:
     world = game_combinations if config.env.name else task_combinations
     for condition in (*combinations.COMBINATIONS, *world.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
-        if mode in LEARNING_MODES or condition not in world.ONLY_LEARNING:
+        if mode in LEARNING_MODES or condition not in (*combinations.ONLY_LEARNING, *world.ONLY_LEARNING):
             yield from condition(config)

@@ -36,6 +36,7 @@ FORMAT = 3
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"
+OVERHEAD = 500_000  # bytes: a save that runs out of room half-way is noisy, and TensorStore prints what it likes
 
 
 class Restored(NamedTuple):
@@ -270,8 +271,8 @@ class Checkpoints:
         self._clean()
 
     def _room_for(self, state: Any) -> bool:
-        """Whether the disk has room, by the bytes of the state, in the eyes of every process."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+        """Whether the disk has room, by the bytes of the state and some for names and indices, for every process."""
+        needed = 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")) + OVERHEAD
         free = shutil.disk_usage(self._folder).free
         if not processes.anyone(needed > free):
             return True

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 from tqdm import tqdm
 
@@ -39,6 +40,16 @@ def _worth_reading(record: logging.LogRecord) -> bool:
     return "orbax" not in (record.getMessage() if record.name == "asyncio" else record.pathname)
 
 
+def _only_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """What is written about an exception that nobody caught.
+
+    Writes that a full disk has cut short report back to an event loop that Orbax has closed, each with a traceback;
+    `checkpoint.py` has said in a line what happened.
+    """
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, traceback)
+
+
 def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
     """Log lines to the terminal and, with a folder, to `run.log` in it; other processes than 0 tell warnings only."""
     level = logging.WARNING if process else (logging.DEBUG if verbose else logging.INFO)
@@ -49,6 +60,7 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
         handler.addFilter(_worth_reading)
+    sys.excepthook = _only_ours
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(logging.WARNING)

@@ -10,9 +10,12 @@ import pytest
 import launch
 from configs import defaults
 from experiments.tables import planning
-from marl_jax.errors import RunError
+from marl_jax.config import validate
+from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import report
+from marl_jax.modes import setup as setups
 from marl_jax.running import console, processes
+from models import tokenizers
 from tests.marl_jax import tiny_run
 
 
@@ -97,3 +100,34 @@ def test_processes_of_two_configs_do_not_become_one_run(monkeypatch):
     monkeypatch.setattr(processes, "_code", lambda: "other")
     with pytest.raises(RunError, match="the code is '[0-9a-f]{16}' there and 'other' here"):
         processes.check_same(one)
+
+
+def test_a_run_with_all_weights_needs_its_warm_start_only_to_learn():
+    config = tiny_run.get_config()
+    config.model.init_from = "/gone/long/ago"
+    with pytest.raises(ConfigError, match="config.model.init_from is '/gone/long/ago', where no run is, or none any"):
+        validate.check(config)
+    validate.check(config, mode="eval")
+    assert setups.make(config, jax.devices()[:1]).backbones[0].source is None
+    config.model.lora.rank = 2  # the base of adapters is in no checkpoint
+    with pytest.raises(RunError, match="/gone/long/ago has no checkpoints"):
+        setups.make(config, jax.devices()[:1])
+
+
+def test_errors_of_a_closed_loop_are_not_shown(capsys):
+    """TensorStore reports through `sys.excepthook` what a full disk has cut short."""
+    for error in (RuntimeError("Event loop is closed"), RuntimeError("something else")):
+        console._only_ours(type(error), error, None)
+    assert capsys.readouterr().err == "RuntimeError: something else\n"
+
+
+def test_the_tokenizer_of_tiny_is_the_same_beside_a_config(tmp_path):
+    """transformers chooses a class by `model_type` where it knows one, which must not change the ids."""
+    transformers = pytest.importorskip("transformers")
+    ours = tokenizers.load("tiny")
+    ours.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "transformers_version": "5.0.0"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("hello é  x", "\n\n 1234 \x00\x7f", "<|im_end|>"):
+        assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))

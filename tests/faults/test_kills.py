@@ -1,4 +1,4 @@
-"""`kill -9` at random moments: a run that was killed again and again equals one that never was. For `make soak` only."""
+"""`kill -9` at random moments: a run that was killed often equals one that never was. For `make soak` only."""
 
 import contextlib
 import os
