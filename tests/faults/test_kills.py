@@ -33,7 +33,7 @@ def kill(run, workdir, rng) -> bool:
     while run.poll() is None and len(rows(workdir)) <= done and not starting:
         time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        run.wait(rng.uniform(0.0, 5.0 if starting else 1.0))
+        run.wait(rng.uniform(0.0, 5.0 if starting else 0.3))
     if run.poll() is not None:
         return False
     run.send_signal(signal.SIGKILL)
