@@ -32,9 +32,9 @@ def parts(config: ConfigDict) -> int:
 
 
 def games_step(config: ConfigDict) -> int:
-    """The smallest number of games whose rows split into the parts, and into groups; all others are multiples of it."""
+    """A number of games whose rows split into the parts, and which makes whole groups; so do all multiples of it."""
     step = parts(config) // math.gcd(parts(config), rows_per_game(config)[1])
-    return math.lcm(step, config.algo.group_size) if config.algo.name == "grpo" else step
+    return math.lcm(step, config.algo.get("group_size", 1))
 
 
 def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:

@@ -17,7 +17,8 @@ from tests.marl_jax.test_train import launch, state
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
 
-KILLS, RUNS, STEPS = int(os.environ.get("MARL_JAX_KILLS", "100")), 4, 400
+KILLS = int(os.environ.get("MARL_JAX_KILLS", "100"))
+RUNS, STEPS = 4, 4 * KILLS
 TIMED = ("time", "seconds/rollout", "seconds/update", "games_per_s", "tokens_per_s")
 SETTINGS = ("--config.checkpoint.every=3", f"--config.steps={STEPS}")
 

@@ -93,7 +93,7 @@ def test_a_damaged_config_is_refused_in_a_line(tmp_path, change, words):
 
 def test_any_change_of_a_row_is_left_out_or_shown(tmp_path):
     whole = {**ROWS, "evaluation.json": MATCHES}
-    for seed in fuzz.rounds(100, 5000):
+    for seed in fuzz.rounds(100, 2000):
         rng = random.Random(seed)
         name = rng.choice(sorted(whole))
         changed = fuzz.damage_json(rng, json.dumps(whole[name]).encode()).decode()
@@ -102,7 +102,7 @@ def test_any_change_of_a_row_is_left_out_or_shown(tmp_path):
 
 def test_any_change_of_a_config_is_refused_in_lines_or_works(tmp_path):
     config = json.dumps(defaults.get_config().to_dict()).encode()
-    for seed in fuzz.rounds(100, 5000):
+    for seed in fuzz.rounds(100, 2000):
         write(tmp_path, **{"config.json": fuzz.damage_json(random.Random(seed), config).decode()})
         try:
             report.main(tmp_path)
