@@ -175,7 +175,8 @@ def _everyone(matches: Mapping) -> Iterator[str]:
     yield f'<p class="quiet">Mean {what}.</p><div class="scroll"><table><tr><th></th>'
     yield "".join(f"<th>{text(name)}</th>" for name in [*names, *(["Elo"] if elo else [])]) + "</tr>"
     for i, name in enumerate(names):
-        cells = ["–" if elo and i == j else label(value) for j, value in enumerate(matches["matrix"][i])]
+        row = enumerate(matches["matrix"][i])
+        cells = ["–" if value is None or (elo and i == j) else label(value) for j, value in row]
         cells += [f"{elo[name]:.0f}"] if elo else []
         yield f"<tr><td>{text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     yield "</table></div>"
