@@ -1,6 +1,7 @@
 # make run    a virtual environment, the packages, and the main job on the embedded default model
 # make quick  the linter and the quick tests: an answer in three minutes
 # make test   the linter and all tests
+# make soak   the fuzzers and fault tests for long: kills, damaged files, odd configs, memory (SEED=2: another round)
 #
 # Each does all its set-up, once. PYTHON=python3.12 chooses an interpreter; VENV=folder another environment.
 
@@ -12,7 +13,7 @@ WORKERS ?= 2
 # The first interpreter that is new enough, unless one is given.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
-.PHONY: run quick test lint gpu tpu clean
+.PHONY: run quick test soak lint gpu tpu clean
 
 run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
@@ -22,6 +23,10 @@ test: $(VENV)/test.stamp lint
 
 quick: $(VENV)/test.stamp lint
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m quick $(ARGS)
+
+SEED ?= 1
+soak: $(VENV)/test.stamp
+	MARL_JAX_SOAK=$(SEED) $(VENV)/bin/python -m pytest -q -s tests/faults $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff check .

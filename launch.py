@@ -3,6 +3,7 @@
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
     python launch.py --config=experiments/hanabi_selfplay.py:smollm2 --config.optim.lr=1e-5 --workdir=runs/mine
     python launch.py --workdir=runs/mine --mode=report
+    python launch.py --config=experiments/plan_path.py --mode=config        # every field as it would be used
 
 A run is its folder: the same command again resumes it. Without --config, the config is the one found there.
 """
@@ -14,6 +15,7 @@ import importlib
 import logging
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -31,6 +33,7 @@ MODES = {  # mode: the function that carries it out and what it is given
     "report": ("marl_jax.modes.report:main", ("workdir",)),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
+    "config": ("marl_jax.modes.show_config:main", ("config",)),
 }
 TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
 
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> int:
             prepare_to_compile(values.topology)
         if values.mode != "report":
             check(config, values.mode)
-        if values.compilation_cache != "off" and values.mode not in ("compile", "report"):
+        if values.compilation_cache != "off" and values.mode not in ("compile", "report", "config"):
             keep_compiled(values.compilation_cache)
         process = start_processes(config, values.mode)
         console.set_up(workdir if values.mode == "train" else None, verbose=values.verbose, process=process)
@@ -65,19 +68,23 @@ def main(argv: list[str]) -> int:
     except OSError as error:  # a full disk, a folder that is a file or may not be written
         return complain(f"{error.filename}: {error.strerror}" if error.filename else error, status=1)
     except KeyboardInterrupt:
+        console.note(logging.ERROR, "the run ended: Ctrl-C")
         return 130
     except Exception as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
+            console.note(logging.ERROR, "the run ended: %s", "".join(traceback.format_exception(error)))
             raise
         hint = "lower rollout.games or eval.games, or raise algo.minibatches or algo.grad_accum_steps"
-        return complain(f"out of memory; {hint}\n{str(error).splitlines()[0][:300]}", status=1)
+        reason = (str(error) or "the host has no memory left").splitlines()[0][:300]
+        return complain(f"out of memory; {hint}\n{reason}", status=1)
     return 0
 
 
 def complain(error: Exception | str, status: int) -> int:
-    """Writes each line of the message; answers with the status."""
+    """Writes each line of the message, also into the log of the run; answers with the status."""
     for line in str(error).splitlines():
         sys.stderr.write(f"launch.py: {line}\n")
+        console.note(logging.ERROR, "the run ended: %s", line)
     return status
 
 
@@ -131,6 +138,7 @@ def start(mode: str, given: dict) -> None:
 
     try:
         with processes.report_lost_process():
+            processes.check_same(given["config"])
             call()
     except processes.LostProcess as error:
         processes.leave(complain(error, status=1))

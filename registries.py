@@ -101,6 +101,8 @@ class Registry:
 
 def load_plugins(modules: Iterable[str]) -> None:
     """Imports modules by name, each of which adds to registries; one that cannot be imported is a ValueError."""
+    if isinstance(modules, str) or not isinstance(modules, Iterable) or not all(isinstance(m, str) for m in modules):
+        raise ValueError(f"found {modules!r}; expected a tuple of names of modules")
     for module in modules:
         try:
             importlib.import_module(module)

@@ -1,6 +1,7 @@
-"""Algorithms: `config.algo` is the name of one and its fields, here with the values of published variants.
+"""Algorithms: `config.algo` is the name of one and its fields, here with the defaults of this project.
 
-What a field means stands beside its default in `marl_jax/algorithms/fields.py`.
+What a field means stands beside its default in `marl_jax/algorithms/fields.py`. The exact forms of papers are in
+`configs/published.py`.
 """
 
 from ml_collections import ConfigDict
@@ -28,26 +29,6 @@ def grpo(group_size: int | None = None, **changes) -> ConfigDict:
 def at_grpo(group_size: int | None = None, **changes) -> ConfigDict:
     """AT-GRPO: K candidates from the same prompt at every turn of every agent, one of them continued."""
     return make("at_grpo", AT_GRPO, **_sized(group_size), **changes)
-
-
-def dapo(group_size: int | None = None) -> ConfigDict:
-    """DAPO: GRPO with a higher upper clip, a mean over tokens, equal groups dropped, over-long answers penalised."""
-    return grpo(group_size, clip_high=0.28, loss_agg="token", filter_zero_std_groups=True, overlong="penalty")
-
-
-def dr_grpo(group_size: int | None = None) -> ConfigDict:
-    """Dr.GRPO: no division by the standard deviation, sum over a constant length."""
-    return grpo(group_size, group_std=False, loss_agg="constant")
-
-
-def gspo(group_size: int | None = None) -> ConfigDict:
-    """GSPO: one ratio per sequence, with its much narrower clip."""
-    return grpo(group_size, ratio="sequence", clip_low=3e-4, clip_high=4e-4)
-
-
-def rloo(group_size: int = 4) -> ConfigDict:
-    """RLOO: each sample against the mean of the others."""
-    return grpo(group_size, group_std=False, group_baseline="leave_one_out")
 
 
 def dr_mas(group_size: int | None = None) -> ConfigDict:

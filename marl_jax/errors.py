@@ -24,11 +24,10 @@ def user_errors() -> tuple[type[Exception], ...]:
     """Every kind of error that a user can mend; imported late, because the models bring JAX along."""
     from envs.games.borders import MergeError
     from envs.tasks.data import DataError
+    from models.errors import ModelFileError
     from models.fetch import FetchError
-    from models.hf_config import ModelConfigError
-    from models.weights.errors import WeightsError
 
-    return RunError, MergeError, DataError, FetchError, ModelConfigError, WeightsError
+    return RunError, MergeError, DataError, FetchError, ModelFileError
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

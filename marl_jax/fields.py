@@ -55,9 +55,9 @@ def with_defaults(fields: Fields, /, **changes: Any) -> dict[str, Field]:
 
 
 def integer(low: int, high: int | None = None) -> Rule:
-    """A whole number in a range, both ends included."""
+    """A whole number in a range, both ends included; none is beyond what an int32 holds."""
     words = f"a whole number from {low} " + ("up" if high is None else f"to {high}")
-    top = math.inf if high is None else high
+    top = 2**31 - 1 if high is None else high
     return Rule(words, lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= top)
 
 

@@ -1,8 +1,8 @@
 """Chat templates: rendering them safely, and cutting a template into its fixed strings.
 
 A template is Jinja text that usually arrives with someone else's weights, so it runs in Jinja's immutable sandbox: no
-way to Python's internals, to files or to other templates, and no multiplying up of huge strings. It sees the names that
-Hugging Face templates expect.
+way to Python's internals, to files or to other templates, with limits on its steps, its output and everything that it
+makes on the way (`models/chat_limits.py`). It sees the names that Hugging Face templates expect.
 """
 
 from __future__ import annotations
@@ -18,28 +18,23 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+from models.chat_limits import LimitedSandbox, limits
+from models.errors import ModelFileError
+
 ROLES = ("system", "user", "assistant", "tool")
 # Some templates write "today" into the prompt. A run must not depend on the day it was started, so this is today.
 TODAY = datetime.date(2024, 7, 26)
 # What a template can raise by what is written in it.
 _FAILURES = (
-    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
+    TypeError, ValueError,
 )  # fmt: skip
-LARGEST = 1 << 20  # the longest string or list that multiplication in a template may make
+
+class ChatTemplateError(ModelFileError):
+    """A chat template that fails, asks for too much, or cannot be cut into parts."""
+
 
 # ---------------------------------------------------------------------------------------------------- rendering
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with multiplication and powers bounded as well."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context, operator, left, right):
-        sizes = [len(x) * y for x, y in ((left, right), (right, left)) if hasattr(x, "__len__") and isinstance(y, int)]
-        if any(size > LARGEST for size in sizes) or (operator == "**" and abs(right) > 64):
-            raise jinja2.sandbox.SecurityError(f"the template makes a value that is too large with {operator!r}")
-        return super().call_binop(context, operator, left, right)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -81,7 +76,7 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 @functools.lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
-    sandbox = _Sandbox(
+    sandbox = LimitedSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
@@ -89,14 +84,15 @@ def _compile(template: str) -> jinja2.Template:
     )
     for name in ("lipsum", "cycler", "joiner"):
         del sandbox.globals[name]
-    sandbox.filters["tojson"] = _to_json
+    sandbox.set_filter("tojson", _to_json)
     sandbox.globals.update(raise_exception=_raise, strftime_now=TODAY.strftime, namespace=_Namespace)
     return sandbox.from_string(template)
 
 
 def _render(template, messages, names) -> str:
     # Templates written for tools and documents only test for these two.
-    return _compile(template).render(messages=messages, **{"tools": None, "documents": None, **names})
+    with limits():
+        return _compile(template).render(messages=messages, **{"tools": None, "documents": None, **names})
 
 
 @functools.lru_cache(maxsize=32)
@@ -148,7 +144,7 @@ def render(
     try:
         return _render(template, messages, names)
     except _FAILURES as error:
-        raise ValueError(f"the chat template failed: {type(error).__name__}: {error}") from error
+        raise ChatTemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------- fixed strings
@@ -197,7 +193,7 @@ def chat_parts(tokenizer, **options) -> ChatParts:
     start, alone = _cut(without, u)
     opened, history, reply_close_and_user, last = _cut(second, u, a, v)
     if not (reply == alone == last and start == opened and reply.startswith(history.rstrip(" "))):
-        raise ValueError(
+        raise ChatTemplateError(
             f"the chat template of {tokenizer.name} writes turns differently in different places: after a user text "
             f"{reply!r}, {alone!r}, {last!r}, and {history!r} in the history; before the first {start!r} and {opened!r}"
         )
@@ -215,7 +211,8 @@ def _cut(text: str, *marks: str) -> list[str]:
     pieces = []
     for mark in marks:
         if text.count(mark) != 1:
-            raise ValueError(f"the chat template writes a message {text.count(mark)} times or out of order, not once")
+            times = f"{text.count(mark)} times or out of order"
+            raise ChatTemplateError(f"the chat template writes a message {times}, not once")
         piece, text = text.split(mark)
         pieces.append(piece)
     return [*pieces, text]

@@ -12,8 +12,30 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from typing import Any
 
 from models.families import FAMILIES
+
+LARGEST = {
+    "vocab_size": 1 << 24, "d_model": 1 << 20, "n_layers": 1 << 12, "n_heads": 1 << 14, "n_kv_heads": 1 << 14,
+    "head_dim": 1 << 14, "d_ff": 1 << 22, "max_positions": 1 << 31,
+}  # fmt: skip
+"""Sizes far beyond any model, so that a slip is refused at once instead of being built for hours."""
+
+
+def is_whole(x: Any) -> bool:
+    """Whether this is a whole number from 1 up."""
+    return isinstance(x, numbers.Integral) and not isinstance(x, bool) and x >= 1
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a finite number above 0."""
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < x < math.inf
+
+
+def _check(name: str, value: Any, right: bool, accepted: str) -> None:
+    if not right:
+        raise ValueError(f"{name} is {value!r}; accepted: {accepted}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +55,14 @@ class RopeScaling:
     def __post_init__(self):
         if self.kind not in ("llama3", "linear"):
             raise ValueError(f"rope_scaling.kind is {self.kind!r}; accepted: 'llama3', 'linear'")
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _check(f"rope_scaling.{name}", getattr(self, name), is_number(getattr(self, name)), "a number above 0")
+        _check(
+            "rope_scaling.high_freq_factor", self.high_freq_factor, self.high_freq_factor > self.low_freq_factor,
+            f"more than low_freq_factor, {self.low_freq_factor}",
+        )  # fmt: skip
+        positions = self.original_max_positions
+        _check("rope_scaling.original_max_positions", positions, is_whole(positions), "a whole number from 1 up")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +93,26 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_positions"):
+        known = isinstance(self.family, str) and self.family in FAMILIES
+        _check("family", self.family, known, ", ".join(FAMILIES.names()))
+        for name, most in LARGEST.items():
             value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"{name} is {value!r}; accepted: a whole number from 1 up")
-        if self.family not in FAMILIES:
-            raise ValueError(f"family is {self.family!r}; accepted: {', '.join(FAMILIES.names())}")
+            _check(name, value, is_whole(value) and value <= most, f"a whole number from 1 to {most:,}")
+        for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        _check("norm_eps", self.norm_eps, is_number(self.norm_eps) and self.norm_eps < 1, "a number above 0, below 1")
+        _check("rope_theta", self.rope_theta, is_number(self.rope_theta), "a number above 0")
+        scaling = self.rope_scaling
+        _check("rope_scaling", scaling, scaling is None or isinstance(scaling, RopeScaling), "None or a RopeScaling")
+        window = self.sliding_window
+        _check("sliding_window", window, window is None or is_whole(window), "None or a whole number from 1 up")
+        for name, ids in (("bos_id", (self.bos_id or 0,)), ("eos_ids", self.eos_ids)):
+            right = isinstance(ids, tuple) and all(is_whole(i) or i == 0 for i in ids)
+            _check(name, getattr(self, name), right, "ids from 0 up")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads, {self.n_kv_heads}")
+        if not FAMILIES.get(self.family).learned_positions:
+            _check("head_dim", self.head_dim, self.head_dim % 2 == 0, "an even number, because positions turn pairs")
 
     @property
     def n_params(self) -> int:

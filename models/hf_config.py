@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ModelConfig
+from models.errors import ModelFileError, refuse_malformed
 from models.families import FAMILIES
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class ModelConfigError(ValueError):
+class ModelConfigError(ModelFileError):
     """A config file with a value the decoder cannot honour; the message names file, field, found and accepted."""
 
 
@@ -37,14 +38,15 @@ def from_dict(values: dict[str, Any], source: str = "config.json") -> ModelConfi
     name = fields.one_of("model_type", FAMILIES.names())
     fields.one_of("quantization_config", (None,), None)
     family = FAMILIES.get(name)
-    return ModelConfig(
-        family=name,
-        vocab_size=fields.integer("vocab_size"),
-        bos_id=fields.get("bos_token_id"),
-        eos_ids=fields.ids("eos_token_id"),
-        **family.read_config(fields),
-        **family.fixed,
-    )
+    with refuse_malformed(ModelConfigError, source):
+        return ModelConfig(
+            family=name,
+            vocab_size=fields.integer("vocab_size"),
+            bos_id=fields.get("bos_token_id"),
+            eos_ids=fields.ids("eos_token_id"),
+            **family.read_config(fields),
+            **family.fixed,
+        )
 
 
 def to_dict(cfg: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
@@ -90,12 +92,12 @@ class Fields:
             raise self.error(name, found, ", ".join(map(repr, accepted)))
         return found
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A field with a whole number."""
+    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
+        """A field with a whole number from `low` up."""
         found = self.values.get(name)
         found = default if found is None else found
-        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise self.error(name, found, "a whole number")
+        if not isinstance(found, int) or isinstance(found, bool) or found < low:
+            raise self.error(name, found, f"a whole number from {low} up")
         return found
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -120,7 +122,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelConfigError(f"{path} is absent; expected the config of a Hugging Face model") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelConfigError(f"{path} holds a {type(values).__name__}; expected an object")

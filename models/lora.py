@@ -81,14 +81,30 @@ def scales(n: int, rank: int, alpha: float, none_first: bool = False) -> jax.Arr
 
 
 def unstack(adapters: dict, n_layers: int, dtype=jnp.bfloat16) -> tuple:
-    """Stacked adapters as a tuple of per-layer dicts, for decoding."""
+    """Stacked adapters as a tuple of per-layer dicts, for decoding; one that is not finite harms its own rows only."""
+    adapters = isolate(adapters)
     return tuple(jax.tree.map(lambda x, i=i: x[i].astype(dtype), adapters) for i in range(n_layers))
+
+
+def isolate(adapters: dict) -> dict:
+    """Stacked adapters in which one that is not finite has all its NaNs in A, whose rows `delta` keeps apart.
+
+    B is summed over all adapters, so a NaN there, even times zero, would reach the rows of every other one.
+    """
+
+    def one(ab: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        finite = [jnp.all(jnp.isfinite(ab[x]), axis=(-2, -1), keepdims=True) for x in "ab"]
+        finite = finite[0] & finite[1]
+        return {"a": jnp.where(finite, ab["a"], jnp.nan), "b": jnp.where(finite, ab["b"], 0)}
+
+    return {target: one(ab) for target, ab in adapters.items()}
 
 
 def delta(x: jax.Array, adapter: dict[str, jax.Array], weights: jax.Array) -> jax.Array:
     """What the adapters add to a projection of x [B, T, in] -> [B, T, out]; `weights` [B, n] from `row_weights`."""
     low = jnp.einsum("bti,nir->btnr", x, adapter["a"].astype(x.dtype))
-    low = low * weights[:, None, :, None].astype(x.dtype)
+    own = weights[:, None, :, None].astype(x.dtype)
+    low = jnp.where(own == 0, jnp.zeros_like(low), low * own)  # a NaN of another row's adapter ends here, see `isolate`
     return jnp.einsum("btnr,nro->bto", low, adapter["b"].astype(x.dtype))
 
 

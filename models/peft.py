@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 from models import lora
-from models.config import ModelConfig
+from models.config import ModelConfig, is_number
+from models.errors import refuse_malformed
 from models.families import FAMILIES
 from models.weights import safetensors_folder as st
 from models.weights.atomic import new_folder
@@ -131,6 +132,11 @@ def export(
 
 def load(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """Reads one adapter, in the dtype it was saved in."""
+    with refuse_malformed(WeightsError, folder):
+        return _load(folder, cfg)
+
+
+def _load(folder: str | Path, cfg: ModelConfig) -> Adapter:
     config_path, path = Path(folder) / CONFIG, Path(folder) / WEIGHTS
     config = _read_config(config_path)
     if not path.exists():
@@ -244,8 +250,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise WeightsError(f"{path} is absent; expected the folder of a PEFT adapter") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{path} holds a {type(config).__name__}; expected an object")
     accepted = {"peft_type": ("LORA",), "bias": (None, "none"), "modules_to_save": (None, [])}
     accepted |= dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "lora_bias"), (None, False))
     accepted |= dict.fromkeys(("layer_replication", "alora_invocation_tokens", "kasa_config"), (None,))
@@ -266,6 +274,8 @@ def _scale(config: dict[str, Any], path: Path, names: list[str], rank: int) -> f
             alpha = value
         elif hits or not re.fullmatch(r"[\w.]+", suffix):
             raise WeightsError(f"{path}: alpha_pattern has {pattern!r}; accepted: names of modules in all layers alike")
+    if not is_number(alpha):
+        raise WeightsError(f"{path}: lora_alpha is {alpha!r}; accepted: a number above 0")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 PARTS = ("train", "test")
+MOST_LEVELS = 1_000_000
+"""Of one part of a generated pool, so that a slip is refused rather than waited for."""
 TEST_EVERY = 5
 """One key in this many belongs to the test part."""
 
@@ -115,8 +117,8 @@ def generate(
     """
     wanted = {"train": n_train, "test": n_test}
     for part, count in wanted.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(f"{game}: n_{part} must be an integer of at least 0, found {count!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_LEVELS:
+            raise ValueError(f"{game}: n_{part} must be an integer from 0 to {MOST_LEVELS:,}, found {count!r}")
     if not n_train + n_test:
         raise ValueError(f"{game}: n_train and n_test are both 0, expected at least one level")
     rng = np.random.default_rng(seed)

@@ -1,6 +1,9 @@
 """Games built by name; the table of what each of them brings is in `envs.games.entry`."""
 
 import dataclasses
+import math
+import types
+import typing
 from typing import Any
 
 from envs.games.entry import GAMES, Symmetries
@@ -37,6 +40,10 @@ def make(name: str, **params: Any) -> Game:
         if field not in accepted:
             known = ", ".join(sorted(accepted)) or "none"
             raise ValueError(f"{name}: unknown parameter {field!r}; accepted are {known}")
+    hints = {field: hint for owner in (TwoRole, cls) for field, hint in typing.get_type_hints(owner).items()}
+    for field, value in params.items():
+        if field in _fields(cls) | for_roles and not _is(value, hints[field]):
+            raise ValueError(f"{name}: {field} is {value!r}; accepted is a value of type {_words(hints[field])}")
     if not for_roles:
         return cls(**params)
     roles = params.pop("roles", "one")
@@ -53,6 +60,25 @@ def symmetry(game: Game) -> Symmetries | None:
     """The symmetries of a game, for augmenting self-play; None where it declares none."""
     make_symmetry = GAMES.get(game.name).symmetry
     return None if make_symmetry is None else make_symmetry(game)
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type; a whole number is a float too, a switch is no number."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_is(value, one) for one in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if kind in (None, type(None), Any):
+        return kind is Any or value is None
+    if kind in (int, float):
+        right = isinstance(value, int | kind) and not isinstance(value, bool)
+        return right and (kind is int or math.isfinite(value))
+    return isinstance(value, kind)
+
+
+def _words(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(map(_words, typing.get_args(hint)))
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
 def _fields(cls: type) -> set[str]:

@@ -87,12 +87,16 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed."""
+    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
     flags, passed = parse(argv)
     wanted = select(flags.only)
     check_budgets(flags, wanted)
     folder = Path(flags.workdir)
-    failed = [] if flags.collect else run_all(plan(flags, wanted, passed), folder, flags.jobs)
+    stopped, failed = False, []
+    try:
+        failed = [] if flags.collect else run_all(plan(flags, wanted, passed), folder, flags.jobs)
+    except KeyboardInterrupt:
+        stopped = True
     results = collect(flags, wanted)
     if flags.collect and not any(result.before or result.after for result in results):
         raise SystemExit(f"planning.py: {folder} has no runs to collect")
@@ -103,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(markdown(results, flags))
     for name in failed:
         sys.stderr.write(f"planning.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
-    return 1 if failed else 0
+    return 130 if stopped else 1 if failed else 0
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -22,7 +22,8 @@ Runs = dict[str, tuple[list[str], bool]]
 def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
     """Runs what is not finished, round after round, `jobs` at a time.
 
-    Answers with the names of those that failed; after a failure no further round begins.
+    Answers with the names of those that failed; after a failure no further round begins. A signal that ends the program
+    is a KeyboardInterrupt, once all runs have saved.
     """
     with Running() as running:
         for runs in rounds:
@@ -35,7 +36,7 @@ def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
                 statuses = {name: future.result() for name, future in launched.items()}
             if running.stopped:
                 sys.stderr.write("stopped; the same command continues from there\n")
-                return []
+                raise KeyboardInterrupt
             failed = [name for name, status in statuses.items() if status]
             if failed:
                 return failed

@@ -130,7 +130,9 @@ class Policy:
         if "adapters" not in weights:
             return None
         scale = lora.scales(self.lora.n, self.lora.rank, self.lora.alpha)
-        return lora.Lora(weights["adapters"], scale, jnp.maximum(ids, 0))
+        adapters = weights["adapters"]  # laid out for decoding they are isolated already
+        adapters = adapters if isinstance(adapters, tuple) else lora.isolate(adapters)
+        return lora.Lora(adapters, scale, jnp.maximum(ids, 0))
 
     # -------------------------------------------------------------------------------------------------- how it lies
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from marl_jax.fields import SWITCH, TEXT, Field, choice, integer, number, off_or, with_defaults
 
 BATCHES = {
-    "minibatches": Field(4, integer(1), "updates per pass over the samples of a rollout"),
-    "grad_accum_steps": Field(1, integer(1), "parts of a minibatch whose gradients are summed before one update"),
+    "minibatches": Field(4, integer(1, 1 << 20), "updates per pass over the samples of a rollout"),
+    "grad_accum_steps": Field(1, integer(1, 1 << 20), "parts of a minibatch whose gradients are summed for one update"),
 }
 
 COMMON = {  # of every policy gradient
@@ -17,22 +17,26 @@ COMMON = {  # of every policy gradient
     "kl_kind": Field("k3", choice("k1", "k2", "k3"), "estimator of the KL"),
     "kl_in": Field("loss", choice("loss", "reward"), "where the KL is charged"),
     "entropy_coef": Field(0.01, number(0), "weight of the entropy bonus"),
-    "epochs": Field(2, integer(1), "passes over the samples of a rollout"),
+    "epochs": Field(2, integer(1, 1000), "passes over the samples of a rollout"),
     **BATCHES,
     "loss_agg": Field(
         "token",
         choice("token", "sequence", "constant"),
         "token: mean over tokens; sequence: mean of means; constant: sum over a fixed length",
     ),
-    "ratio": Field("token", choice("token", "sequence"), "importance ratio per token, or per sequence (GSPO)"),
+    "ratio": Field(
+        "token",
+        choice("token", "sequence", "product"),
+        "importance ratio per token; of a whole answer, the geometric mean (sequence, GSPO) or the product (RLOO)",
+    ),
     "tis_clip": Field(2.0, off_or(number(1)), "bound on the importance weight of stale samples; 0 is off"),
     "overlong": Field(
         "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
     ),
-    "overlong_buffer": Field(2, integer(1), "tokens before the limit over which the penalty grows from 0 to 1"),
+    "overlong_buffer": Field(2, integer(1, 1 << 17), "tokens before the limit in which the penalty grows from 0 to 1"),
 }
 
-_PACK = {"pack": Field(0, integer(0), "short free answers share rows of this many times the longest; 0 is off")}
+_PACK = {"pack": Field(0, integer(0, 1024), "short free answers share rows of this many times the longest; 0 is off")}
 
 PPO = {
     **COMMON,
@@ -52,10 +56,11 @@ PPO = {
 GRPO = {
     **with_defaults(COMMON, epochs=1, loss_agg="sequence", entropy_coef=0.0),
     **_PACK,
-    "group_size": Field(8, integer(2), "samples that are compared with each other"),
+    "group_size": Field(8, integer(2, 1 << 16), "samples that are compared with each other"),
     "group_std": Field(True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"),
     "group_baseline": Field("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO"),
     "normalise": Field("group", choice("group", "agent"), "standard deviation per group, or per agent (Dr. MAS)"),
+    "std_ddof": Field(0, integer(0, 1), "the variance of a group is divided by K (0) or by K - 1 (1, as torch does)"),
     "filter_zero_std_groups": Field(True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"),
 }
 
@@ -68,7 +73,7 @@ AT_GRPO = {
 }
 
 SFT = {
-    "epochs": Field(1, integer(1), "passes over the demonstrations of a step"),
+    "epochs": Field(1, integer(1, 1000), "passes over the demonstrations of a step"),
     **BATCHES,
     "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
     "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),

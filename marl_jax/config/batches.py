@@ -31,6 +31,12 @@ def parts(config: ConfigDict) -> int:
     return config.algo.get("minibatches", 1) * config.algo.get("grad_accum_steps", 1)
 
 
+def games_step(config: ConfigDict) -> int:
+    """A number of games whose rows split into the parts, and which makes whole groups; so do all multiples of it."""
+    step = parts(config) // math.gcd(parts(config), rows_per_game(config)[1])
+    return math.lcm(step, config.algo.get("group_size", 1))
+
+
 def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:
     """Refuses batches that the parts do not divide, with the nearest sizes that do.
 

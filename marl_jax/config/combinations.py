@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.config import batches
 from marl_jax.config.schema import LORA_TARGETS
-from marl_jax.errors import did_you_mean, not_divisible
+from marl_jax.errors import did_you_mean, nearest
 from marl_jax.fields import STEP
 from models import registry as models
 from models.config import ModelConfig
@@ -25,8 +25,12 @@ from models.families import FAMILIES
 def _batch(c: ConfigDict) -> Iterator[str]:
     rows, parts = batches.rows(c), batches.parts(c)
     if rows is not None and rows % parts:
-        what = f"algo.minibatches x algo.grad_accum_steps = {parts}"
-        yield not_divisible(f"rollout.games x {batches.rows_per_game(c)[0]}", rows, parts, what)
+        kind, each = batches.rows_per_game(c)
+        near = " or ".join(map(str, nearest(c.rollout.games, batches.games_step(c))))
+        yield (
+            f"config.rollout.games is {c.rollout.games}: x {each} {kind} they make {rows} rows, not a multiple of "
+            f"algo.minibatches x algo.grad_accum_steps = {parts}; nearest rollout.games: {near}"
+        )
     if c.optim.warmup >= c.steps:
         yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"
 
@@ -58,10 +62,23 @@ def _roles(c: ConfigDict) -> Iterator[str]:
         yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
 
 
-def _model(c: ConfigDict) -> Iterator[str]:
+def _models(c: ConfigDict) -> dict[str, ConfigDict]:
     own = {f"policies.{name}.model": policy.model for name, policy in c.policies.items() if policy.model}
-    for field, model in {"model": c.model, **own}.items():
+    return {"model": c.model, **own}
+
+
+def _model(c: ConfigDict) -> Iterator[str]:
+    for field, model in _models(c).items():
         yield from _one_model(field, model)
+
+
+def _warm_start(c: ConfigDict) -> Iterator[str]:
+    for field, model in _models(c).items():
+        if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
+            yield (
+                f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or "
+                "the folder of a run, with @STEP or not"
+            )
 
 
 def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
@@ -82,18 +99,21 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
             dataclasses.replace(models.get(model.name).config, **model.shape.to_dict())
         except (TypeError, ValueError) as error:
             yield f"config.{field}.shape: {error}"
-    if model.init_from and not (Path(model.init_from.partition("@")[0]).expanduser() / "config.json").is_file():
-        yield (
-            f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or the "
-            "folder of a run, with @STEP or not"
-        )
     step = model.init_from.partition("@")[2]
     if "@" in model.init_from and not STEP.holds(step):
         yield f"config.{field}.init_from is {model.init_from!r} with the step {step!r}; accepted: {STEP.accepted}"
     place = model.weights
-    if place not in ("", "random") and not Path(place).expanduser().exists():
+    if place not in ("", "random") and not exists(place):
         accepted = "'', 'random', a folder, a GGUF file"
         yield f"config.{field}.weights is {place!r}, which does not exist; accepted: {accepted}"
+
+
+def exists(*parts: str) -> bool:
+    """Whether there is such a path; a text that can be no path names nothing."""
+    try:
+        return Path(*parts).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, with a null byte, or of an unknown user
+        return False
 
 
 def _machines(c: ConfigDict) -> Iterator[str]:
@@ -140,4 +160,7 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
             yield f"config.agents has {', '.join(names)} for {role}, turn by turn; accepted: policies, or one bot"
 
 
-COMBINATIONS = (_batch, _roles, _model, _machines, _packages, _weights)
+COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights)
+
+ONLY_LEARNING = (_warm_start,)
+"""Conditions that do not matter where nothing is learnt: all that is needed may be in the run's own checkpoint."""

@@ -89,6 +89,10 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     base = saved.read(Path(workdir).expanduser(), hint) if place is None else load_experiment(path, variant or None)
 
     argv = import_plugins(base, argv)
+    if place is None and mode != "report":  # a file that was edited or damaged; an experiment is checked with the rest
+        from marl_jax.config import validate  # late: it needs the registries, and these need JAX
+
+        validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
     if overrides.get("algo.name"):
         with base.unlocked():
@@ -98,7 +102,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if problems:
         raise ConfigError(problems)
 
-    opponents = base.eval.opponents
+    opponents = base.eval.opponents if "eval.opponents" in overrides else None
     argv = [arg for arg in argv if not ((match := OVERRIDE.match(arg)) and match[2] in opened)]
     values = define(base, argv, modes)
     try:
@@ -111,8 +115,8 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if len(rest) > 1:
         raise ConfigError([f"{rest[1]!r} is not a flag; flags begin with --"])
     set_open_fields(values.config, opened)
-    asked = "checkpoint.best_metric" in overrides
-    warnings = () if asked else follow_opponents(values.config, opponents)
+    follows = opponents is not None and "checkpoint.best_metric" not in overrides
+    warnings = follow_opponents(values.config, opponents) if follows else ()
     return Command(values, values.config, Path(path).stem + (f"-{variant}" if variant else ""), warnings)
 
 
@@ -152,6 +156,8 @@ def import_plugins(config: ConfigDict, argv: list[str]) -> list[str]:
     if text is not None:
         found = literal(text)
         found = found.split(",") if isinstance(found, str) else found
+        if not isinstance(found, tuple | list):
+            raise ConfigError([f"config.plugins is {found!r}; accepted: names of modules, with commas between"])
         config.plugins = tuple(str(name).strip() for name in found if str(name).strip())
     try:
         load_plugins(config.get("plugins", ()))
@@ -178,6 +184,8 @@ def follow_opponents(config: ConfigDict, before: Sequence[str]) -> tuple[str, ..
     The same metric of the first opponent takes its place, or none where there is no opponent. Says so in a warning.
     """
     metric = config.checkpoint.best_metric
+    if not fields.TEXTS.holds(config.eval.opponents):
+        return ()  # refused with the other fields
     opponent, _, figure = metric.partition("/")
     names = [Path(name).name for name in config.eval.opponents]
     if opponent in names or opponent not in [Path(name).name for name in before]:
@@ -195,7 +203,7 @@ def wrong_field(config: ConfigDict, field: str) -> list[str]:
     here = config
     for key in field.split("."):
         if not isinstance(here, ConfigDict) or key not in here:
-            from marl_jax.config import validate  # late: it needs the registries, and these need JAX
+            from marl_jax.config import validate  # late, as above
 
             return [f"--{validate.unknown_field(field, config.algo.name, dict(validate.fields(config)))}"]
         here = here[key]

@@ -94,7 +94,7 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
         step = name.partition("@")[2]
         if "@" in name and not STEP.holds(step):
             yield f"config.eval.opponents has {name!r} with the step {step!r}; accepted: {STEP.accepted}"
-    runs = [name for name in c.eval.opponents if (Path(name.partition("@")[0]).expanduser() / "config.json").is_file()]
+    runs = [name for name in c.eval.opponents if combinations.exists(name.partition("@")[0], "config.json")]
     for problem in _bots("eval.opponents", [name for name in c.eval.opponents if name not in runs], c.env.name):
         yield f"{problem}, or the folder of a run, with @STEP or not"
     if c.eval.swap_roles and (len(set(c.agents.values())) == 1 or games.game_class(c.env.name).competitive):
@@ -120,7 +120,8 @@ def _best(c: ConfigDict) -> Iterator[str]:
             f"accepted: <opponent>/<metric> with {which}"
         )
     if game.competitive:
-        metrics = ["win_rate", "draw_rate", "loss_rate", *(f"win_rate_seat_{i}" for i in range(game.n_players))]
+        seats = [f"win_rate_seat_{i}" for i in range(game.n_players)]
+        metrics = ["score", "win_rate", "draw_rate", "loss_rate", *seats]
     else:
         metrics = ["score", *(["success"] if game.solvable else [])]
     if metric != "game_length" and metric.removesuffix("_low").removesuffix("_high") not in metrics:

@@ -1,7 +1,8 @@
-"""Old names of fields, values and modes, each with what took its place; nothing else remembers them."""
+"""Old names of fields, values and modes, and names usual elsewhere, each with what to write instead."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -36,6 +37,44 @@ REASONS = {
 }
 """Why, by the beginning of the old field."""
 
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "batch_size": ("rollout.games", "task.n_episodes", "algo.minibatches"),
+    "beta": ("algo.kl_coef",),
+    "clip_eps": ("algo.clip_low", "algo.clip_high"),
+    "clip_range": ("algo.clip_low", "algo.clip_high"),
+    "clip_ratio": ("algo.clip_low", "algo.clip_high"),
+    "cliprange": ("algo.clip_low", "algo.clip_high"),
+    "ent_coef": ("algo.entropy_coef",),
+    "epsilon": ("algo.clip_low", "algo.clip_high"),
+    "epsilon_high": ("algo.clip_high",),
+    "gae_lambda": ("algo.lam",),
+    "gradient_accumulation_steps": ("algo.grad_accum_steps",),
+    "init_kl_coef": ("algo.kl_coef",),
+    "learning_rate": ("optim.lr",),
+    "lora_alpha": ("model.lora.alpha",),
+    "lora_r": ("model.lora.rank",),
+    "lora_rank": ("model.lora.rank",),
+    "loss_type": ("algo.loss_agg",),
+    "lr": ("optim.lr",),
+    "max_completion_length": ("task.max_new_tokens", "rollout.max_new_tokens"),
+    "max_steps": ("steps",),
+    "max_tokens": ("task.max_new_tokens", "rollout.max_new_tokens"),
+    "mini_batch_size": ("algo.minibatches",),
+    "model_name_or_path": ("model.name", "model.weights"),
+    "num_envs": ("rollout.games",),
+    "num_epochs": ("algo.epochs",),
+    "num_generations": ("algo.group_size",),
+    "num_iterations": ("algo.epochs",),
+    "num_minibatches": ("algo.minibatches",),
+    "num_train_epochs": ("steps",),
+    "per_device_train_batch_size": ("rollout.games", "task.n_episodes"),
+    "ppo_epochs": ("algo.epochs",),
+    "total_timesteps": ("steps",),
+    "vf_coef": ("algo.value_coef",),
+    "warmup_steps": ("optim.warmup",),
+}
+"""What other libraries call a field → what it is called here."""
+
 VALUES: dict[tuple[str, Any], str] = {
     ("rollout.answer", "choice"): "constrained",
     ("eval.step", -1): "newest",
@@ -58,6 +97,12 @@ def field(name: str) -> str | None:
     place = name.removesuffix(old)
     why = next((f": {reason}" for start, reason in REASONS.items() if old.startswith(start)), "")
     return f"config.{name} is now config.{place}{RENAMED[old]}{why}" if RENAMED[old] else f"config.{name} is gone{why}"
+
+
+def usual(name: str, known: Iterable[str]) -> str:
+    """A hint at the fields that are meant by the last word of a name that is usual elsewhere, or nothing."""
+    meant = [here for here in ELSEWHERE.get(name.rpartition(".")[2].lower(), ()) if here in known]
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def value(name: str, found: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import renamed
+from marl_jax.config import renamed, schema
 from marl_jax.errors import ConfigError
 
 
@@ -17,19 +17,34 @@ def read(workdir: Path, hint: str = "") -> ConfigDict:
 
     A folder that an earlier version wrote, with fields of other names, is refused with the new names.
     """
-    path = workdir / "config.json"
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError([f"{workdir} is not the folder of a run: {path} does not exist{hint}"]) from None
-    except ValueError as error:
-        raise ConfigError([f"{path} is not JSON: {error}"]) from error
-    if not isinstance(found, dict) or not {"env", "model", "algo"} <= found.keys():
-        raise ConfigError([f"{workdir} is not the folder of a run: {path} is the config of something else{hint}"])
-    config = ConfigDict(_tuples(found)).lock()
+    config = ConfigDict(_tuples(load(workdir, hint))).lock()
     if problems := renamed.problems(config):
         raise ConfigError([f"{workdir} is a run of an earlier version, whose config.json has other fields:", *problems])
     return config
+
+
+def load(workdir: Path, hint: str = "") -> dict[str, Any]:
+    """The contents of `config.json`, whose groups of fields are groups; the fields themselves are not checked."""
+    path = workdir / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} does not exist{hint}"]) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([f"{path} is not JSON: {error}"]) from error
+    if not isinstance(found, dict) or not {"env", "model", "algo"} <= found.keys():
+        raise ConfigError([f"{workdir} is not the folder of a run: {path} is the config of something else{hint}"])
+    policies = found.get("policies", {})
+    policies = policies if isinstance(policies, dict) else {}
+    groups = [*schema.GROUPS, "algo", "agents", "policies", *(f"policies.{name}" for name in policies)]
+    groups += [f"policies.{name}.model" for name in policies]
+    for name in groups:
+        here: Any = found
+        for key in name.split("."):
+            here = here.get(key, {}) if isinstance(here, dict) else None
+        if not isinstance(here, dict):
+            raise ConfigError([f"{path} is damaged: {name} is {here!r}, expected a group of fields"])
+    return found
 
 
 def _tuples(value: Any) -> Any:

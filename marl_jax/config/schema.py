@@ -47,9 +47,13 @@ ENV = {
         "turn: every prompt has the rules and the position; history: a conversation to which a turn adds what is new",
     ),
     "history_tokens": Field(
-        0, integer(0), "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length"
+        0,
+        integer(0, 1 << 21),
+        "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length",
     ),
-    "history_turns": Field(32, integer(1), "answers after which a conversation begins again, where context is history"),
+    "history_turns": Field(
+        32, integer(1, 1 << 16), "answers after which a conversation begins again, where context is history"
+    ),
     "symmetry": Field(False, SWITCH, "Other-Play: a random symmetry of the game for every episode and seat"),
 }
 
@@ -57,11 +61,11 @@ TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
     "part": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
-    "n_episodes": Field(64, integer(1), "episodes per step"),
+    "n_episodes": Field(64, integer(1, 1 << 20), "episodes per step"),
     "time_limit": Field(60.0, number(0, above=True), "seconds after which an episode is ended"),
-    "max_new_tokens": Field(256, integer(1), "tokens of an answer at most"),
-    "rows": Field(64, integer(1), "conversations that are answered at once"),
-    "max_length": Field(2048, integer(2), "tokens of a conversation at most"),
+    "max_new_tokens": Field(256, integer(1, 1 << 17), "tokens of an answer at most"),
+    "rows": Field(64, integer(1, 1 << 16), "conversations that are answered at once"),
+    "max_length": Field(2048, integer(2, 1 << 21), "tokens of a conversation at most"),
 }
 
 REWARD = {
@@ -73,16 +77,16 @@ REWARD = {
 
 CURRICULUM = {  # at grade g of n, the levels of a puzzle are drawn from the easiest g/n of the pool
     "enabled": Field(False, SWITCH, "puzzles begin with easy levels"),
-    "grades": Field(5, integer(2), "at the last, all levels are drawn, as without a curriculum"),
+    "grades": Field(5, integer(2, 1000), "at the last, all levels are drawn, as without a curriculum"),
     "start": Field(1, integer(1), "the first grade"),
     "up": Field(0.8, number(0, 1, above=True), "one grade up when this share of the last games was solved"),
     "down": Field(0.2, number(0, 1), "one grade down below this share"),
-    "window": Field(256, integer(1), "games that are counted for it"),
+    "window": Field(256, integer(1, 1 << 20), "games that are counted for it"),
 }
 
 OPPONENTS = {  # who sits opposite in competitive games while training
     "self_play_frac": Field(1.0, number(0, 1), "share of games against the present self"),
-    "pool_size": Field(0, integer(0), "historical opponents kept; 0 is no pool"),
+    "pool_size": Field(0, integer(0, 1024), "historical opponents kept; 0 is no pool"),
     "snapshot_every": Field(25, integer(1), "steps between historical opponents"),
     "prioritised": Field(True, SWITCH, "historical opponents that win more often are met more often"),
     "bots": Field((), TEXTS, "bots to meet, e.g. ('random',)"),
@@ -105,7 +109,7 @@ MODEL = {
     "dtype": Field("bfloat16", _FLOATS, "of the arithmetic"),
     "param_dtype": Field("float32", _FLOATS, "of the master weights; under LoRA of the frozen base"),
     "remat": Field("full", choice("none", "dots", "full"), "what is rematerialised in the backward pass"),
-    "unroll": Field(0, integer(0), "layers per iteration of the learner's loop; 0: all on a GPU, one elsewhere"),
+    "unroll": Field(0, integer(0, 4096), "layers per iteration of the learner's loop; 0: all on a GPU, one elsewhere"),
 }
 
 POLICY = {
@@ -114,10 +118,10 @@ POLICY = {
 }
 
 ROLLOUT = {
-    "games": Field(256, integer(1), "games at once, one row each"),
-    "turns": Field(16, integer(1), "moves of each row in one rollout; rows play game after game"),
+    "games": Field(256, integer(1, 1 << 20), "games at once, one row each"),
+    "turns": Field(16, integer(1, 1 << 16), "moves of each row in one rollout; rows play game after game"),
     "temperature": Field(1.0, number(0, above=True), "of the answers"),
-    "max_new_tokens": Field(8, integer(1), "tokens of a free answer at most"),
+    "max_new_tokens": Field(8, integer(1, 1 << 17), "tokens of a free answer at most"),
     "answer": Field(
         "constrained",
         choice("constrained", "free"),
@@ -155,8 +159,10 @@ OPTIM = {  # AdamW
 
 EVAL = {
     "every": Field(50, integer(0), "steps between evaluations; 0 is never"),
-    "games": Field(512, integer(1), "games per opponent, seats in turn; tasks: examples at most"),
-    "samples": Field(1, integer(1), "tasks: episodes of each example; above 1, temperature must be above 0"),
+    "games": Field(512, integer(1, 1 << 20), "games per opponent, seats in turn; tasks: examples at most"),
+    "samples": Field(
+        1, integer(1, 1 << 16), "tasks: episodes of each example; above 1, temperature must be above 0"
+    ),
     "opponents": Field(("random",), TEXTS, "bots, or folders of runs; a cooperative game plays with itself besides"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
     "temperature": Field(0.0, number(0), "of the answers; 0 is greedy"),
@@ -177,7 +183,7 @@ PLAY = {
 
 CHECKPOINT = {
     "every": Field(50, integer(1), "steps between checkpoints"),
-    "keep": Field(2, integer(1), "the newest so many; the best by `best_metric` is kept besides"),
+    "keep": Field(2, integer(1, 10_000), "the newest so many; the best by `best_metric` is kept besides"),
     "best_metric": Field("", TEXT, "metric of the evaluation, e.g. 'random/win_rate'; '' keeps the newest only"),
     "best_mode": Field("max", choice("max", "min"), "whether more is better"),
     "nan_limit": Field(5, integer(1), "so many skipped updates in a row end the run"),

@@ -40,6 +40,12 @@ def check(config: ConfigDict, mode: str = "train") -> None:
         raise ConfigError(problems)
 
 
+def check_fields(config: ConfigDict) -> None:
+    """Raises `ConfigError` with the fields that are missing, unknown or of a wrong value, each by itself."""
+    if problems := [*_single_fields(config)]:
+        raise ConfigError(problems)
+
+
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every field as (dotted name, value); open groups count as one field."""
     for key, value in config.items(preserve_field_references=False):
@@ -63,10 +69,11 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
-    if name.startswith("algo.") and own:
+    hint = renamed.usual(name, {*known, *own, *schema.FIELDS})
+    if name.startswith("algo.") and own and not hint:
         names = ", ".join(key.removeprefix("algo.") for key in own)
         return f"config.{name} is not a field of {algorithm}; its fields: {names}"
-    return f"config.{name} is not a field{did_you_mean(name, known)}"
+    return f"config.{name} is not a field{hint or did_you_mean(name, known)}"
 
 
 def _single_fields(config: ConfigDict) -> Iterator[str]:
@@ -86,8 +93,13 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
     for agent, player in config.get("agents", {}).items():
         if not isinstance(player, str):
             yield f"config.agents.{agent} is {player!r}; accepted: the name of a policy, or bot:NAME"
+    if "policies" not in config:
+        yield "config.policies is missing; accepted: a group with a policy of every name in config.agents"
     wanted = [name for name in known if "*" not in name]
     for policy, fields_of in config.get("policies", {}).items():
+        wanted += [f"policies.{policy}.{name}" for name in schema.POLICY]
+        if "model" not in fields_of:
+            yield f"config.policies.{policy}.model is missing; accepted: {{}}, or a model of its own"
         if fields_of.get("model"):
             wanted += [f"policies.{policy}.{name}" for name in known if name.startswith("model.")]
     for name in wanted:
@@ -129,5 +141,5 @@ def _parameters(config: ConfigDict) -> Iterator[str]:
 def _combinations(config: ConfigDict, mode: str) -> Iterator[str]:
     world = game_combinations if config.env.name else task_combinations
     for condition in (*combinations.COMBINATIONS, *world.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
-        if mode in LEARNING_MODES or condition not in world.ONLY_LEARNING:
+        if mode in LEARNING_MODES or condition not in (*combinations.ONLY_LEARNING, *world.ONLY_LEARNING):
             yield from condition(config)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 EPS = 1e-6
 EQUAL = 1e-6  # rewards this close are one reward: sums in another order differ in their last bits
+EQUAL_RELATIVE = 1e-5  # the same, as a share of the largest: float32 keeps 7 digits, a sum of 100 terms may lose 2
 
 
 class Groups(NamedTuple):
@@ -32,6 +33,7 @@ def advantages(
     baseline: str = "mean",
     std: bool = True,
     normalise: str = "group",
+    ddof: int = 0,
     agents: jax.Array | None = None,
     n_agents: int = 1,
 ) -> Groups:
@@ -44,6 +46,7 @@ def advantages(
     normalise  "group": that of each group; "agent": one for all groups of an agent (Dr. MAS), so
                that an agent whose rewards are small learns as fast as the others, and a nearly equal group is not
                blown up
+    ddof       0: the variance of a group is divided by its K members; 1: by K - 1
     agents     int32 [...], whose group it is; needed for "agent", with their number `n_agents`
     """
     members = jnp.ones(rewards.shape, bool) if members is None else members
@@ -51,9 +54,9 @@ def advantages(
     counted = members & informative[..., None]
     result = jnp.where(counted, centred(rewards, members, baseline), 0.0)
     if std and normalise == "group":
-        result = result / (group_std(rewards, members) + EPS)[..., None]
+        result = result / (group_std(rewards, members, ddof) + EPS)[..., None]
     elif std:
-        result = result / (agent_std(rewards, counted, agents, n_agents)[agents] + EPS)[..., None]
+        result = result / (agent_std(rewards, counted, agents, n_agents, ddof)[agents] + EPS)[..., None]
     return Groups(result, informative)
 
 
@@ -61,7 +64,8 @@ def differ(rewards: jax.Array, members: jax.Array) -> jax.Array:
     """bool [...]: at least two members, and not all with the same reward."""
     high = jnp.max(jnp.where(members, rewards, -jnp.inf), axis=-1)
     low = jnp.min(jnp.where(members, rewards, jnp.inf), axis=-1)
-    return high - low > EQUAL  # of an empty group this is -inf
+    largest = jnp.max(jnp.where(members, jnp.abs(rewards), 0.0), axis=-1)
+    return high - low > jnp.maximum(EQUAL, EQUAL_RELATIVE * largest)  # of an empty group the left side is -inf
 
 
 def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:
@@ -76,21 +80,24 @@ def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:
     raise ValueError(f"baseline is {baseline!r}; accepted: 'mean', 'leave_one_out'")
 
 
-def group_std(rewards: jax.Array, members: jax.Array) -> jax.Array:
-    """Standard deviation of each group, [...], of its members as they are (divided by their number)."""
-    mean = _mean(rewards, members)[..., None]
-    return jnp.sqrt(_mean(jnp.square(rewards - mean), members))
+def group_std(rewards: jax.Array, members: jax.Array, ddof: int = 0) -> jax.Array:
+    """Standard deviation of each group, [...]; its squares are divided by the number of members less `ddof`."""
+    squares = jnp.sum(_squares(rewards, members), axis=-1)
+    return jnp.sqrt(squares / jnp.maximum(jnp.sum(members, axis=-1) - ddof, 1))
 
 
-def agent_std(rewards: jax.Array, counted: jax.Array, agents: jax.Array, n_agents: int) -> jax.Array:
+def agent_std(rewards: jax.Array, counted: jax.Array, agents: jax.Array, n_agents: int, ddof: int = 0) -> jax.Array:
     """float32 [n_agents]: the deviation from the means of their groups, over all counted samples of each agent."""
-    mean = _mean(rewards, counted)[..., None]
-    square = jnp.sum(jnp.where(counted, jnp.square(rewards - mean), 0.0), axis=-1)
     own = jax.nn.one_hot(agents, n_agents)  # [..., n_agents]
     over = tuple(range(agents.ndim))
-    total = jnp.sum(own * square[..., None], axis=over)
-    count = jnp.sum(own * jnp.sum(counted, axis=-1)[..., None], axis=over)
+    total = jnp.sum(own * jnp.sum(_squares(rewards, counted), axis=-1)[..., None], axis=over)
+    count = jnp.sum(own * jnp.maximum(jnp.sum(counted, axis=-1) - ddof, 0)[..., None], axis=over)
     return jnp.sqrt(total / jnp.maximum(count, 1.0))
+
+
+def _squares(rewards: jax.Array, members: jax.Array) -> jax.Array:
+    """Squared distances from the mean of the group, 0 for what is no member."""
+    return jnp.where(members, jnp.square(rewards - _mean(rewards, members)[..., None]), 0.0)
 
 
 def _mean(x: jax.Array, members: jax.Array) -> jax.Array:

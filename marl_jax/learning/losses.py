@@ -44,7 +44,10 @@ def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array 
 
 
 def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: str) -> jax.Array:
-    """log of new over old probability [N, X]: per token, or (GSPO) each answer's mean on all its tokens."""
+    """log of new over old probability [N, X]: per token, or of each answer on all its tokens.
+
+    "sequence" is the mean over the answer's tokens (GSPO), "product" the sum: the ratio of whole answers (RLOO).
+    """
     mask = samples.mask()
     difference = (logps - old_logps) * mask
     if kind == "token":
@@ -52,7 +55,9 @@ def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: st
     if kind == "sequence":
         mean = samples.to_answers(difference) / jnp.maximum(samples.answer_lengths, 1.0)
         return samples.to_tokens(mean) * mask
-    raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence'")
+    if kind == "product":
+        return samples.to_tokens(samples.to_answers(difference)) * mask
+    raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence', 'product'")
 
 
 def policy_loss(

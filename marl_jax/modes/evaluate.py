@@ -94,7 +94,7 @@ class Evaluation:
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
-            log.info("evaluation over %d games, %d distinct: %s", row["games"], row["distinct"], stats.describe(row))
+            log.info("evaluation, %s (%d games, %d distinct)", stats.describe(row), row["games"], row["distinct"])
         return rows
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
@@ -172,7 +172,10 @@ def _groups(rows: np.ndarray) -> list[int]:
 def match_metrics(
     game: Game, played: Played, seating: np.ndarray, confidence: float, same: np.ndarray | None = None
 ) -> dict[str, float]:
-    """What contestant 0 achieved, each figure with its interval: rates where games are won, else the score.
+    """What contestant 0 achieved, each figure with its interval, the one that tells most first.
+
+    Where games are won, the score is the share of points (a win 1, a draw ½), followed by the rates; a cooperative game
+    has the score it pays, and puzzles before it how many were solved.
 
     same  int [B], equal for games that are one game played again; left out, all differ. Rates and means are over all
           games, intervals as wide as for the distinct ones
@@ -185,6 +188,7 @@ def match_metrics(
         seat = np.argmax(seating == 0, axis=1)
         points = _points(total.agent, seat)
         n = len(points)
+        found["score"] = stats.wilson(float(points.sum()), n, confidence, distinct)  # first: the headline
         found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence, distinct)
         found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence, distinct)
         found["loss_rate"] = stats.wilson(int((points == 0).sum()), n, confidence, distinct)

@@ -236,8 +236,9 @@ class _Terminal:
                         return action
 
     def read_action(self, line: str, legal: np.ndarray) -> int | None:
-        """The legal action that a line names, by the model's name or the game's; None, after saying why, for others."""
-        known = [*enumerate(self.prompt.text.names), *enumerate(self.game.action_names)]
+        """The legal action that a line names, in any way that is printed; None, after saying why, for others."""
+        texts = enumerate(self.game.action_texts)
+        known = [*enumerate(self.prompt.text.names), *enumerate(self.game.action_names), *texts]
         exact = [a for a, name in known if name == line]
         folded = [a for a, name in known if name.lower() == line.lower()]
         for action in exact or folded:

@@ -69,8 +69,8 @@ class TaskEvaluation:
         found = [one for part in processes.gather(played) for one in part]
         self._records = sorted(found, key=lambda one: (one["example"], one["sample"]))
         row = {"opponent": "self", "part": self._part, **task_scores.row(self._records, self._config.confidence)}
-        log.info("evaluation over %d episodes of %d examples of %s, %d failed: %s", row["games"], row["distinct"],
-                 self._part, row["failed"], stats.describe(row))  # fmt: skip
+        log.info("evaluation on %s, %s (%d episodes of %d examples, %d failed)", self._part, stats.describe(row),
+                 row["games"], row["distinct"], row["failed"])  # fmt: skip
         return [row]
 
     def write(self, workdir: Path, step: int) -> None:

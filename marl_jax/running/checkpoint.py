@@ -36,6 +36,7 @@ FORMAT = 3
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"
+OVERHEAD = 500_000  # bytes: a save that runs out of room half-way is noisy, and TensorStore prints what it likes
 
 
 class Restored(NamedTuple):
@@ -62,6 +63,9 @@ class Checkpoints:
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._clean()
+        # Orbax reads the small files of every checkpoint when it starts, and one that it cannot read would stop it.
+        steps = ocp.path.step.standard_name_format()
+        self._unreadable = {int(path.name): reason for path, reason in _unreadable(self._folder, steps)}
         best = preserve.BestN(
             get_metric_fn=lambda metrics: metrics[METRIC],
             reverse=best_mode == "min",
@@ -79,6 +83,7 @@ class Checkpoints:
                 best_mode=best_mode,
                 create=False,
                 read_only=read_only,
+                step_name_format=_Readable(steps, self._unreadable),
             ),
         )
 
@@ -174,12 +179,12 @@ class Checkpoints:
         partial: `like` has only some of the entries (the parameters without the optimiser).
         """
         self._settle()
-        steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
+        steps = sorted({*self._manager.all_steps(), *self._unreadable}, reverse=True) if step is None else [step]
         damaged = []
         for candidate in steps:
             # Every process looks at its share of the files, and all of them hear what was found.
             share = seals.damage(self._folder / str(candidate), jax.process_index(), jax.process_count())
-            damage = processes.first(share)
+            damage = processes.first(self._unreadable.get(candidate) or share)
             if damage is None:
                 restored = self._read(candidate, like, run, partial)
                 for other in damaged:  # only now: with nothing whole, the next start must find them and refuse too
@@ -233,6 +238,7 @@ class Checkpoints:
             aside.mkdir(exist_ok=True)
             shutil.rmtree(aside / str(step), ignore_errors=True)
             (self._folder / str(step)).rename(aside / str(step))
+        self._unreadable.pop(step, None)
         processes.meet(f"checkpoint {step} is put aside")
         self._manager.reload()
 
@@ -265,8 +271,8 @@ class Checkpoints:
         self._clean()
 
     def _room_for(self, state: Any) -> bool:
-        """Whether the disk has room, by the bytes of the state, in the eyes of every process."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+        """Whether the disk has room, by the bytes of the state and some for names and indices, for every process."""
+        needed = 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")) + OVERHEAD
         free = shutil.disk_usage(self._folder).free
         if not processes.anyone(needed > free):
             return True
@@ -283,6 +289,40 @@ class Checkpoints:
         if jax.process_index() == 0:
             for folder in self._folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Readable(ocp.path.step.NameFormat):
+    """Orbax's names of step folders, without the steps that are `unreadable`."""
+
+    def __init__(self, steps: ocp.path.step.NameFormat, unreadable: Mapping[int, str]):
+        self._steps, self._unreadable = steps, unreadable
+
+    def build_name(self, step: int) -> str:
+        """The name of a step's folder."""
+        return self._steps.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Any]:
+        """The metadata of every step that can be read."""
+        return (found for found in self._steps.find_all(base_path) if found.step not in self._unreadable)
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        """The metadata of one step."""
+        return self._steps.find_step(base_path, step)
+
+
+def _unreadable(folder: Path, steps: ocp.path.step.NameFormat) -> Iterator[tuple[Path, str]]:
+    """Checkpoints whose small files are damaged, with the reason; the arrays are left to `restore`."""
+    for path in sorted(folder.glob("*")):
+        if not re.fullmatch(r"0|[1-9]\d*", path.name, re.ASCII):
+            continue
+        reason = seals.damage(path, leave_out="state")
+        if reason is None:
+            try:
+                _ = steps.find_step(folder, int(path.name)).commit_timestamp
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+                reason = f"Orbax cannot read its metadata: {str(error).splitlines()[0][:200]}"
+        if reason is not None:
+            yield path, reason
 
 
 def _is_storage(error: Exception) -> bool:

@@ -19,15 +19,20 @@ def write(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(seal, indent=1))
 
 
-def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the files, or with every `parts`-th of them; None if they are as they were sealed."""
+def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = None) -> str | None:
+    """What is wrong with the files, or with every `parts`-th of them; None if they are as they were sealed.
+
+    leave_out: the name of a folder in `folder` whose files are not read, only looked for in the seal.
+    """
     try:
         seal = json.loads((folder / NAME).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return f"{NAME} is missing"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{NAME} is not JSON"
-    names = list(seal)[part::parts]
+    if not isinstance(seal, dict) or not seal:
+        return f"{NAME} names no files"
+    names = [name for name in seal if name.split("/")[0] != leave_out][part::parts]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda name: fingerprint(folder / name), names)
         for name, now in zip(names, found, strict=True):
@@ -45,6 +50,6 @@ def fingerprint(path: Path) -> list[int] | None:
         with path.open("rb") as file:
             while chunk := file.read(1 << 22):
                 checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     return [size, checksum]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 from tqdm import tqdm
 
@@ -39,6 +40,16 @@ def _worth_reading(record: logging.LogRecord) -> bool:
     return "orbax" not in (record.getMessage() if record.name == "asyncio" else record.pathname)
 
 
+def _only_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """What is written about an exception that nobody caught.
+
+    Writes that a full disk has cut short report back to an event loop that Orbax has closed, each with a traceback;
+    `checkpoint.py` has said in a line what happened.
+    """
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, traceback)
+
+
 def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
     """Log lines to the terminal and, with a folder, to `run.log` in it; other processes than 0 tell warnings only."""
     level = logging.WARNING if process else (logging.DEBUG if verbose else logging.INFO)
@@ -49,10 +60,18 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
         handler.addFilter(_worth_reading)
+    sys.excepthook = _only_ours
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(logging.WARNING)
     logging.getLogger("marl_jax").setLevel(level)
+
+
+def note(level: int, message: str, *values: object) -> None:
+    """A line for `run.log` alone, where there is one: the terminal has been told already."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _RunLog):
+            handler.handle(logging.LogRecord(log.name, level, __file__, 0, message, values, None))
 
 
 class Progress:
@@ -63,6 +82,9 @@ class Progress:
         self._enabled = enabled
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+        if self._bar is not None:  # tqdm asks the clock on the wall, which may be set back
+            self._bar._time = time.monotonic
+            self._bar.start_t = self._bar.last_print_t = time.monotonic()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Moves to `step` and shows the metrics, in their order."""

@@ -138,7 +138,7 @@ class GameLogs:
 
     def _append(self, path: Path, text: str) -> None:
         try:
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text if file.tell() else self._head + text)
         except OSError as error:
             if path not in self._told:

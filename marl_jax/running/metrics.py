@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.errors import RunError
 from marl_jax.running.console import Progress
+from marl_jax.running.rows import KINDS
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class JsonLines:
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_until(path, start)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", errors="replace")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one row."""
@@ -60,15 +61,15 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a file, none if it is absent; a line that was cut short by a crash is left out."""
-    rows = []
+    """All whole rows of a file, none if it is absent; lines cut short by a crash, or of another kind, are left out."""
+    rows, is_row = [], KINDS.get(path.name, lambda row: True)
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict):
+            if isinstance(row, dict) and is_row(row):
                 rows.append(row)
     return rows
 
@@ -158,7 +159,7 @@ def write_config(config: ConfigDict, workdir: Path, done: bool = False) -> None:
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         before = now
     if not isinstance(before, dict) or not {"env", "model", "algo"} <= before.keys():
         raise RunError(f"{path} is of something else than a run; choose another --workdir")
@@ -231,7 +232,7 @@ def _keep_until(path: Path, start: int | None) -> None:
     rows = read_json_lines(path)
     kept = [row for row in rows if start is None or 0 <= row.get("step", -1) <= start] if start != 0 else []
     text = path.read_text(encoding="utf-8", errors="replace")
-    if len(kept) < len(text.splitlines()) or (text and not text.endswith("\n")):
+    if len(kept) < len(text.rstrip("\n").split("\n")) or (text and not text.endswith("\n")):
         replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
 
 
@@ -239,7 +240,7 @@ def replace_text(path: Path, text: str) -> None:
     """Writes a whole file or leaves the old one."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")  # half a surrogate is no character
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -46,6 +48,12 @@ def join(config: ConfigDict) -> int:
     given = {}
     if config.coordinator:
         given = dict(coordinator_address=config.coordinator, num_processes=config.processes, process_id=config.index)
+    where = config.coordinator or "the address that the machine gives"
+    # JAX ends a process that waits in vain from a thread of its own, with pages of its own.
+    witness = _start_witness(
+        f"launch.py: config.distributed: the other processes could not be met at {where} within {config.timeout} s "
+        "(the lines above are JAX's); start all of them, with one address and numbers from 0 to processes - 1\n"
+    )
     # SIGTERM belongs to `signals.GracefulStop`, and what follows from it is agreed on by `anyone`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -56,10 +64,48 @@ def join(config: ConfigDict) -> int:
             shutdown_timeout_seconds=config.timeout,
         )
     except (ValueError, RuntimeError) as error:
-        where = config.coordinator or "the address that the machine gives"
+        _end_witness(witness)
         raise RunError(f"config.distributed: could not join the other processes at {where}: {error}") from error
+    _end_witness(witness)
     _witness()
     return jax.process_index()
+
+
+def check_same(config: ConfigDict) -> None:
+    """Raises `RunError` unless all processes have the same config, code and JAX; all must ask, before the first step.
+
+    Which process it is, and where a machine keeps its weights, may differ.
+    """
+    if jax.process_count() == 1:
+        return
+    plain = dict(_flat(json.loads(json.dumps(config.to_dict(), default=str))))
+    own = {"distributed.index", "distributed.coordinator", *(name for name in plain if name.endswith("model.weights"))}
+    mine = {f"config.{name}": value for name, value in plain.items() if name not in own}
+    mine |= {"the code": _code(), "jax": jax.__version__, "python": ".".join(map(str, sys.version_info[:2]))}
+    everyone = gather(mine)
+    for index, other in enumerate(everyone[1:], 1):
+        names = sorted(name for name in {*everyone[0], *other} if everyone[0].get(name) != other.get(name))
+        if names:
+            found = "; ".join(f"{n} is {everyone[0].get(n)!r} there and {other.get(n)!r} here" for n in names[:5])
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise RunError(f"process {index} is of another run than process 0: {found}{more}; start the same command")
+
+
+def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _code() -> str:
+    """A hash of the source files of the project."""
+    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for folder in ("configs", "envs", "marl_jax", "models"):
+        for file in sorted((root / folder).rglob("*.py")):
+            digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def anyone(flag: bool) -> bool:
@@ -122,11 +168,19 @@ def _witness() -> subprocess.Popen:
         f"process was lost and JAX ended this one (its lines are above); {AGAIN}\n"
     )
     atexit.register(stop_watchdog)
+    return _start_witness(message)
+
+
+def stop_watchdog() -> None:
+    """Tells the witness that all has been said."""
+    _end_witness(_witness())
+
+
+def _start_witness(message: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-S", "-c", _WITNESS, message], stdin=subprocess.PIPE, start_new_session=True
     )
 
 
-def stop_watchdog() -> None:
-    """Tells the witness that all has been said."""
-    _witness().communicate(b"an orderly end")
+def _end_witness(witness: subprocess.Popen) -> None:
+    witness.communicate(b"an orderly end")

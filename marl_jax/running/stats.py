@@ -108,10 +108,11 @@ def _values(values) -> np.ndarray:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """One line about a row of metrics."""
-
-    def interval(name):
-        return Interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-
-    names = [name for name in row if f"{name}_low" in row]
-    return f"{row['opponent']}: " + ", ".join(f"{name.replace('_', ' ')} {interval(name)}" for name in names)
+    """A short line about a row of metrics: the first with its interval, the others without; seats are left out."""
+    names = [name for name in row if f"{name}_low" in row and "_seat_" not in name]
+    if not names:
+        return str(row["opponent"])
+    first, *others = names
+    words = [f"{first.replace('_', ' ')} {Interval(row[first], row[f'{first}_low'], row[f'{first}_high'])}"]
+    words += [f"{name.removesuffix('_rate').replace('_', ' ')} {row[name]:.3f}" for name in others]
+    return f"{row['opponent']}: {', '.join(words)}"

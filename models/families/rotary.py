@@ -105,7 +105,7 @@ def qwen_window(fields: Fields, layers: int) -> int | None:
     window = plain_window(fields, layers)
     if not fields.get("use_sliding_window", False):
         return None
-    first = fields.integer("max_window_layers", 28)  # layers before this one see everything
+    first = fields.integer("max_window_layers", 28, low=0)  # layers before this one see everything
     if first >= layers:
         return None
     if first:

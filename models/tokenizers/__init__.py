@@ -13,14 +13,16 @@ from pathlib import Path
 
 from models import fetch, registry
 from models.chat_templates import BUILTIN
+from models.errors import refuse_malformed
 from models.tokenizers.byte import ByteTokenizer
+from models.tokenizers.errors import TokenizerError
 from models.tokenizers.files import from_folder, from_json
 from models.tokenizers.gguf_vocab import from_gguf
 from models.tokenizers.sentencepiece_file import from_sentencepiece
 from models.tokenizers.tiktoken_file import from_tiktoken
 from models.tokenizers.tokenizer import Tokenizer, check_fits
 
-__all__ = ["ByteTokenizer", "Tokenizer", "check_fits", "load"]
+__all__ = ["ByteTokenizer", "Tokenizer", "TokenizerError", "check_fits", "load"]
 
 _READERS = {".gguf": from_gguf, ".json": from_json, ".model": from_sentencepiece, ".tiktoken": from_tiktoken}
 
@@ -40,11 +42,12 @@ def load(source: str | Path, *, chat: str | None = None) -> Tokenizer:
 
 
 def _read(path: Path) -> Tokenizer:
-    if path.is_dir():
-        return from_folder(path)
-    if path.suffix not in _READERS:
-        raise ValueError(f"{path}: not a tokenizer; accepted: a folder, or a file ending in {', '.join(_READERS)}")
-    return _READERS[path.suffix](path)
+    with refuse_malformed(TokenizerError, path):
+        if path.is_dir():
+            return from_folder(path)
+        if path.suffix not in _READERS:
+            raise ValueError(f"{path}: not a tokenizer; accepted: a folder, or a file ending in {', '.join(_READERS)}")
+        return _READERS[path.suffix](path)
 
 
 def _entry(name: str) -> registry.Entry:

@@ -15,6 +15,7 @@ import tokenizers
 
 from models import chat, chat_templates
 from models.config import ModelConfig
+from models.tokenizers.errors import TokenizerError
 from models.tokenizers.token_bytes import TokenBytes, read_token_bytes
 
 # Tokens that end a turn wherever they are special, in the order in which they are listed in `stop_ids`.
@@ -145,6 +146,10 @@ def build(
     rust.no_truncation()
     special = {token.content: i for i, token in rust.get_added_tokens_decoder().items()}
     ends = [eos_id, *stop_ids, *(special.get(token) for token in END_OF_TURN)]
+    if wrong := [i for i in (bos_id, pad_id, *ends) if i is not None and not (type(i) is int and i >= 0)]:
+        raise TokenizerError(f"the tokenizer {name} has the special id {wrong[0]!r}; accepted: whole numbers from 0 up")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f"the tokenizer {name} has a chat template of type {type(template).__name__}, not text")
     if add_bos is None:
         add_bos = bos_id is not None and rust.encode("", add_special_tokens=True).ids[:1] == [bos_id]
     return Tokenizer(
@@ -162,7 +167,7 @@ def build(
 def check_fits(tokenizer: Tokenizer, cfg: ModelConfig) -> None:
     """Refuse a tokenizer with ids that the model has no rows for."""
     if tokenizer.vocab_size > cfg.vocab_size:
-        raise ValueError(
+        raise TokenizerError(
             f"the tokenizer {tokenizer.name} has ids up to {tokenizer.vocab_size - 1} ({tokenizer.vocab_size} tokens), "
             f"but the model's vocab_size is {cfg.vocab_size}; they do not belong together"
         )

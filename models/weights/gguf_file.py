@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
-from models.config import ModelConfig, RopeScaling
+from models.config import ModelConfig, RopeScaling, is_whole
 from models.families import FAMILIES
 from models.weights.errors import WeightsError
 
@@ -45,7 +45,7 @@ class GGUFFile:
         self.where = str(path)
         self._map = np.memmap(self.path, mode="r", dtype=np.uint8) if self.path.stat().st_size else b""
         self.metadata, self._tensors = _parse(self.path, memoryview(self._map))
-        if self.metadata.get("split.count", 0) > 1:
+        if self.metadata.get("split.count", 0) not in (0, 1):
             raise WeightsError(f"{path} is part of a split file; expected one file (gguf-split --merge joins them)")
         self._check_size()
 
@@ -144,8 +144,8 @@ class GGUFFile:
 
     def _whole(self, key: str, default: int | None = None) -> int:
         found = self._need(key) if default is None else self._get(key, default)
-        if not isinstance(found, int):
-            raise self._error(key, found, "one whole number for all layers")
+        if not is_whole(found):
+            raise self._error(key, found, "one whole number from 1 up for all layers")
         return found
 
     def _error(self, key: str, found: Any, accepted: str) -> WeightsError:
@@ -182,6 +182,8 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Tens
     except (struct.error, UnicodeDecodeError) as error:
         raise WeightsError(f"{path} is truncated or damaged: its header cannot be read ({error})") from error
     alignment = metadata.get("general.alignment", 32)
+    if not is_whole(alignment):
+        raise WeightsError(f"{path}: general.alignment is {alignment!r}; accepted: a whole number from 1 up")
     base = -(-at // alignment) * alignment
     return metadata, {name: Tensor(shape, kind, base + offset) for name, shape, kind, offset in records}
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from models import hf_config
 from models.config import ModelConfig
+from models.errors import refuse_malformed
 from models.weights.errors import WeightsError
 from models.weights.gguf_file import GGUFFile
 from models.weights.names import HARMLESS, TIED_HEAD, Slot, gguf_slots, hugging_face_slots
@@ -49,15 +50,16 @@ def load(path: str | Path, cfg: ModelConfig | None = None, dtype=jnp.float32, sh
     parameters; without it the arrays go to the default device.
     """
     path = find(path)
-    if path.is_file():
-        source = GGUFFile(path)
-        cfg = cfg or source.config()
-        slots = gguf_slots(cfg, source.architecture)
-    else:
-        cfg = cfg or hf_config.read(path)
-        source = SafetensorsFolder(path)
-        slots = hugging_face_slots(cfg)
-    names = match(slots, source)
+    with refuse_malformed(WeightsError, path):
+        if path.is_file():
+            source = GGUFFile(path)
+            cfg = cfg or source.config()
+            slots = gguf_slots(cfg, source.architecture)
+        else:
+            cfg = cfg or hf_config.read(path)
+            source = SafetensorsFolder(path)
+            slots = hugging_face_slots(cfg)
+        names = match(slots, source)
     log.info("loading %s: %s, %s parameters as %s", path, cfg.family, f"{cfg.n_params:,}", jnp.dtype(dtype).name)
     params: Params = {}
     for slot in slots:
@@ -73,7 +75,8 @@ def load(path: str | Path, cfg: ModelConfig | None = None, dtype=jnp.float32, sh
 def read_config(path: str | Path) -> ModelConfig:
     """The config of a Hugging Face folder or a GGUF file, without its weights."""
     path = find(path)
-    return GGUFFile(path).config() if path.is_file() else hf_config.read(path)
+    with refuse_malformed(WeightsError, path):
+        return GGUFFile(path).config() if path.is_file() else hf_config.read(path)
 
 
 def find(path: str | Path) -> Path:

@@ -19,6 +19,7 @@ from models.weights.errors import WeightsError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+LONGEST_HEADER = 100_000_000  # as in the safetensors library
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -67,13 +68,15 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     size = file.stat().st_size
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
+        if length > LONGEST_HEADER:
+            raise WeightsError(f"{file}: its header has {length:,} bytes; accepted: up to {LONGEST_HEADER:,}")
         if size < 8 + length:
             raise WeightsError(f"{file} is truncated: {size:,} bytes, its header alone ends at {8 + length:,}")
         try:
             header = json.loads(stream.read(length))
-            metadata = header.pop("__metadata__", {})
+            metadata = dict(header.pop("__metadata__", {}))
             tensors = {name: _tensor(file, name, entry, 8 + length) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, WeightsError):
                 raise
             raise WeightsError(f"{file} is no safetensors file: its header is malformed ({error!r})") from error
@@ -109,6 +112,8 @@ def _tensor(file: Path, name: str, entry: dict[str, Any], base: int) -> Tensor:
     start, stop = entry["data_offsets"]
     shape = tuple(entry["shape"])
     dtype = DTYPES.get(entry["dtype"])
+    if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
+        raise WeightsError(f"{file}: {name} has shape {list(shape)} and data_offsets {[start, stop]}, not all whole")
     if not 0 <= start <= stop:
         raise WeightsError(f"{file}: {name} has data_offsets {[start, stop]}; expected 0 <= start <= stop")
     if dtype is not None and stop - start != math.prod(shape) * dtype.itemsize:

@@ -173,7 +173,7 @@ def test_board_and_drawing(game):
         ({"budget": 0}, "budget must be an integer from 1"),
         ({"budget": 3}, "budget 3 is too short for a level that needs"),
         ({"n_test": 0, "part": "test"}, "the test part of the pool .* has no levels"),
-        ({"n_train": -1}, "n_train must be an integer of at least 0, found -1"),
+        ({"n_train": -1}, "n_train must be an integer from 0 to 1,000,000, found -1"),
     ],
 )
 def test_bad_parameters_are_refused(params, words):

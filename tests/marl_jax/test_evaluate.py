@@ -41,7 +41,10 @@ def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
     assert (row["win_rate"], row["draw_rate"], row["loss_rate"]) == (0.5, 0.25, 0.25)
     assert (row["win_rate_seat_0"], row["win_rate_seat_1"]) == (0.5, 0.5)
     assert row["win_rate_low"] < 0.5 < row["win_rate_high"] and row["game_length"] == 7
-    assert "win rate 0.500 [" in stats.describe({"opponent": "random", **row})
+    assert row["score"] == 0.5 + 0.25 / 2 and row["score_low"] < row["score"] < row["score_high"]
+    line = stats.describe({"opponent": "random", **row})
+    assert line.startswith("random: score 0.625 [") and line.endswith("win 0.500, draw 0.250, loss 0.250")
+    assert len(line) < 80
 
 
 def test_minimax_never_loses_and_mostly_beats_random():

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from configs import algorithms, planning
+from configs import algorithms, planning, published
 from experiments import plan_path
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
@@ -30,6 +30,8 @@ CHANGE = jnp.array([[0.22, 0, 0, 0], [0.2, -0.1, -0.1, 0]])  # of the log-probab
 UP, MORE, LESS = float(np.exp(0.22)), float(np.exp(0.2)), float(np.exp(-0.1))  # 1.2461, 1.2214, 0.9048
 
 
+ROOT = float(np.sqrt(1 / 2)) / 4
+PUBLISHED = ("dapo", "dr_grpo", "gspo", "rloo")
 POLICY = types.SimpleNamespace(critic="none")  # nothing is asked of it
 
 
@@ -75,20 +77,21 @@ def learn(samples, algo, change=0.0):
     [
         # Advantages 1 and -1; the first ratio, 1.2461, is clipped at 1.2; means of each answer, then of the two.
         ("grpo", -1.2 / 2 + (MORE + 2 * LESS) / 6, [[0, 0, 0, 0], [MORE / 6, LESS / 6, LESS / 6, 0]]),
+        # Divided by K - 1 the deviation is sqrt(8), not 2. The published forms divide so, and keep other things apart.
         # The upper clip is 1.28, so the first answer still pulls; a mean over all four tokens.
-        ("dapo", -UP / 4 + (MORE + 2 * LESS) / 4, [[-UP / 4, 0, 0, 0], [MORE / 4, LESS / 4, LESS / 4, 0]]),
+        ("dapo", ROOT * (-UP + MORE + 2 * LESS), [[-ROOT * UP, 0, 0, 0], [ROOT * MORE, ROOT * LESS, ROOT * LESS, 0]]),
         # Advantages 2 and -2; sums over a constant length of 4.
         ("dr_grpo", -2 * 1.2 / 8 + 2 * (MORE + 2 * LESS) / 8, [[0, 0, 0, 0], [MORE / 4, LESS / 4, LESS / 4, 0]]),
         # One ratio per answer: the second's is exp(0) = 1 on all its tokens; the first is clipped at 1.0004.
-        ("gspo", -1.0004 / 2 + 1 / 2, [[0, 0, 0, 0], [1 / 6, 1 / 6, 1 / 6, 0]]),
-        # Advantages 4 and -4: each against the other.
-        ("rloo", -4 * 1.2 / 2 + 4 * (MORE + 2 * LESS) / 6, [[0, 0, 0, 0], [MORE / 1.5, LESS / 1.5, LESS / 1.5, 0]]),
+        ("gspo", 2 * ROOT * (1 - 1.0004), [[0, 0, 0, 0], [ROOT / 1.5, ROOT / 1.5, ROOT / 1.5, 0]]),
+        # Advantages 4 and -4: each against the other; ratios of whole answers, 1.2461 and 1, and no mean over tokens.
+        ("rloo", -4 * 1.2 / 2 + 4 / 2, [[0, 0, 0, 0], [2, 2, 2, 0]]),
         ("at_grpo", -1.2 / 2 + (MORE + 2 * LESS) / 6, [[0, 0, 0, 0], [MORE / 6, LESS / 6, LESS / 6, 0]]),
     ],
 )
 def test_loss_and_gradient_by_hand(name, loss, gradient):
-    algo = getattr(algorithms, name)(2)
-    algo.tis_clip = 0.0
+    algo = getattr(published if name in PUBLISHED else algorithms, name)(2)
+    algo.update(dict(tis_clip=0.0, kl_coef=0.0))
     _, metrics, found, grads = learn(two_answers(name), algo, CHANGE)
     assert (int(metrics["groups"]), float(metrics["zero_std_groups"]), float(metrics["group_reward_std"])) == (1, 0, 2)
     assert found == pytest.approx(loss, abs=1e-5)

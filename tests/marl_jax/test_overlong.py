@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import algorithms
+from configs import published
 from marl_jax.agents.answers import FreeText
 from marl_jax.learning import overlong
 from tests.marl_jax import test_grpo, tiny_play
@@ -24,7 +24,7 @@ def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
 
 
 def settings(kind, **changes):
-    algo = algorithms.dapo(2)
+    algo = published.dapo(2, std_ddof=0)
     algo.update(dict(tis_clip=0.0, overlong=kind) | changes)
     return algo
 
@@ -88,7 +88,7 @@ def test_the_penalty_is_part_of_the_reward():
     np.testing.assert_allclose(advantages, [-0.25, 0.25], atol=1e-6)
     assert loss == pytest.approx((4 * 0.25 - 3 * 0.25) / 7, abs=1e-6)
     np.testing.assert_allclose(gradient, [[0.25 / 7] * 4, [-0.25 / 7] * 3 + [0]], atol=1e-6)
-    assert settings("penalty").overlong == algorithms.dapo().overlong
+    assert settings("penalty").overlong == published.dapo().overlong
 
 
 def test_bots_pay_no_penalty():

@@ -119,7 +119,7 @@ def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):
-    with pytest.raises(RunError, match="config.json is missing"):
+    with pytest.raises(RunError, match="config.json does not exist"):
         report.main(tmp_path)
 
 

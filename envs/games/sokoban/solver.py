@@ -41,6 +41,9 @@ class Level:
         self.height, self.width = cells.shape
         self.steps = (-self.width, self.width, -1, 1)
         self.floor = board(cells != WALL)
+        players = board(np.isin(cells, (PLAYER, PLAYER_ON_GOAL)))
+        if players:  # what lies outside the player's walls, open to the edge or not, is never entered
+            self.floor = sum(self.walk(bits(players)[0], 0))
         self.goals = bits(board(np.isin(cells, (GOAL, BOX_ON_GOAL, PLAYER_ON_GOAL))))
         self.goal_board = sum(1 << g for g in self.goals)
         self.pushes = [self._pushes_to(goal) for goal in self.goals]
@@ -55,11 +58,14 @@ class Level:
             for cell in frontier:
                 for step in self.steps:
                     before, stand = cell - step, cell - 2 * step
-                    if before not in found and self.floor >> before & 1 and stand >= 0 and self.floor >> stand & 1:
+                    if before not in found and self._is_floor(before) and self._is_floor(stand):
                         found[before] = found[cell] + 1
                         after.append(before)
             frontier = after
         return found
+
+    def _is_floor(self, cell: int) -> bool:
+        return cell >= 0 and bool(self.floor >> cell & 1)
 
     def _bound(self, boxes: int) -> int:
         """A lower bound on the pushes left: the cheapest way to give every box a goal of its own."""
@@ -141,7 +147,7 @@ def solve(cells: np.ndarray, objective: str = "moves", max_nodes: int = 200_000)
             raise SearchLimit(f"no solution among {max_nodes} positions")
         layers = level.walk(player, boxes)
         reach = sum(layers)
-        for box in bits(boxes):
+        for box in bits(boxes & level.floor):
             for action, step in enumerate(level.steps):
                 stand, target = box - step, box + step
                 if not reach >> stand & 1 or not (level.live & ~boxes) >> target & 1:

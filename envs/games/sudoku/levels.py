@@ -146,15 +146,23 @@ def unique(puzzle: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike) -> pools.Pool:
-    """A pool from a file that `pools.save` wrote, or of an .npz file of puzzles and solutions; every one checked."""
+    """A pool from a file that `pools.save` wrote, or of an .npz file of puzzles and solutions; every one checked.
+
+    A puzzle with several solutions would have valid grids called wrong. Loose puzzles of this kind are left out; a
+    saved pool, whose fingerprint stands for all of its puzzles, is refused.
+    """
     arrays = pools.read_npz(path)
     if SCHEMA.keys() <= arrays.keys():
         levels = {name: arrays[name] for name in SCHEMA}
         check_levels(levels, str(path))
-        keep = unique(levels["puzzle"])  # puzzles with several solutions are left out
+        keep = unique(levels["puzzle"])
         levels = {name: array[keep] for name, array in levels.items()}
         return pools.from_levels("sudoku", os.path.basename(path), levels, keys)
     pool = pools.load(path, "sudoku", SCHEMA)
     for part in pools.PARTS:
-        check_levels(getattr(pool, part).arrays, f"{path} ({part})")
+        levels, where = getattr(pool, part).arrays, f"{path} ({part})"
+        check_levels(levels, where)
+        several = ~unique(levels["puzzle"])
+        if several.any():
+            raise ValueError(f"{where}: puzzle {int(np.argmax(several))}: has several solutions, expected one")
     return pool

@@ -43,7 +43,9 @@ def main(config: ConfigDict, workdir: Path, name: str) -> None:
 
     # What is known is written at once: the update and the search for the largest batch may take long.
     first = forecast(config, devices, finder, half=tell)
-    tell(first)
+    sys.stdout.write(render.as_text(tell(first)) + "\n")
+    sys.stdout.flush()
+    log.info("searching for the largest batch that fits; Ctrl-C ends it, the table is complete")
     step = largest.step_of(config, first.mesh["data"] * first.mesh["fsdp"])
     best, exact, made = largest.search(first, measure, step, target.chip.usable)
     found = dict(
@@ -53,4 +55,4 @@ def main(config: ConfigDict, workdir: Path, name: str) -> None:
         tried=sorted(f.games for f in made),
         points={f.games: render.finite(f.needs) for f in made},
     )
-    sys.stdout.write(render.as_text(tell(first, found)) + "\n")
+    sys.stdout.write(render.largest_text(tell(first, found)) + "\n")

@@ -66,7 +66,7 @@ def as_text(result: dict) -> str:
         lines += ["", f"{NAMES[name]}: not compiled"]
     for name, size in result["refused"].items():
         lines += ["", f"{NAMES[name]}: the compiler refuses it, it needs {amount(size)} on a chip"]
-    return "\n".join([*lines, "", verdict(result), *_largest(result)])
+    return "\n".join([*lines, "", verdict(result)])
 
 
 def _program(name: str, p: dict, chips: int) -> list[str]:
@@ -97,15 +97,14 @@ def verdict(result: dict) -> str:
     return f"fits: needs {needs} of the {limit}" if result["fits"] else f"does not fit: needs {needs} of the {limit}"
 
 
-def _largest(result: dict) -> list[str]:
+def largest_text(result: dict) -> str:
+    """One sentence about the search for the largest batch, which comes after the rest."""
     largest = result["largest"]
-    if largest is None:
-        return []
     if largest["games"] is None:
         tried = ", ".join(map(str, largest["tried"]))
-        return [f"no batch fits ({tried} games were tried): take more chips, or train less of the model"]
-    kind = "largest batch that fits" if largest["exact"] else "a batch that fits (larger ones may, too)"
-    return [f"{kind}: rollout.games {largest['games']}, {amount(largest['needs'])} a chip"]
+        return f"no batch fits ({tried} games were tried): take more chips, or train less of the model"
+    kind = "largest batch that fits" if largest["exact"] else "a batch that fits (larger ones may, and were not tried)"
+    return f"{kind}: rollout.games {largest['games']}, {amount(largest['needs'])} a chip"
 
 
 def amount(size: float | None) -> str:

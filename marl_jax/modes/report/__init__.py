@@ -13,9 +13,10 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.errors import RunError
+from marl_jax.config import saved
 from marl_jax.modes.report import changes
 from marl_jax.modes.report.curves import Series, chart, label, legend
+from marl_jax.running import rows
 from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
@@ -31,21 +32,32 @@ MOVES_SHOWN = 100
 def main(workdir: Path) -> Path:
     """Writes `report.html` into a run's folder."""
     workdir = Path(workdir)
-    if not (workdir / "config.json").exists():
-        raise RunError(f"{workdir} is not the folder of a run: config.json is missing")
-    matches = workdir / "evaluation.json"
     page = build(
-        config=json.loads((workdir / "config.json").read_text()),
+        config=saved.load(workdir),
         metrics=read_json_lines(workdir / "metrics.jsonl"),
         evals=read_json_lines(workdir / "eval.jsonl"),
         games=read_json_lines(workdir / "games.jsonl"),
-        matches=json.loads(matches.read_text()) if matches.exists() else {},
+        matches=_matches(workdir / "evaluation.json"),
         answers=changes.read(workdir),
     )
     path = workdir / "report.html"
     replace_text(path, page)
     log.info("report: %s", path)
     return path
+
+
+def _matches(path: Path) -> Mapping:
+    """What `--mode=eval` wrote, {} if it did not, or if that is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        found = None
+    if not rows.is_matches(found):
+        log.warning("%s is damaged and left out; --mode=eval writes it again", path)
+        return {}
+    return found
 
 
 def build(
@@ -57,7 +69,8 @@ def build(
     answers: changes.Evaluations,
 ) -> str:
     """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not; `answers` those of tasks."""
-    title = text(f"{config.get('name') or 'run'}: {_world(config)['name']} with {config['model']['name']}")
+    model = config["model"].get("name", "?")
+    title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
     style = Path(__file__).with_name("page.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     body = "\n".join(
@@ -87,17 +100,17 @@ def text(value: object) -> str:
 
 
 def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
-    algo, seed = config["algo"]["name"], config["seed"]
-    size = f"{config['rollout']['games']} games at once"
+    algo, seed = config["algo"].get("name", "?"), config.get("seed", "?")
+    size = f"{config.get('rollout', {}).get('games', '?')} games at once"
     if _world(config) is not config["env"]:
-        size = f"{_world(config)['n_episodes']} episodes a step"
+        size = f"{_world(config).get('n_episodes', '?')} episodes a step"
     yield f'<p class="quiet">{text(algo)}, {text(size)}, seed {text(seed)}</p>'
     if not metrics:
         yield "<p>No step has been logged yet.</p>"
         return
     last = metrics[-1]
-    shown = [("step", f"{last['step']} of {config['steps']}"), ("time", _duration(metrics))]
-    for row in {str(row["opponent"]): row for row in evals}.values():  # the newest of each
+    shown = [("step", f"{last['step']} of {config.get('steps', '?')}"), ("time", _duration(metrics))]
+    for row in {row["opponent"]: row for row in evals}.values():  # the newest of each
         for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
             value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
@@ -121,9 +134,9 @@ def is_share(name: str) -> bool:
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:
-    """The time between rows, pauses between two starts of a run left out."""
-    times = [row["time"] for row in metrics if "time" in row]
-    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    """The time between rows, pauses between two starts of a run and jumps of the clock left out."""
+    times = [row["time"] for row in metrics if row.get("time") is not None]
+    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False) if b >= a)
     usual = gaps[len(gaps) // 2] if gaps else 0.0
     seconds = sum(min(gap, 20 * usual) for gap in gaps)
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
@@ -140,8 +153,8 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     yield '<div class="scroll"><table><tr><th>against</th><th>step</th><th>games</th>'
     yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in metrics) + "</tr>"
     for opponent in opponents:
-        rows = [row for row in evals if str(row["opponent"]) == opponent]
-        for row in {r["step"]: r for r in (rows[0], rows[-1])}.values():
+        own = [row for row in evals if str(row["opponent"]) == opponent]
+        for row in {r["step"]: r for r in (own[0], own[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
             yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics) + "</tr>"
     yield "</table></div>"
@@ -149,8 +162,8 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     for name in metrics:
         lines = []
         for opponent in opponents:
-            rows = [row for row in evals if str(row["opponent"]) == opponent]
-            x, y, low, high = ([row.get(key) for row in rows] for key in ("step", name, f"{name}_low", f"{name}_high"))
+            own = [row for row in evals if str(row["opponent"]) == opponent]
+            x, y, low, high = ([row.get(key) for row in own] for key in ("step", name, f"{name}_low", f"{name}_high"))
             lines.append(Series(opponent, x, y, low, high))
         yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
     yield "</div>"
@@ -166,7 +179,8 @@ def _everyone(matches: Mapping) -> Iterator[str]:
     yield f'<p class="quiet">Mean {what}.</p><div class="scroll"><table><tr><th></th>'
     yield "".join(f"<th>{text(name)}</th>" for name in [*names, *(["Elo"] if elo else [])]) + "</tr>"
     for i, name in enumerate(names):
-        cells = ["–" if elo and i == j else label(value) for j, value in enumerate(matches["matrix"][i])]
+        row = enumerate(matches["matrix"][i])
+        cells = ["–" if value is None or (elo and i == j) else label(value) for j, value in row]
         cells += [f"{elo[name]:.0f}"] if elo else []
         yield f"<tr><td>{text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     yield "</table></div>"
@@ -187,6 +201,8 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
     names = [n for n in dict.fromkeys(n for row in metrics for n in row) if n not in ("step", "time")]
     if not names:
         return
+    constant = [name for name in names if len({row[name] for row in metrics if name in row}) == 1 and len(metrics) > 1]
+    names = [name for name in names if name not in constant]
     order = {name: next((i for i, start in enumerate(FIRST) if name.startswith(start)), len(FIRST)) for name in names}
     first = sorted((n for n in names if order[n] < len(FIRST)), key=order.get)
     rest = sorted(n for n in names if order[n] == len(FIRST))
@@ -195,11 +211,15 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
     if rest:
         yield f'<details{"" if first else " open"}><summary>{len(rest)} more curves</summary>'
         yield f'<div class="grid">{"".join(_curve(metrics, name) for name in rest)}</div></details>'
+    if constant:
+        values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]
+        shown = ", ".join(f"{name} {'–' if value is None else label(value)}" for name, value in values)
+        yield f'<p class="quiet">The same at every step: {text(shown)}.</p>'
 
 
 def _curve(metrics: Sequence[Mapping], name: str) -> str:
-    rows = [row for row in metrics if name in row]
-    line = Series(name, [row["step"] for row in rows], [row[name] for row in rows], smooth=True)
+    own = [row for row in metrics if name in row]
+    line = Series(name, [row["step"] for row in own], [row[name] for row in own], smooth=True)
     return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line])}</div>'
 
 

@@ -103,8 +103,9 @@ def thinned(s: Series) -> Series:
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`."""
-    if high <= low:
-        margin = abs(low) * 0.1 or 1.0
+    low, high = min(low, high), max(low, high)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-200):
+        margin = abs(low) * 0.1 if abs(low) > 1e-200 else 1.0
         low, high = low - margin, high + margin
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))

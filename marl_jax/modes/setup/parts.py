@@ -15,6 +15,7 @@ from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.config.combinations import exists
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from
@@ -143,11 +144,15 @@ def _backbone(
     tokenizers.check_fits(tokenizer, cfg)
     prompt, settings = world(cfg, tokenizer)
     built = build(cfg)
-    source = init_from.find(chosen.init_from, names[0])
+    learns = tuple(not config.policies[name].frozen for name in names)
+    in_checkpoint = not chosen.lora.rank and all(learns)  # then a run that is only evaluated brings all its weights
+    if in_checkpoint and not exists(chosen.init_from.partition("@")[0], "config.json"):
+        source = None
+    else:
+        source = init_from.find(chosen.init_from, names[0])
     if source is not None:
         adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
         init_from.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
-    learns = tuple(not config.policies[name].frozen for name in names)
     lora = chosen.lora
     policy = Policy(
         model=built,

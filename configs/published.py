@@ -1,0 +1,52 @@
+"""The GRPO family exactly as published, each function named after its paper: `config.algo = published.dapo(16)`.
+
+Our own defaults (`configs/algorithms.py`) differ: groups whose rewards are all equal are left out of the mean, the
+variance is divided by K rather than K - 1, and `tis_clip` corrects for a sampler that rounds otherwise. Here such
+groups stay in the mean as zeros unless the paper drops them, and nothing is corrected. The number of updates per
+rollout is the paper's where it gives one.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import algorithms
+
+
+def grpo(group_size: int | None = None, **changes) -> ConfigDict:
+    """GRPO, Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300): one update per rollout, KL estimate k3 in the loss."""
+    return _exactly(group_size, dict(std_ddof=1, kl_coef=0.04, minibatches=1), changes)
+
+
+def rloo(group_size: int = 4, **changes) -> ConfigDict:
+    """RLOO, Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740).
+
+    REINFORCE on whole answers, each against the mean of the others; no division by their length, the KL in the reward.
+    """
+    own = dict(group_std=False, group_baseline="leave_one_out", ratio="product", minibatches=1)
+    return _exactly(group_size, own | dict(kl_coef=0.03, kl_kind="k1", kl_in="reward"), changes)
+
+
+def dr_grpo(group_size: int | None = None, **changes) -> ConfigDict:
+    """Dr. GRPO, Liu et al. 2025 (Understanding R1-Zero-Like Training, arXiv 2503.20783).
+
+    No division by the standard deviation; sums over tokens, divided by the limit of tokens for all answers alike.
+    """
+    return _exactly(group_size, dict(group_std=False, loss_agg="constant"), changes)
+
+
+def dapo(group_size: int | None = None, **changes) -> ConfigDict:
+    """DAPO, Yu et al. 2025 (arXiv 2503.14476): a higher upper clip, a mean over all tokens, long answers penalised.
+
+    Groups without a difference are dropped; the paper then samples others in their place, which is not done here.
+    """
+    own = dict(std_ddof=1, clip_high=0.28, loss_agg="token", filter_zero_std_groups=True, overlong="penalty")
+    return _exactly(group_size, own | dict(minibatches=16), changes)
+
+
+def gspo(group_size: int | None = None, **changes) -> ConfigDict:
+    """GSPO, Zheng et al. 2025 (arXiv 2507.18071): one ratio per answer, its geometric mean, with a narrow clip."""
+    return _exactly(group_size, dict(std_ddof=1, ratio="sequence", clip_low=3e-4, clip_high=4e-4), changes)
+
+
+def _exactly(group_size: int | None, own: dict, changes: dict) -> ConfigDict:
+    common = dict(tis_clip=0.0, filter_zero_std_groups=False, entropy_coef=0.0, epochs=1)
+    return algorithms.grpo(group_size, **common | own | changes)

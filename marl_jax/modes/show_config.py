@@ -1,0 +1,42 @@
+"""`--mode=config`: every field of a run as it would be used, after the experiment, its variant and all overrides.
+
+    python launch.py --config=experiments/plan_path.py --config.optim.lr=1e-4 --mode=config
+
+Each line can be put on a command line. Fields that have not their default are marked with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import schema, validate
+
+
+def main(config: ConfigDict) -> None:
+    """Prints the config."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines(config)))
+
+
+def lines(config: ConfigDict) -> list[str]:
+    """One line for every field: how to set it, and its default where it has another value."""
+    own = {f"algo.{key}": field for key, field in ALGORITHMS.get(config.algo.name).fields.items()}
+    known = {**schema.FIELDS, **own}
+    found = []
+    for name, value in validate.fields(config):
+        if isinstance(value, ConfigDict):  # an open group: parameters of a game, seats, the shape of a model
+            found += [f"--config.{name}.{key}={_shown(item)}" for key, item in value.to_dict().items()]
+            continue
+        field = known.get(schema.field_name(name))
+        default = "" if field is None or value == field.default else f"    # default: {_shown(field.default)}"
+        found.append(f"--config.{name}={_shown(value)}{default}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A value as a shell takes it."""
+    return shlex.quote(value if isinstance(value, str) else repr(value))

@@ -1,0 +1,89 @@
+"""Overrides that cannot work are refused before anything is built, in lines that name the field."""
+
+import random
+import time
+
+import pytest
+
+from envs.games import registry
+from marl_jax.config import flags, validate
+from marl_jax.errors import ConfigError
+from tests.faults import fuzz
+
+MODES = ("train", "eval", "play", "report", "export", "compile")
+TIC_TAC_TOE, PLAN_PATH = "experiments/tic_tac_toe_selfplay.py", "experiments/plan_path.py"
+
+
+def check(*overrides, config=TIC_TAC_TOE):
+    command = flags.parse(["launch.py", f"--config={config}", *(f"--config.{text}" for text in overrides)], MODES)
+    validate.check(command.config)
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("model.shape.rope_theta=-1.0", "config.model.shape: rope_theta is -1.0; accepted: a number above 0"),
+        ("model.shape.norm_eps=-1", "config.model.shape: norm_eps is -1; accepted: a number above 0, below 1"),
+        ("model.shape.head_dim=7", "config.model.shape: head_dim is 7; accepted: an even number"),
+        ("model.shape.rope_scaling=3", "config.model.shape: rope_scaling is 3; accepted: None or a RopeScaling"),
+        ("model.shape.sliding_window=0", "config.model.shape: sliding_window is 0; accepted: None or a whole number"),
+        (f"model.shape.n_layers={2**63}", f"config.model.shape: n_layers is {2**63}; accepted: a whole number from 1"),
+        ("opponents.pool_size=100000000000", "config.opponents.pool_size is 100000000000; accepted: a whole number"),
+        ("curriculum.window=100000000000", "config.curriculum.window is 100000000000; accepted: a whole number"),
+        ("rollout.games=100000000000", "config.rollout.games is 100000000000; accepted: a whole number from 1 to"),
+        ("eval.every=100000000000", "config.eval.every is 100000000000; accepted: a whole number"),
+    ],
+)
+def test_what_cannot_work_is_refused(override, words):
+    with pytest.raises(ConfigError) as caught:
+        check(override)
+    assert words in str(caught.value)
+
+
+def test_a_huge_group_and_a_huge_pool_are_refused_at_once():
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match="config.algo.group_size is 100000000000; accepted: a whole number from 2 to"):
+        check("algo.name=grpo", "algo.group_size=100000000000")
+    with pytest.raises(ConfigError, match="plan_path: n_train must be an integer from 0 to 1,000,000, found 1000"):
+        check("env.params.n_train=100000000000", config=PLAN_PATH)
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "game, params, words",
+    [
+        ("sokoban", dict(boxes="two"), "sokoban: boxes is 'two'; accepted is a value of type int"),
+        ("sokoban", dict(walls=float("nan")), "sokoban: walls is nan; accepted is a value of type float"),
+        ("sokoban", dict(size=True), "sokoban: size is True; accepted is a value of type int or None"),
+        ("sokoban", dict(mask_invalid=1), "sokoban: mask_invalid is 1; accepted is a value of type bool"),
+        ("hanabi", dict(players=2.0), "hanabi: players is 2.0; accepted is a value of type int"),
+        ("sudoku", dict(seed=None), "sudoku: seed is None; accepted is a value of type int"),
+    ],
+)
+def test_parameters_of_games_are_checked_by_type(game, params, words):
+    with pytest.raises(ValueError) as caught:
+        registry.make(game, **params)
+    assert words in str(caught.value)
+
+
+VALUES = (
+    "", "0", "-1", "1", "7", "1e400", "nan", "-inf", "100000000000", str(2**63), "true", "None", "x", "'x'", "()",
+    "(1,)", "('a','b')", "{}", "[1]", "a b", "0.5", "\x00", "é", "a" * 5000, "{'a': 1}", "1_000", "0x10", "1+1", "--",
+    "=", "=3",
+)  # fmt: skip
+
+
+def test_any_override_is_refused_in_lines_or_works():
+    """Any value in any field, and fields that do not exist."""
+    command = flags.parse(["launch.py", f"--config={TIC_TAC_TOE}"], MODES)
+    names = [name for name, _ in validate.fields(command.config)]
+    names += ["model.shape.d_ff", "env.params.size", "x", "algo.x"]
+    for seed in fuzz.rounds(60, 1000):
+        rng = random.Random(seed)
+        overrides = [f"{rng.choice(names)}={rng.choice(VALUES)}" for _ in range(rng.choice((1, 1, 2)))]
+        try:
+            check(*overrides)
+        except ConfigError as error:
+            assert error.problems and all(error.problems), overrides
+        except Exception as error:
+            raise AssertionError(f"{overrides}: {type(error).__name__}: {error}") from error

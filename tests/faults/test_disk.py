@@ -1,0 +1,40 @@
+"""A disk that fills up while a run saves: one line each time, and the same command finishes once there is room.
+
+For `make soak` only, and only where a small file system can be mounted, which takes root.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.faults import fuzz
+from tests.marl_jax.test_train import launch, state
+
+pytestmark = pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="make soak, as root")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of a megabyte, and a way to make it larger."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield folder, lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+    subprocess.run(["umount", folder], check=False)
+
+
+def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path):
+    folder, resize = small
+    settings = ("--config.steps=40", "--config.checkpoint.every=1", "--config.log.every=1000")
+    run = launch(folder / "run", tmp_path / "cache", *settings)
+    said = run.communicate(timeout=600)[1]
+    assert run.returncode == 1, said
+    assert "Traceback" not in said
+    assert "could not be written" in said or "not saved, the run continues" in said
+    assert "step 40 could not be saved" in said
+    resize("20m")
+    again = launch(folder / "run", tmp_path / "cache", *settings)
+    assert again.wait(600) == 0, again.stderr.read()
+    assert state(folder / "run")[0] == 40

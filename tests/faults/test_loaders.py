@@ -1,0 +1,173 @@
+"""Files of models from strangers: whatever is in them, a reader works or raises its one error, soon and in one line."""
+
+import json
+import random
+import resource
+import shutil
+import time
+
+import pytest
+
+from marl_jax.errors import user_errors
+from models import errors, hf_config, peft, tokenizers, weights
+from models.config import ModelConfig
+from models.tokenizers import Tokenizer
+from models.weights import safetensors_folder
+from tests.faults import fuzz
+from tests.models import test_gguf, test_peft, test_tokenizers
+from tests.models.hf_folders import golden, write_folder
+from tests.models.tiny_models import CONFIGS, make
+
+# ---------------------------------------------------------------------------------------------- found by hand
+
+
+def tokenizer_folder(folder):
+    tokenizers.ByteTokenizer().save(folder)
+    return folder
+
+
+def changed(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json: not a readable tokenizer.json"),
+        (lambda f: changed(f / "tokenizer_config.json", eos_token="<nope>"), "eos_token is '<nope>', which is not in"),
+        (lambda f: changed(f / "tokenizer_config.json", eos_token={"x": 1}), "is damaged or malformed: KeyError"),
+        (lambda f: changed(f / "tokenizer_config.json", eos_token=["x"]), "is damaged or malformed: TypeError"),
+        (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
+        (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
+        (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
+    ],
+)
+def test_a_bad_tokenizer_folder_is_a_line_for_the_user(tmp_path, change, words):
+    change(tokenizer_folder(tmp_path))
+    with pytest.raises(tokenizers.TokenizerError) as caught:
+        tokenizers.load(tmp_path)
+    assert words in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert isinstance(caught.value, user_errors())
+
+
+def test_a_template_that_fails_is_a_line_for_the_user(tmp_path):
+    changed(tokenizer_folder(tmp_path) / "tokenizer_config.json", chat_template="{{ 1 / 0 }}")
+    with pytest.raises(user_errors(), match="the chat template failed: ZeroDivisionError"):
+        tokenizers.load(tmp_path).chat([{"role": "user", "content": "u"}])
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer_is_a_line_for_the_user():
+    small = ModelConfig(**{**vars(CONFIGS["llama"]), "vocab_size": 1})
+    with pytest.raises(user_errors(), match="but the model's vocab_size is 1; they do not belong together"):
+        tokenizers.check_fits(tokenizers.ByteTokenizer(), small)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(num_key_value_heads=3), "not a multiple of n_kv_heads, 3"),
+        (dict(num_attention_heads=0), "num_attention_heads is 0; accepted: a whole number from 1 up"),
+        (dict(num_hidden_layers=10**7), "n_layers is 10000000; accepted: a whole number from 1 to 4,096"),
+        (dict(head_dim=7), "head_dim is 7; accepted: an even number"),
+        (dict(rms_norm_eps=float("nan")), "norm_eps is nan; accepted: a number above 0, below 1"),
+        (dict(rope_parameters={"rope_theta": -1}), "rope_theta is -1.0; accepted: a number above 0"),
+        (dict(rope_parameters={"rope_theta": 10**400}), "is damaged or malformed: OverflowError"),
+        (dict(bos_token_id="x"), "bos_id is 'x'; accepted: ids from 0 up"),
+        (dict(rope_parameters={"rope_type": "linear", "factor": 0}), "rope_scaling.factor is 0.0; accepted: a number"),
+        (dict(tie_word_embeddings=1), "tie_embeddings is 1; accepted: True or False"),
+    ],
+)
+def test_a_bad_config_json_is_a_line_for_the_user(tmp_path, change, words):
+    config, tensors = golden("llama")
+    start = time.monotonic()
+    with pytest.raises(hf_config.ModelConfigError) as caught:
+        weights.load(write_folder(tmp_path, config | change, tensors))
+    assert words in str(caught.value) and "config.json" in str(caught.value) and "\n" not in str(caught.value)
+    assert isinstance(caught.value, user_errors()) and time.monotonic() - start < 5
+
+
+def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "model.safetensors"
+    with open(file, "wb") as stream:
+        stream.write((6 << 30).to_bytes(8, "little"))
+        stream.truncate((6 << 30) + 8)  # sparse: nothing is on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(weights.WeightsError, match="its header has 6,442,450,944 bytes; accepted: up to 100,000,000"):
+        safetensors_folder.read_header(file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+# ------------------------------------------------------------------------------------------------ found by chance
+
+
+def huggingface(folder):
+    write_folder(folder, *golden("llama"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    return lambda: weights.load(folder)
+
+
+def gguf(folder):
+    cfg = test_gguf.config_of("llama")
+    test_gguf.write_gguf(folder / "model.gguf", cfg, test_gguf.gguf_tensors(cfg, make("llama")[1]))
+    return lambda: weights.load(folder / "model.gguf")
+
+
+def adapter(folder):
+    cfg = CONFIGS["qwen2"]
+    peft.export(folder, cfg, peft.take(*test_peft.random_stack(cfg), 1), overwrite=True)
+    return lambda: peft.load(folder, cfg)
+
+
+def chats(load):
+    """Reads a tokenizer and uses it."""
+
+    def use() -> Tokenizer:
+        tokenizer = load()
+        _ = tokenizer.vocab_size, tokenizer.fingerprint, tokenizer.decode(tokenizer.encode("a b"))
+        tokenizer.chat([{"role": "user", "content": "u"}])
+        return tokenizer
+
+    return use
+
+
+def json_tokenizer(folder):
+    tokenizer_folder(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    return chats(lambda: tokenizers.load(folder))
+
+
+def gguf_tokenizer(folder):
+    test_tokenizers.write_gguf(folder / "model.gguf", test_tokenizers.small_fields())
+    return chats(lambda: tokenizers.load(folder / "model.gguf"))
+
+
+KINDS = [huggingface, gguf, adapter, json_tokenizer, gguf_tokenizer]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_mutated_files_are_read_or_refused(tmp_path, kind):
+    whole, hit = tmp_path / "whole", tmp_path / "hit"
+    whole.mkdir()
+    kind(whole)()
+    files = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
+    shutil.copytree(whole, hit)
+    read, refused = kind(hit), 0
+    for name, content in files.items():
+        (hit / name).write_bytes(content)
+    for seed in fuzz.rounds(60, 4000):
+        rng = random.Random(seed)
+        name = rng.choice(sorted(files))
+        (hit / name).write_bytes(fuzz.mutate(rng, name, files[name]))
+        start = time.monotonic()
+        try:
+            read()
+        except (errors.ModelFileError, OSError) as error:
+            refused += 1
+            assert str(error), (seed, name)
+        except Exception as error:
+            shutil.copy(hit / name, tmp_path / f"found-{name}")
+            raise AssertionError(f"seed {seed}, {name}: {type(error).__name__}: {error}") from error
+        assert time.monotonic() - start < 10, (seed, name)
+        (hit / name).write_bytes(files[name])
+    assert refused > 0
+    read()  # whole again

@@ -1,0 +1,134 @@
+"""What somebody new meets: hints that lead on, a config that can be seen, short lines, a report of what changes."""
+
+import io
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+import launch
+from configs import defaults
+from envs.games import registry
+from marl_jax.config import flags, validate
+from marl_jax.errors import ConfigError
+from marl_jax.modes import compile as compile_mode
+from marl_jax.modes import play, report, show_config
+from marl_jax.modes.compile import largest
+from marl_jax.running import stats
+
+TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
+
+
+def problem(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        command = flags.parse(["launch.py", TIC_TAC_TOE, *overrides], tuple(launch.MODES))
+        validate.check(command.config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("optim.learning_rate", "optim.lr"),
+        ("algo.lr", "optim.lr"),
+        ("learning_rate", "optim.lr"),
+        ("batch_size", "rollout.games or task.n_episodes or algo.minibatches"),
+        ("algo.beta", "algo.kl_coef"),
+        ("algo.clip_range", "algo.clip_low or algo.clip_high"),
+        ("optim.warmup_steps", "optim.warmup"),
+        ("rollout.gmaes", "rollout.games"),
+    ],
+)
+def test_names_that_are_usual_elsewhere_lead_to_ours(name, meant):
+    assert problem(f"--config.{name}=1") == f"--config.{name} is not a field; did you mean {meant}?"
+
+
+def test_generations_are_a_group_where_there_are_groups():
+    assert "did you mean algo.group_size?" in problem("--config.algo.name=grpo", "--config.algo.num_generations=4")
+
+
+def test_every_hint_is_a_field():
+    from marl_jax.algorithms import ALGORITHMS
+    from marl_jax.config import renamed, schema
+
+    known = {*schema.FIELDS, *(f"algo.{key}" for name in ALGORITHMS for key in ALGORITHMS.get(name).fields)}
+    assert {here for meant in renamed.ELSEWHERE.values() for here in meant} <= known
+
+
+def test_the_nearest_games_can_be_reached():
+    text = problem("--config.rollout.games=500")
+    assert "nearest rollout.games: 496 or 504" in text
+    for games in (496, 504):
+        validate.check(flags.parse(["launch.py", TIC_TAC_TOE, f"--config.rollout.games={games}"], ("train",)).config)
+
+
+def test_the_config_is_shown_and_can_be_read_again():
+    command = flags.parse(["launch.py", TIC_TAC_TOE, "--config.optim.lr=0.25"], tuple(launch.MODES))
+    lines = show_config.lines(command.config)
+    assert "--config.optim.lr=0.25    # default: 0.001" in lines
+    again = [word for line in lines for word in shlex.split(line, comments=True)]
+    assert flags.parse(["launch.py", TIC_TAC_TOE, *again], tuple(launch.MODES)).config == command.config
+
+
+def test_help_lists_fields(capsys):
+    assert launch.main(["launch.py", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "optim.lr (0.001): learning rate" in shown and "algo.group_size (8): samples that are compared" in shown
+
+
+def test_a_run_that_draws_has_half_a_score():
+    row = {"opponent": "minimax", "games": 512, "score": 0.48, "score_low": 0.4, "score_high": 0.5, "win_rate": 0.0}
+    row |= {"win_rate_low": 0.0, "win_rate_high": 0.01, "win_rate_seat_0": 0.0, "win_rate_seat_0_low": 0.0}
+    assert stats.describe(row) == "minimax: score 0.480 [0.400, 0.500], win 0.000"
+
+
+def test_the_report_puts_constants_last(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
+    rows = [{"step": s, "time": 1.0 * s, "success": 0.0, "reward": s / 10, "kl": None} for s in range(1, 5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.main(tmp_path).read_text()
+    assert "<h3>reward</h3>" in page and "<h3>success</h3>" not in page
+    assert "The same at every step: success 0, kl –." in page
+
+
+def test_what_is_printed_as_a_legal_answer_is_accepted():
+    game = registry.make("hanabi", preset="small")
+    terminal = play._Terminal.__new__(play._Terminal)
+    object.__setattr__(terminal, "game", game)
+    terminal.output = io.StringIO()
+
+    class Names:
+        class text:
+            names = tuple(f"a{i}" for i in range(game.n_actions))
+
+    terminal.prompt = Names
+    legal = np.ones(game.n_actions, bool)
+    for action in range(game.n_actions):
+        name, meaning = terminal.describe(action).removesuffix(")").split(" (")
+        assert terminal.read_action(name, legal) == terminal.read_action(meaning, legal) == action
+
+
+def test_the_table_of_compiling_comes_before_the_search(tmp_path, monkeypatch, capsys):
+    """What is known is on the terminal when the search begins."""
+    shown = []
+
+    def search(first, *_, **__):
+        shown.append(capsys.readouterr().out)
+        return first, True, [first]
+
+    monkeypatch.setattr(largest, "search", search)
+    monkeypatch.setattr(compile_mode, "forecast", lambda *a, **k: Forecasted())
+    monkeypatch.setattr(compile_mode.render, "as_text", lambda result: "the table")
+    monkeypatch.setattr(compile_mode.render, "as_json", lambda *a: {"largest": a[-1]})
+    monkeypatch.setattr(compile_mode.largest, "step_of", lambda *a: 1)
+    monkeypatch.setattr(compile_mode.topology, "devices", lambda target: ([], ""))
+    compile_mode.main(defaults.get_config(), tmp_path, "cpu:1")
+    assert shown == ["the table\n"]
+    assert "largest batch that fits: rollout.games 16" in capsys.readouterr().out
+
+
+class Forecasted:
+    """What a compiler would have said."""
+
+    games, needs, mesh = 16, 100.0, {"data": 1, "fsdp": 1, "tensor": 1}
