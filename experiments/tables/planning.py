@@ -22,13 +22,13 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import planning as puzzles
-from configs import variants
 from experiments.tables.bars import Bar, chart
-from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done, run_all
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
 
@@ -92,58 +92,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = select(flags.only)
     check_budgets(flags, wanted)
     folder = Path(flags.workdir)
-    stopped, failed = False, []
-    try:
-        failed = [] if flags.collect else run_all(plan(flags, wanted, passed), folder, flags.jobs)
-    except KeyboardInterrupt:
-        stopped = True
+    failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
     results = collect(flags, wanted)
     if flags.collect and not any(result.before or result.after for result in results):
         raise SystemExit(f"planning.py: {folder} has no runs to collect")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "planning.md").write_text(markdown(results, flags), encoding="utf-8")
-    (folder / "planning.svg").write_text(drawing(results), encoding="utf-8")
+    status = finish("planning", folder, markdown(results, flags), drawing(results), failed, stopped)
     write_csv(results, folder / "planning.csv")
-    sys.stdout.write(markdown(results, flags))
-    for name in failed:
-        sys.stderr.write(f"planning.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
-    return 130 if stopped else 1 if failed else 0
+    return status
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags of the table, and those for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="a variant of the experiments: smollm2, qwen3-1.7b, …; '': tiny")
+    add_flags(parser, "planning")
     parser.add_argument("--small", action="store_true", help="the small sizes of the embedded model, for any model")
-    parser.add_argument("--workdir", default="", help="default: runs/planning[-MODEL]")
     parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
-    parser.add_argument("--steps", type=at_least(0), default=0, help="updates of rows that learn; 0: the experiment's")
     parser.add_argument("--sft_steps", type=at_least(-1), default=-1, help="of imitation; 0: none; -1: each game's")
     parser.add_argument(
         "--games", type=at_least(0), default=0, help="games at once of one agent, a game a row; other forms play fewer"
     )
     parser.add_argument("--eval_games", type=at_least(1), default=512)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; on a GPU they share its memory")
-    parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
-    flags, rest = parser.parse_known_args(argv)
-    for flag in rest:
-        if not flag.startswith("--config."):
-            parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
-    if flags.model and flags.model not in variants.VARIANTS:
-        parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
-    flags.workdir = flags.workdir or f"runs/planning{f'-{flags.model}' if flags.model else ''}"
-    return flags, rest
-
-
-def at_least(low: int) -> Callable[[str], int]:
-    """The type of a flag that is a whole number from `low` up."""
-
-    def whole_number(text: str) -> int:
-        if int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text} is below {low}")
-        return int(text)
-
-    return whole_number
+    return read_flags(parser, "planning", argv)
 
 
 def select(only: str) -> list[tuple[str, str]]:

@@ -30,10 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import reasoning as forms
-from configs import variants
 from experiments.tables.bars import Bar, chart
-from experiments.tables.planning import LEARNING, at_least
-from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done, run_all
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.planning import LEARNING
+from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done
 
 SMALL_SAMPLES = 16
 TEMPERATURE = 0.7
@@ -119,48 +119,30 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed."""
+    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
     flags, passed = parse(argv)
     wanted = select(flags.only)
     check_budgets(flags, wanted)
-    folder = Path(flags.workdir)
-    failed = []
+    folder, failed, stopped = Path(flags.workdir), [], False
     if not flags.collect:
         check_files(flags, wanted)
-        failed = run_all(plan(flags, wanted, passed), folder, flags.jobs)
+        failed, stopped = run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
     results = collect(flags, wanted)
     if flags.collect and not any(result.rate for result in results):
         raise SystemExit(f"reasoning.py: {folder} has no evaluations to collect")
-    folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(results, flags)
-    (folder / "reasoning.md").write_text(text, encoding="utf-8")
-    (folder / "reasoning.svg").write_text(drawing(results, flags), encoding="utf-8")
+    status = finish("reasoning", folder, markdown(results, flags), drawing(results, flags), failed, stopped)
     write_csv(results, folder / "reasoning.csv")
-    sys.stdout.write(text)
-    for name in failed:
-        sys.stderr.write(f"reasoning.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
-    return 1 if failed else 0
+    return status
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags of the table, and those for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="a variant of the experiments: qwen3-1.7b, …; '': the embedded one")
-    parser.add_argument("--workdir", default="", help="default: runs/reasoning[-MODEL]")
+    add_flags(parser, "reasoning")
     parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
-    parser.add_argument("--steps", type=at_least(0), default=0, help="updates of rows that learn; 0: the experiment's")
     parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
     parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; on a GPU they share its memory")
-    parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
-    flags, rest = parser.parse_known_args(argv)
-    for flag in rest:
-        if not flag.startswith("--config."):
-            parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
-    if flags.model and flags.model not in variants.VARIANTS:
-        parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
-    flags.workdir = flags.workdir or f"runs/reasoning{f'-{flags.model}' if flags.model else ''}"
-    return flags, rest
+    return read_flags(parser, "reasoning", argv)
 
 
 def select(only: str) -> Wanted:

@@ -1,0 +1,64 @@
+"""What the commands of all tables share: their flags, and what they leave behind."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from configs import variants
+from experiments.tables.runs import Runs, run_all
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """The type of a flag that is a whole number from `low` up."""
+
+    def whole_number(text: str) -> int:
+        if int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text} is below {low}")
+        return int(text)
+
+    return whole_number
+
+
+def add_flags(parser: argparse.ArgumentParser, table: str) -> None:
+    """The flags of every table."""
+    parser.add_argument("--model", default="", help="a variant of the experiments: smollm2, qwen3-1.7b, …; '': tiny")
+    parser.add_argument("--workdir", default="", help=f"default: runs/{table}[-MODEL]")
+    parser.add_argument("--steps", type=at_least(0), default=0, help="updates of rows that learn; 0: the experiment's")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time; on a GPU they share its memory")
+    parser.add_argument("--collect", action="store_true", help="run nothing, write what is there")
+
+
+def read_flags(
+    parser: argparse.ArgumentParser, table: str, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of the table, and those for every run."""
+    flags, rest = parser.parse_known_args(argv)
+    for flag in rest:
+        if not flag.startswith("--config."):
+            parser.error(f"{flag} is not a flag; fields of the runs are written --config.FIELD=VALUE")
+    if flags.model and flags.model not in variants.VARIANTS:
+        parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
+    flags.workdir = flags.workdir or f"runs/{table}{f'-{flags.model}' if flags.model else ''}"
+    return flags, rest
+
+
+def run_rounds(rounds: Iterable[Runs], folder: Path, jobs: int) -> tuple[list[str], bool]:
+    """Runs what is missing: the names of those that failed, and whether it was stopped."""
+    try:
+        return run_all(rounds, folder, jobs), False
+    except KeyboardInterrupt:
+        return [], True
+
+
+def finish(table: str, folder: Path, text: str, drawing: str, failed: Sequence[str], stopped: bool) -> int:
+    """Writes the table and prints it; the status is 1 when a run failed, 130 when it was stopped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{table}.md").write_text(text, encoding="utf-8")
+    (folder / f"{table}.svg").write_text(drawing, encoding="utf-8")
+    sys.stdout.write(text)
+    for name in failed:
+        sys.stderr.write(f"{table}.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
+    return 130 if stopped else 1 if failed else 0
