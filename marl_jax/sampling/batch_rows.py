@@ -115,8 +115,8 @@ class BatchRows:
         for part in self.parts:
             part.pool.spoilt.clear()
         while True:
-            unread = sum(part.unread for part in self.parts)
-            count = next((n for n in self._line_counts if n * self.line >= unread), self._line_counts[-1])
+            most = max(part.unread_lines(self.line) for part in self.parts)
+            count = next((n for n in self._line_counts if n // len(self.parts) >= most), self._line_counts[-1])
             share = count // len(self.parts)
             lines = [part.lines(share, self.line) for part in self.parts]
             if any(lines):
@@ -254,7 +254,8 @@ def _shape(x):
     """An array as what a program can be compiled for."""
     if not hasattr(x, "shape"):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if isinstance(x, jax.Array) else None)
+    placed = isinstance(x, jax.Array) and x.committed  # the others go where the program is
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if placed else None)
 
 
 def _decode_key(count: int, rows: RowBatch) -> tuple:

@@ -196,10 +196,9 @@ class Part:
 
     # Reading
 
-    @property
-    def unread(self) -> int:
-        """Tokens that have not been given to the device."""
-        return sum(len(read.tokens) - read.next for read in self._reads)
+    def unread_lines(self, width: int) -> int:
+        """Lines of `width` tokens that have not been given to the device."""
+        return sum(-(-(len(read.tokens) - read.next) // width) for read in self._reads)
 
     def lines(self, most: int, width: int) -> list[Line]:
         """Up to `most` lines of `width` tokens. What a line attends to is in it, in an earlier one, or read already."""

@@ -279,7 +279,7 @@ def test_shuffles_are_uniform():
     [
         ({"players": 6}, "players must be an integer from 2 to 5, found 6"),
         ({"colors": 0}, "colors must be an integer from 1 to 5, found 0"),
-        ({"ranks": 2.0}, "ranks must be an integer from 1 to 5, found 2.0"),
+        ({"ranks": 2.0}, "ranks is 2.0; accepted is a value of type int"),
         ({"hand_size": 6}, "hand_size must be an integer from 1 to 5, found 6"),
         ({"max_life_tokens": 0}, "max_life_tokens must be an integer from 1 to 50, found 0"),
         ({"colors": 1, "players": 5}, "need 20 cards, but 1 colors and 5 ranks make a deck of 10"),

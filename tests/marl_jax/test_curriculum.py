@@ -152,7 +152,7 @@ def test_games_of_a_grade_are_of_its_levels():
     [
         (dict(start=5), "config.curriculum.start is 5 with grades 4; accepted: from 1 to grades"),
         (dict(up=0.2, down=0.4), "config.curriculum.down is 0.4 with up 0.2; accepted: less than up"),
-        (dict(grades=1), "config.curriculum.grades is 1; accepted: a whole number from 2 up"),
+        (dict(grades=1), "config.curriculum.grades is 1; accepted: a whole number from 2 to 1000"),
     ],
 )
 def test_refused(changes, message):

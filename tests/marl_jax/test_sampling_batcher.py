@@ -1,6 +1,7 @@
 """Continuous batching: whatever decodes together, a request gets what it would get alone."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -210,11 +211,27 @@ def test_no_program_is_compiled_twice(engine):
 def test_programs_may_be_compiled_before_the_first_request(engine, requests, expected):
     batcher = make(engine)
     batcher.compile()
+    programs = batcher._rows._compiled._programs
+    assert list(programs)[:3] == [("read", 1), ("decode", 1, 4, None), ("_copy_pages",)], "what one request needs first"
     sizes = {"read": {1, 8}, "decode": {1, 2, 4}}
-    assert {kind: {key[1] for key in batcher._rows._ready if key[0] == kind} for kind in sizes} == sizes
+    assert {kind: {key[1] for key in programs if key[0] == kind} for kind in sizes} == sizes
     before = [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")]
     check_same(answer_all(batcher, requests), expected)
     assert [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")] == before
+    batcher.close()
+
+
+def test_a_program_that_cannot_be_compiled_fails_whoever_needs_it(engine, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no compiler")
+
+    batcher = make(engine)
+    monkeypatch.setitem(engine.__dict__, "_read_lines", types.SimpleNamespace(lower=broken))
+    batcher.compile()
+    batcher.submit(random_prompts([5])[0], Sampling(max_new_tokens=2))
+    with pytest.raises(RuntimeError, match="no compiler"):
+        batcher.run()
+    batcher.close()
 
 
 def test_a_mesh_gives_the_same_answers(engine, requests, expected):

@@ -29,6 +29,10 @@ class Manual:
         self.go, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.open, self.done, self.steps, self.updating, self.error = {}, [], 0, set(), None
         self.cancelled, self.deadlines, self.polls = [], {}, 0
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
     def check_request(self, ids, sampling, policy, n):
         if policy:

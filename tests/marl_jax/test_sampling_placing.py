@@ -37,7 +37,7 @@ def check_pages(batcher):
         assert len(free) == len(pool._free) and not free & idle and not (free | idle) & set(holders)
         assert len(free) + len(idle) + pool.held == pool.count == len(free | idle | set(holders))
         assert idle <= set(pool._key_of) and not free & set(pool._key_of) and pool.unread <= set(holders)
-        assert slots.free == slots.samples.count(None) and slots.idle >= slots.free
+        assert slots.free == slots.samples.count(None) and not slots.ready[[s is None for s in slots.samples]].any()
         memory = part.memory()
         assert 0 <= memory.tokens <= memory.slots == pool.held * pool.size <= memory.total
 

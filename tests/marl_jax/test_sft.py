@@ -301,7 +301,8 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
         (dict(algo__bot="minimax"), "config.algo.bot is 'minimax', which is no bot of plan_path; accepted: '', random"),
         (
             dict(rollout__games=3, rollout__turns=3),
-            "config.rollout.games x turns is 9, not a multiple of algo.minibatches x algo.grad_accum_steps",
+            "config.rollout.games is 3: x 3 turns they make 9 rows, not a multiple of algo.minibatches x "
+            "algo.grad_accum_steps = 2; nearest rollout.games: 2 or 4",
         ),
         (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4; accepted: less than the steps"),
         (dict(algo__noise=1.0), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),

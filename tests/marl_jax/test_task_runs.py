@@ -138,7 +138,7 @@ def test_killed_while_its_judge_hangs_a_resumed_run_equals_one_that_never_was(tm
 def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
     config = tiny_task.get_config("ppo")
     config.task.params.broken = True
-    config.task.update(dict(n_episodes=8, time_limit=1.0))
+    config.task.update(dict(n_episodes=8, time_limit=4.0))
     config.steps = 2  # all 16 examples
     rows = run(config, tmp_path)
     for reason in ("error", "timeout", "nonsense"):
