@@ -21,6 +21,7 @@ LANES = 128
 # contexts of 512 tokens, and 12 or 28 query heads, its tables have these numbers for v5e and v6e.
 BLOCK = 512  # slots read at once
 QUERIES = 32  # queries that are answered together, of one row or of several
+TABLE = 2**19  # bytes of a page table: it lies in the scalar memory of the chip, 1 MiB on v5e
 
 
 def supported(kv_heads: int) -> bool:
@@ -75,9 +76,18 @@ def attend(
 
 def _run(q, pages, table, starts, lengths, *, scale, window, parts=None):
     """The kernel on one device, with its part of the rows and of the pages, as split over the mesh axes `parts`."""
-    batch, time = q.shape[:2]
     if parts is not None:
         table = table - jax.lax.axis_index(parts) * len(pages)
+    most = max(TABLE // (4 * LANES * -(-table.shape[1] // LANES)), 1)
+    at = range(0, len(q), most)
+    rows = [tuple(x[i : i + most] for x in (q, table, starts, lengths)) for i in at]
+    outs = [_call(pages, *some, scale=scale, window=window) for some in rows]
+    return outs[0] if len(outs) == 1 else jnp.concatenate(outs)
+
+
+def _call(pages, q, table, starts, lengths, *, scale, window):
+    """One call of the kernel, for rows whose page table is not too large."""
+    batch, time = q.shape[:2]
     # Every row asks T queries, real or not, so that rows lie where they are. An idle row asks about its first T slots:
     # the kernel starts to fetch pages for the next row before it looks at its length, and waits for them in that row.
     seen = time + jnp.where(lengths > 0, starts, 0)

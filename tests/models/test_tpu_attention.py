@@ -64,6 +64,7 @@ def both(case, window):
 def test_rows_get_what_xla_gives_them(time, window, heads, seed):
     case = random_case(np.random.default_rng(seed), 4, time, *heads, head_dim=8)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tpu_attention, "TABLE", 3 * 4 * 128)  # three rows to a call, then one
         patch.setattr(tpu_attention.rpa, "ragged_paged_attention", ragged_paged_attention)
         (expected, apart), (found, (combined,)) = both(case, window)
     np.testing.assert_allclose(found, expected, atol=ATOL)
