@@ -8,9 +8,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from models import blockwise, decode_kernel, mosaic_decode, read_kernel
+from models import blockwise, decode_kernel, mosaic_decode, read_kernel, tpu_attention
 from models import cache as kv
 from models.layouts import Branches, Conversations, Packed, band
+from models.sharding import platform
 
 OWN = ("pallas", "mosaic")
 HIDDEN = -(2.0**41)  # far below any score, and a number that cuDNN can subtract from itself
@@ -26,7 +27,7 @@ class Attend:
     keep     return keys and values of fresh tokens, for a new cache
     kernel   "xla"; "loop": `blockwise` over a cache; "cudnn"; "pallas": cuDNN for fresh tokens and our own kernels for
              steps of one token and for reading into pages; "mosaic": the same, with the kernel for Hopper GPUs for
-             steps without a prefix
+             steps without a prefix; "tpu": `tpu_attention` over a cache whose layers are combined, without a prefix
     layout   how samples lie in the rows of fresh tokens; None: one in each
     readers  int32 [B], which row of a prefix each row continues; None: the only one
     table    int32 [B, M], the pages of the cache that each row continues, see `models.cache.Cache`
@@ -53,6 +54,10 @@ class Attend:
         """
         if self.starts is None:
             return self._fresh(q, k, v, layer), (k, v) if self.keep else None
+        if self.kernel == "tpu":
+            cache = kv.write(layer, k, v, self.starts, self.lengths, self.table)
+            rows = self.table, self.starts, self.lengths
+            return tpu_attention.attend(q, *cache, *rows, kv_heads=k.shape[2], window=self.window), cache
         cache, prefix = layer[:2], layer[2:]
         cache = kv.write(cache, k, v, self.starts, self.lengths, self.table)
         return self._cached(q, cache, prefix), cache
@@ -227,16 +232,16 @@ def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
     """The kernel for these heads and this cache, on the platform of the mesh in scope (without one: the default).
 
     Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, a loop over what is filled
-    on CPUs, XLA elsewhere.
+    on CPUs, JAX's own on TPUs for pages that are laid out for it, XLA elsewhere.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    # A program may be compiled here for a machine elsewhere: then its mesh knows, and this process does not.
-    platform = jax.default_backend() if mesh.empty or mesh.abstract_device is None else mesh.abstract_device.platform
+    if cache is not None and cache.combined:
+        return "tpu"
+    mesh, where = jax.sharding.get_abstract_mesh(), platform()
     size = 0 if cache is None else cache.layers[0][0].shape[1]
     pages = 1 if cache is None or cache.table is None else cache.table.shape[1]
-    if platform == "cpu" and cache is not None and cache.slots > blockwise.BLOCK and blockwise.supported(size, pages):
+    if where == "cpu" and cache is not None and cache.slots > blockwise.BLOCK and blockwise.supported(size, pages):
         return "loop"
-    if platform != "gpu":
+    if where != "gpu":
         return "xla"
     if not (mesh.empty or mesh.size == 1) or not decode_kernel.supported(head_dim, size, pages):
         return "cudnn"

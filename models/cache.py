@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from models import tpu_attention
 from models.config import ModelConfig
 from models.sharding import ways
 
@@ -20,13 +21,14 @@ from models.sharding import ways
 class Cache:
     """What a batch of rows has read so far.
 
-    layers   one `(k, v)` per layer, each [P, S, K, H]: P pages of S slots
+    layers   one `(k, v)` per layer, each [P, S, K, H]: P pages of S slots. With a table, on TPUs: one `(kv,)` per
+             layer, [P, S, 2K', H'], see `models.tpu_attention`
     lengths  int32 [B], how many tokens a row has; what lies beyond is never attended to
     table    int32 [B, M], the pages of each row: its token at position s is in slot s % S of page table[b, s // S].
              None: row b has page b alone. On a mesh see `pick`
     """
 
-    layers: tuple[tuple[jax.Array, jax.Array], ...]
+    layers: tuple[tuple[jax.Array, ...], ...]
     lengths: jax.Array
     table: jax.Array | None = None
 
@@ -34,6 +36,11 @@ class Cache:
     def slots(self) -> int:
         """Tokens that a row can have."""
         return self.layers[0][0].shape[1] * (1 if self.table is None else self.table.shape[1])
+
+    @property
+    def combined(self) -> bool:
+        """Whether keys and values of a layer are in one array."""
+        return len(self.layers[0]) == 1
 
 
 def empty(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> Cache:
@@ -49,8 +56,17 @@ def nbytes(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> int:
 
 
 def empty_pages(cfg: ModelConfig, pages: int, size: int, dtype=jnp.bfloat16) -> tuple:
-    """The layers of a cache with this many pages of `size` slots."""
-    return empty(cfg, pages, size, dtype).layers
+    """The layers of a cache with this many pages of `size` slots, laid out for the platform of the mesh in scope."""
+    if not tpu_attention.supported(cfg.n_kv_heads):
+        return empty(cfg, pages, size, dtype).layers
+    shape = pages, *tpu_attention.page_shape(size, cfg.n_kv_heads, cfg.head_dim)
+    return tuple((jnp.zeros(shape, dtype),) for _ in range(cfg.n_layers))
+
+
+def page_nbytes(cfg: ModelConfig, size: int, dtype=jnp.bfloat16) -> int:
+    """Bytes that a page of `empty_pages` has in all layers, on each device of the tensor axis of the mesh in scope."""
+    arrays = jax.tree.leaves(jax.eval_shape(lambda: empty_pages(cfg, 1, size, dtype)))
+    return sum(x.size * x.dtype.itemsize // ways("K", x.shape[2]) for x in arrays)
 
 
 def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array, table: jax.Array | None = None):
@@ -76,16 +92,17 @@ def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Arr
     def one(old, new, page, slot):
         return old.at[page, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
+    news = (k, v) if len(layer) == 2 else (tpu_attention.combine(k, v, *layer[0].shape[2:]),)
     parts = 1 if table is None else ways("B", batch)
     if parts == 1:
-        return tuple(one(old, new, page, slot) for old, new in zip(layer, (k, v), strict=True))
+        return tuple(one(old, new, page, slot) for old, new in zip(layer, news, strict=True))
     page = _local(page, parts, total)
 
     def on_each(old, new):
         after = jax.vmap(one)(*(_split(x, parts) for x in (old, new, page, slot)))
         return after.reshape(old.shape)
 
-    return tuple(on_each(old, new) for old, new in zip(layer, (k, v), strict=True))
+    return tuple(on_each(old, new) for old, new in zip(layer, news, strict=True))
 
 
 def pick(layer, batch: int, table: jax.Array | None):

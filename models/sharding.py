@@ -31,6 +31,14 @@ def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tup
     return PartitionSpec(*entries)
 
 
+def platform() -> str:
+    """The platform of the mesh in scope, which may be that of a machine elsewhere; without a mesh: the default."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.abstract_device is None:
+        return jax.default_backend()
+    return mesh.abstract_device.platform
+
+
 def ways(letter: str, size: int) -> int:
     """Into how many parts the mesh in scope splits an activation axis of this size."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)

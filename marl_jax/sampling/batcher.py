@@ -30,7 +30,6 @@ from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.requests import Memory, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
-from models import cache as kv
 
 MEMORY_FRAC = 0.3  # of a device's memory, for pages
 
@@ -85,7 +84,7 @@ class Batcher:
         if tokens is not None:
             pages, field = tokens // size, f"cache_tokens is {tokens}"
         else:
-            each = kv.nbytes(self.engine.model.cfg, 1, size, self.engine.dtype) // self.engine.kv_ways
+            each = self.engine.page_bytes(size)
             pages, field = min(wanted, parts * int(frac * _device_bytes() / each)), f"memory_frac is {frac}"
         least = parts * -(-self.max_length // size)
         if pages < least:

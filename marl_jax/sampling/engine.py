@@ -49,7 +49,6 @@ class Engine(Programs):
         self.bucket, self.chunk = bucket, chunk
         tensor = mesh.shape["tensor"] if mesh is not None else 1
         self.row_multiple = mesh.size // tensor if mesh is not None else 1
-        self.kv_ways = tensor if model.cfg.n_kv_heads % tensor == 0 else 1
         self._lay_out = self.jit(functools.partial(model.unstack, dtype=dtype, fuse=tensor == 1))
         self._lay_out_adapters = self.jit(functools.partial(lora.unstack, n_layers=model.cfg.n_layers, dtype=dtype))
         self.update(params, adapters, lora_scale)

@@ -5,6 +5,7 @@ All of them take the weights as an argument, so new weights need no new program.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
@@ -118,6 +119,11 @@ class Programs:
 
         under_mesh._cache_size, under_mesh.lower = jitted._cache_size, lower
         return under_mesh
+
+    def page_bytes(self, size: int) -> int:
+        """Bytes that a page of `size` slots takes on a device."""
+        with contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh):
+            return kv.page_nbytes(self.model.cfg, size, self.dtype)
 
     # Conversations
 

@@ -10,6 +10,7 @@ import types
 import numpy as np
 
 from marl_jax.sampling import decode
+from models import cache as kv
 from tests.marl_jax.tiny_engine import CONFIG
 
 NAN = CONFIG.vocab_size - 1  # a token whose keys and values are not finite, nor those of any token behind it
@@ -57,7 +58,7 @@ def draw(number: int, seed: int) -> int:
 class FakeEngine:
     """`parts` parts of a batch, `policies` policies."""
 
-    kv_ways, dtype = 1, np.float32
+    dtype = np.float32
 
     def __init__(self, policies: int = 2, parts: int = 1):
         self.row_multiple, self.n_policies = parts, policies
@@ -65,6 +66,9 @@ class FakeEngine:
         self.model = types.SimpleNamespace(cfg=CONFIG)
         self.contexts = Contexts()
         self.decoding: list[int] = []  # rows of every call
+
+    def page_bytes(self, size):
+        return kv.page_nbytes(CONFIG, size, self.dtype)
 
     def check_weights(self, policy, weights):
         pass
