@@ -349,7 +349,7 @@ def test_the_first_signal_asks_and_the_second_ends():
 def test_a_lost_terminal_stops_but_under_nohup(ignored):
     code = (
         "import os, signal\nfrom marl_jax.running.signals import GracefulStop\n"
-        f"if {ignored}: signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
         "with GracefulStop() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n    print(stop.asked)\n"
     )

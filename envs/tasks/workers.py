@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -82,7 +83,8 @@ class Workers:
     def _kill(self, worker) -> None:
         self._imported.pop(worker, None)
         if worker.returncode is None:
-            os.killpg(worker.pid, signal.SIGKILL)  # with whatever it has started
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(worker.pid, signal.SIGKILL)  # with whatever it has started
         ending = asyncio.ensure_future(worker.communicate())  # until its pipes are closed
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)

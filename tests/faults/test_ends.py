@@ -59,7 +59,7 @@ def test_a_stopped_table_has_another_status_than_a_finished_one(tmp_path, monkey
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "run_all", stopped)
+    monkeypatch.setattr("experiments.tables.command.run_all", stopped)
     assert planning.main([f"--workdir={tmp_path}", "--only=plan_path"]) == 130
 
 
