@@ -233,7 +233,7 @@ def main(argv=None) -> None:
     ]
     pool = concurrent.futures.ThreadPoolExecutor()
     waiting = {case: pool.submit(compile_case, case, args.lengths[0]) for case in cases}
-    concurrent.futures.wait(waiting.values(), timeout=args.seconds * 0.7)  # compiling beside it disturbs the clock
+    concurrent.futures.wait(waiting.values(), timeout=args.seconds * 0.7)  # compiling disturbs the timing
     for case, future in waiting.items():
         for length in args.lengths:
             left = args.seconds - (time.perf_counter() - begun)

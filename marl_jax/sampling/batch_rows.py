@@ -208,22 +208,23 @@ class BatchRows:
 
     def compile(self) -> None:
         """Begins to compile every program that plain requests need, beside the work."""
-        jobs, weights = [], self.engine.weights
+        weights, pages, jobs = self.engine.weights, self.pages, {}
         for count in self._line_counts:
             zeros = np.zeros((count,), np.int32)
             lines = Lines(np.zeros((count, self.line), np.int32), zeros, zeros, self._empty_table(count), zeros)
-            jobs.append((("read", count), self.engine._read_lines, (weights, self.pages, lines)))
+            jobs["read", count] = self.engine._read_lines, (weights, pages, lines)
+        reads = list(jobs)
         for count in self._row_counts:
             rows = self._row_batch([np.zeros((0,), np.int64) for _ in self.parts], count)
-            key = _decode_key(count, rows)
-            jobs.append((key, self.engine._decode_rows, (weights, self.pages, rows, self.chunk)))
+            jobs[_decode_key(count, rows)] = self.engine._decode_rows, (weights, pages, rows, self.chunk)
+        decodes = list(jobs)[len(reads) :]
         pairs = np.zeros((len(self.parts), PAIRS), np.int32)
-        jobs.append((("_copy_pages",), self.engine._copy_pages, (self.pages, pairs, pairs)))
-        few, many, copy = len(self._line_counts), len(jobs) - 2, len(jobs) - 1
-        urgent = [0, few, copy, many, few - 1]  # what one request needs, then what many do
-        order = [*dict.fromkeys(urgent), *(i for i in range(len(jobs)) if i not in urgent)]
-        shapes = [(key, program, jax.tree.map(_shape, arguments)) for key, program, arguments in jobs]
-        self._compiled = CompiledPrograms([shapes[i] for i in order])
+        jobs["_copy_pages",] = self.engine._copy_pages, (pages, pairs, pairs)
+        # What one request needs, then what many need, then the sizes between.
+        order = dict.fromkeys([reads[0], decodes[0], ("_copy_pages",), decodes[-1], reads[-1], *decodes])
+        self._compiled = CompiledPrograms(
+            [(key, jobs[key][0], jax.tree.map(_shape, jobs[key][1])) for key in order]
+        )
 
     def stop_compiling(self) -> None:
         """Gives up what has not been begun."""

@@ -153,7 +153,7 @@ def test_what_is_held_is_not_forgotten():
 
 
 def test_equal_contents_are_found_in_one_page_and_lead_on():
-    """Two rows write the same; what only the second goes on with is found behind the pages of the first."""
+    """Two rows write the same; what only the second continues with is found behind the pages of the first."""
     pool = PagePool(0, 8, SIZE)
     one, two = pool.take(2), pool.take(3)
     pool.publish(0, ints([5, 6, 7, 8]), one)

@@ -343,7 +343,7 @@ def test_a_long_prompt_is_read_beside_rows_that_decode():
 
 
 def test_idle_rows_are_filled_before_the_next_chunk():
-    """With a quarter of the rows waiting, reading goes on until fewer are."""
+    """While more rows wait than a sixteenth of the batch, here one, reading continues before anybody decodes."""
     engine = FakeEngine()
     batcher = make(engine, rows=8, cache_tokens=8 * LENGTH, lines=(1,), line=3)
     for first in range(8):

@@ -1,4 +1,4 @@
-"""What coder and tester are told. No text here has a hidden test in it."""
+"""The prompts of coder and tester. None of them has a hidden test in it."""
 
 from __future__ import annotations
 

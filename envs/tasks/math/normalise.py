@@ -55,7 +55,7 @@ _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
 ))  # fmt: skip
 
 _AFTER_FRACTION = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")
-_TRAILING = re.compile(r"(?:\s|\\\\)*[.;,:]?(?:\s|\\\\)*$")  # one mark: 1, 2, 3, ... goes on
+_TRAILING = re.compile(r"(?:\s|\\\\)*[.;,:]?(?:\s|\\\\)*$")  # one mark: 1, 2, 3, ... continues
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])|(?<=\d)\s+(?=[a-zA-Z])|(?<=[a-zA-Z])\s+(?=\d)")
 
 

@@ -156,7 +156,7 @@ def check(tree) -> None:
     """Raise NotAValue unless this is a tree that `encode` could have made."""
     try:
         canonical(tree)
-        with contextlib.suppress(NotAValue):  # objects have no source, but are told as such
+        with contextlib.suppress(NotAValue):  # objects have no source, but are reported as such
             source(tree)
     except NotAValue:
         raise
