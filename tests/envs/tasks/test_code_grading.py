@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,7 @@ from envs.tasks.code import readers, sample, sources
 from envs.tasks.code.grading import grade, module
 from envs.tasks.code.rows import is_trainable, make_row
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
-
-DATA = Path(os.environ.get("MARL_JAX_DATA") or Path(__file__).parents[3] / ".." / "shared" / "data")
-needs_data = pytest.mark.skipif(not (DATA / "open" / "mbpp.jsonl.gz").exists(), reason=f"no data files in {DATA}")
+from tests.conftest import shared_data
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +157,9 @@ def test_the_samples_solutions_pass_and_nothing_else_does(sandbox):
         assert run(sandbox, row, wrong)["share"] == 0, row["id"]
 
 
-@needs_data
 def test_some_gold_solutions_pass_and_buggy_ones_do_not(sandbox, monkeypatch):
     """All of them: `python -m benchmarks.code_gold`."""
-    monkeypatch.setenv("MARL_JAX_DATA", str(DATA))
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/mbpp.jsonl.gz").parents[1]))
     files = {name: sources.from_jsonl(sources.find(name)) for name in ("mbpp", "humaneval", "quixbugs_python")}
     for reader, records in ((readers.mbpp, files["mbpp"][::100]), (readers.humaneval, files["humaneval"][::20])):
         for row in reader(records):

@@ -22,14 +22,12 @@ from envs.tasks.code.rows import check_row, is_trainable, kind_of, make_row, som
 from envs.tasks.code.task import Code
 from envs.tasks.data import DataError
 from envs.tasks.task import PARTS
-
-DATA = Path(os.environ.get("MARL_JAX_DATA") or Path(__file__).parents[3] / ".." / "shared" / "data")
-needs_data = pytest.mark.skipif(not (DATA / "open" / "mbpp.jsonl.gz").exists(), reason=f"no data files in {DATA}")
+from tests.conftest import shared_data
 
 
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setenv("MARL_JAX_DATA", str(DATA))
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/mbpp.jsonl.gz").parents[1]))
 
 
 # ---------------------------------------------------------------------------------------------------- assertions
@@ -321,7 +319,6 @@ def test_without_its_file_a_data_set_is_the_sample(tmp_path, monkeypatch, caplog
     assert "mbpp: no file mbpp in $MARL_JAX_DATA" in caplog.text and len(caplog.records) == 1
 
 
-@needs_data
 def test_the_published_files_are_read_whole(data):
     sizes = {
         "mbpp": (371, 90, 500), "humaneval": (0, 0, 164), "cruxeval_output": (0, 0, 800), "quixbugs": (0, 0, 40),
