@@ -37,6 +37,11 @@ def qwen2_5_coder_half_billion() -> ConfigDict:
     return model("qwen2.5-coder-0.5b-instruct")
 
 
+def qwen2_5_coder_two_billion() -> ConfigDict:
+    """Qwen2.5-Coder-1.5B-Instruct with LoRA on every projection over a bf16 base."""
+    return model("qwen2.5-coder-1.5b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))
+
+
 def qwen3_two_billion() -> ConfigDict:
     """Qwen3-1.7B, all weights trained."""
     return model("qwen3-1.7b")

@@ -32,9 +32,14 @@ class Clock:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
-        """Seconds per phase, and games or episodes and tokens per second of playing and learning."""
+        """Seconds per phase, and games or episodes and tokens per second of playing and learning.
+
+        Of a host rollout also `device_idle`: at most this share of playing and learning the device waited for the host.
+        """
         busy = sum(self._seconds.get(phase, 0.0) for phase in ("reshard", "rollout", "update"))
         rates = {f"{name}_per_s": counted[name] / busy for name in ("games", "episodes", "tokens") if name in counted}
+        if busy and "seconds/device" in counted:
+            rates["device_idle"] = max(self._seconds.get("rollout", 0.0) - counted["seconds/device"], 0.0) / busy
         return {**{f"seconds/{phase}": s for phase, s in self._seconds.items()}, **rates}
 
 

@@ -29,7 +29,10 @@ from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMED = ("time", "seconds/rollout", "seconds/update", "episodes/seconds", "episodes_per_s", "tokens_per_s")
+TIMED = (
+    "time", "seconds/rollout", "seconds/update", "seconds/generating", "seconds/device", "device_idle",
+    "episodes/seconds", "episodes_per_s", "tokens_per_s",
+)  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -92,6 +95,7 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
         assert row["episodes"] == 2 and row["episodes/finished"] + row["episodes/failed"] == 2
         assert row["answers_trained"] == row["answers"] and row["skipped"] == 0
         assert row["logprob_diff"] < 1e-5 and row["tokens"] > row["answers"] and row["tokens_per_s"] > 0
+        assert 0 < row["seconds/device"] < row["seconds/generating"] and 0 < row["device_idle"] < 1
         assert {"success", "reward/team", "reward/process", "reward/agent_0", "answer_length"} <= set(row)
 
 

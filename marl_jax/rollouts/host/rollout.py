@@ -81,6 +81,7 @@ class HostRollout:
         number = self.process[0]
         header = {"seed": int(state["seed"]), "step": step, "jobs": [jobs[0].id, jobs[-1].id], "process": number}
         journal = Journal(journals.path_of(self.journal, step, number), header)
+        before = self._sampler_seconds()
         try:
             episodes = self.runner.play(jobs, journal)
         finally:
@@ -96,7 +97,10 @@ class HostRollout:
             time_order=self.time_order, process=self.process,
         )  # fmt: skip
         samples = samples.replace(longest=max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers))
-        totals = episode_metrics.merge(self.gather(episode_metrics.totals(episodes, self.runner.task.roles)))
+        spent = {f"seconds/{name}": [now - then, 1] for (name, now), then in
+                 zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
+        totals = {**episode_metrics.totals(episodes, self.runner.task.roles), **spent}
+        totals = episode_metrics.merge(self.gather(totals))
         return self.place(samples), self._advance(state), episode_metrics.means(totals)
 
     def after_update(self, state: State, params: Any, step: int) -> State:
@@ -130,6 +134,12 @@ class HostRollout:
         """The number of the example at a position of the data, counted through all epochs."""
         epoch, index = divmod(position, len(self.examples))
         return order(seed, epoch, index, len(self.examples))
+
+    def _sampler_seconds(self) -> dict[str, float]:
+        """How long the samplers have been at work so far, and of that how long the host has waited for the device."""
+        samplers = {id(speaker.sampler): speaker.sampler for speaker in self.runner.speakers}.values()
+        usages = [sampler.usage for sampler in samplers if hasattr(sampler, "usage")]
+        return {"generating": sum(u.seconds for u in usages), "device": sum(u.waited for u in usages)}
 
     def _advance(self, state: State) -> State:
         position, step = int(state["position"]) + self.n_examples, int(state["step"]) + 1
