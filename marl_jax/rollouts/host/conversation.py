@@ -27,6 +27,9 @@ from models.tokenizers import Tokenizer
 OPTIONS = ("max_new_tokens", "stop_strings")
 """What a task may change for one answer. Temperature and the like are the policy's: the learner needs them too."""
 
+OPENINGS = 4096
+"""Beginnings of chats whose ids are remembered."""
+
 
 class AnswerLost(EpisodeError):
     """The sampler gave no usable answer: logits that are not finite, or a request that was ended."""
@@ -82,6 +85,13 @@ class Speaker:
 
     def opening(self, system: str | None, text: str) -> list[int]:
         """The ids of a chat up to its first answer. Special tokens in texts are dropped: no text can forge a turn."""
+        return list(self._openings(system, text))  # the episodes of an example all begin alike
+
+    @functools.cached_property
+    def _openings(self):
+        return functools.lru_cache(OPENINGS)(self._encode_opening)
+
+    def _encode_opening(self, system: str | None, text: str) -> list[int]:
         parts, clean = self.parts, self.tokenizer.strip_special
         start = parts.start
         if system is not None:

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import os
 import random
 import time
 import traceback
@@ -165,7 +166,7 @@ class EpisodeRunner:
     time_limit   seconds for an episode, from when it starts
     block_limit  seconds for which an episode may keep the event loop to itself
     concurrency  episodes that are played at the same time
-    workers      processes for verifiers
+    workers      processes for verifiers; None: one for each CPU, from 2 to 16
     """
 
     def __init__(
@@ -179,11 +180,12 @@ class EpisodeRunner:
         time_limit: float = 600.0,
         block_limit: float = 10.0,
         concurrency: int = 4096,
-        workers: int = 2,
+        workers: int | None = None,
     ):
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
-        self.block_limit, self.workers = block_limit, Workers(workers)
+        self.block_limit = block_limit
+        self.workers = Workers(workers or min(max(os.cpu_count() or 2, 2), 16))
         self._loop = asyncio.new_event_loop()
 
     def play(self, jobs: Sequence[Job], journal: Journal | None = None) -> list[Episode]:
