@@ -1,0 +1,83 @@
+"""What is installed and what importing does: lock files that fit the requirements, and no network at import."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+SETS = ("requirements", "requirements-gpu", "requirements-tpu", "requirements-test")
+
+IMPORTS = """
+import importlib, pkgutil, socket, sys
+
+def refuse(*args, **kwargs):
+    raise SystemExit(f"a connection was asked for while importing {name}: {args}")
+
+socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
+name, count = "launch", 0
+importlib.import_module(name)
+for package in ("configs", "envs", "experiments", "marl_jax", "models"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        name = module.name
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+            count += 1
+print(count)
+"""
+
+
+def requirements(name: str) -> list[Requirement]:
+    """The lines of a requirements file, those of the files it names included."""
+    found = []
+    for line in (ROOT / f"{name}.txt").read_text().splitlines():
+        line = line.partition(" #")[0].partition("#")[0].strip()
+        if line.startswith("-r "):
+            found += requirements(line.removeprefix("-r ").removesuffix(".txt"))
+        elif line:
+            found.append(Requirement(line))
+    return found
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """From the name of a package to its versions in a lock file; there may be one per interpreter."""
+    found: dict[str, list[str]] = {}
+    for package, version in re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "locks" / f"{name}.lock").read_text(), re.M):
+        found.setdefault(_canonical(package), []).append(version)
+    return found
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SETS)
+def test_a_lock_file_fits_its_requirements_and_has_a_hash_for_everything(name):
+    have = locked(name)
+    for requirement in requirements(name):
+        versions = have.get(_canonical(requirement.name))
+        assert versions, f"{requirement} is not in locks/{name}.lock; run `make lock`"
+        assert all(requirement.specifier.contains(version) for version in versions), (requirement, versions)
+    text = (ROOT / "locks" / f"{name}.lock").read_text()
+    blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
+    assert blocks and all("--hash=sha256:" in block for block in blocks)
+    assert "://" not in text
+
+
+@pytest.mark.quick
+def test_every_locked_package_has_a_licence_in_the_list():
+    text = (ROOT / "docs" / "licences.md").read_text()
+    listed = {_canonical(name) for name in re.findall(r"^\| ([\w.-]+) \| [\d.]", text, re.M)}
+    for requirement in requirements("requirements-test"):
+        assert _canonical(requirement.name) in listed, f"{requirement.name}: run `make lock licences`"
+    assert "not stated" not in text
+
+
+def test_importing_asks_for_no_connection():
+    ran = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert int(ran.stdout.split()[-1]) > 200
