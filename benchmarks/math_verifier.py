@@ -26,7 +26,7 @@ from envs.tasks.math.verifier import LIMIT, verify
 EXCEPTIONS: dict[str, str] = {}
 """Ids whose gold answer cannot score, with the reason."""
 
-PAIRS = ("math_pairs_written.jsonl", "math_pairs_generated.jsonl")
+PAIRS = ("math_pairs_written.jsonl", "math_pairs_outside.jsonl", "math_pairs_generated.jsonl")
 
 
 def ways(gold: str) -> list[str]:

@@ -2,8 +2,8 @@
 
     python scripts/licences.py locks/requirements.lock locks/requirements-test.lock > docs/licences.md
 
-The table has what the packages say of themselves: `License-Expression`, else the classifiers, else `License`. Only packages
-that are installed beside this interpreter can be asked.
+The table has what the packages say of themselves: `License-Expression`, else the classifiers, else `License`. Only
+packages that are installed beside this interpreter can be asked.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _STEPS = tuple((re.compile(pattern), new) for pattern, new in (
     (r"(?<=\d)\s*(?:\{,\}|,?\\!,?(?:\\!)?|\\,)\s*(?=\d{3}(?!\d))", ","),  # thousands: 1{,}000, 1\,000, 1,\!000
     (r"\\(?:left|right|[bB]igg?[lrm]?|middle)\b\s*\.?(?![a-zA-Z])", ""),
     (r"(?<!\\)\\[!,;:>]|\\(?:quad|qquad|thinspace|enspace|displaystyle|textstyle|limits|nolimits)\b|(?<!\\)~", " "),
-    (r"(?<!\\)\\ ", " "),
+    (r"(?<!\\)\\(?=\s|$)", " "),
+    (r"\{:\}|\\colon\b", ":"),
     (r"\\\$", "$"),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"(?<!\\)\$", ""),

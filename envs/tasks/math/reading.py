@@ -76,8 +76,15 @@ class Equation:
 
 _OPEN, _CLOSE = "([{", ")]}"
 _JOIN = re.compile(r"\\text\{[\s,;]*(and|or)[\s,;]*\}|\b(and|or)\b(?![^{]*\})")
-_THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}(,\d{3})+(\.\d+)?")
+THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}(,\d{3})+(\.\d+)?")
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_SCALED_MATRIX = re.compile(r"(.+?)\s*(?:\\cdot|\\times)?\s*(\\begin\{[pbB]matrix\}.*)", re.DOTALL)
+_TO = re.compile(r"([\d.]+)\s*\\text\{\s*to\s*\}\s*([\d.]+)")
+_TIME = re.compile(r"\d{1,2}:\d{2}.*")
+_LARGE = re.compile(
+    r"([-+]?\d[\d.,]*)\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)\b\s*([a-zA-Z ]*)(?:\})?", re.IGNORECASE
+)
+_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _RELATION = re.compile(r"\\le\b|\\ge\b|<=|>=|<|>")
 _LEADING = re.compile(
@@ -100,7 +107,7 @@ def read(text: str, depth: int = 0):
         raise Unreadable("empty")
     if depth == 0 and _depth(text) > MAX_DEPTH:
         raise Unreadable("nested too deeply")
-    if _THOUSANDS.fullmatch(text):
+    if THOUSANDS.fullmatch(text):
         return Scalar(text.replace(",", "").replace(" ", ""))
     if (shorter := _LEADING.sub("", text)) and shorter != text:
         return read(shorter, depth + 1)
@@ -124,6 +131,12 @@ def read(text: str, depth: int = 0):
     if (matrix := _MATRIX.fullmatch(text)) is not None:
         rows = [r for r in re.split(r"\\\\(?:\s*\[[^\]]*\])?", matrix[2]) if r.strip()]
         return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row.split("&")) for row in rows))
+    if (scaled := _SCALED_MATRIX.fullmatch(text)) is not None and _MATRIX.fullmatch(scaled[2]):
+        return _times(scaled[1], read(scaled[2], depth + 1))
+    if (ratio := _TO.fullmatch(text)) is not None:
+        return read(f"{ratio[1]}:{ratio[2]}", depth + 1)
+    if len(parts := split(text, ":")) > 2 and all(p.strip() for p in parts):
+        return Ordered(tuple(read(p, depth + 1) for p in parts), "::")  # 1:2:3; of two numbers it is their quotient
     if (relation := _inequality(text)) is not None:
         return relation
     if (equation := _equation(text, depth)) is not None:
@@ -163,6 +176,13 @@ def split(text: str, separator: str) -> list[str]:
         at += 1
     parts.append(text[start:])
     return parts
+
+
+def _times(factor: str, matrix: Matrix) -> Matrix:
+    """A matrix with every entry multiplied."""
+    if not all(isinstance(cell, Scalar) for row in matrix.rows for cell in row):
+        raise Unreadable("a factor of a matrix that has no numbers")
+    return Matrix(tuple(tuple(Scalar(rf"({factor}) \cdot ({cell.latex})") for cell in row) for row in matrix.rows))
 
 
 def _listing(items: list) -> object:
@@ -275,8 +295,13 @@ def _leaf(text: str) -> Scalar | Words:
         return Words(" ".join(plain.lower().split()).strip(" ."))
     if (base := _BASE.fullmatch(text)) is not None:
         return Words(f"{base[1].lstrip('0') or '0'} base {base[2]}")
-    if re.fullmatch(r"[a-zA-Z][a-zA-Z]+(?:[\s'-]+[a-zA-Z0-9]+)*", plain) or re.fullmatch(r"\d{1,2}:\d{2}.*", plain):
+    if _TIME.fullmatch(plain):
+        return Words(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
+    if re.fullmatch(r"[a-zA-Z][a-zA-Z]+(?:[\s'-]+[a-zA-Z0-9]+)*", plain):
         return Words(" ".join(plain.lower().split()))
+    if (large := _LARGE.fullmatch(text)) is not None:
+        number = _measured(f"{large[1].replace(',', '')} {large[3]}".strip())
+        return dataclasses.replace(number, latex=rf"{number.latex} \cdot 10^{{{_POWERS[large[2].lower()]}}}")
     return _measured(text)
 
 

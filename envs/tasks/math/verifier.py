@@ -7,13 +7,25 @@ signs may be left out. `verify` is called in a worker process through `ask.verif
 
 from __future__ import annotations
 
+import re
 import sys
 
 from envs.tasks.math import letters, symbolic
 from envs.tasks.math.equations import is_name, is_unsolved
 from envs.tasks.math.extract import NoAnswer, answers
 from envs.tasks.math.normalise import clean, squeezed
-from envs.tasks.math.reading import Equation, Listing, Matrix, Ordered, Scalar, Union, Unreadable, Words, read
+from envs.tasks.math.reading import (
+    THOUSANDS,
+    Equation,
+    Listing,
+    Matrix,
+    Ordered,
+    Scalar,
+    Union,
+    Unreadable,
+    Words,
+    read,
+)  # fmt: skip
 from envs.tasks.math.units import differ, single_letter
 from envs.tasks.task import Verdict
 
@@ -58,7 +70,7 @@ def ballot(answer: str) -> str:
 
 def compare(gold: str, answer: str) -> tuple[bool, str]:
     """Whether an answer equals the gold one, and why."""
-    gold, answer = clean(gold), clean(answer)
+    gold, answer = _with_currency(gold), _with_currency(answer)
     if not answer:
         return False, "empty"
     if squeezed(gold) == squeezed(answer):
@@ -78,6 +90,17 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
         return False, "different"
     except Unreadable as error:
         return False, str(error)
+
+
+_DOLLARS = re.compile(r"\s*\\\$\s*[\d.,{}!\\\s]*\d\s*")
+
+
+def _with_currency(answer: str) -> str:
+    r"""A cleaned answer. Cleaning takes \$ away, and 18 cents are not \$18: the sign becomes a unit."""
+    text = clean(answer)
+    if not _DOLLARS.fullmatch(answer):
+        return text
+    return (text.replace(",", "") if THOUSANDS.fullmatch(text) else text) + r"\text{ dollars}"
 
 
 # ---------------------------------------------------------------------------------------------------- by structure

@@ -1,7 +1,7 @@
 r"""The math verifier: hard pairs whose labels were known before it, hostile answers, and rules by property.
 
-`math_pairs_written.jsonl` was written by hand before there was a verifier; `scripts/math_pairs.py` makes the generated
-pairs, labelled by construction.
+`math_pairs_written.jsonl` was written by hand before there was a verifier, `math_pairs_outside.jsonl` afterwards by
+someone who had not seen it; `scripts/math_pairs.py` makes the generated pairs, labelled by construction.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tests.conftest import shared_data
 FOLDER = Path(__file__).parent
 PAIRS = {
     name: [json.loads(line) for line in (FOLDER / f"math_pairs_{name}.jsonl").read_text().splitlines()]
-    for name in ("written", "generated")
+    for name in ("written", "outside", "generated")
 }
 
 
@@ -45,7 +45,7 @@ def is_right(gold, answer):
 
 def test_there_are_enough_pairs_of_each_origin():
     total = sum(map(len, PAIRS.values()))
-    assert total >= 500 and len(PAIRS["generated"]) >= total / 2 and len(PAIRS["written"]) >= total / 4
+    assert total >= 500 and all(len(rows) >= total / 5 for rows in PAIRS.values())
     for rows in PAIRS.values():
         assert 0.3 < sum(row["right"] for row in rows) / len(rows) < 0.7
         assert len({(row["gold"], row["text"]) for row in rows}) == len(rows)
