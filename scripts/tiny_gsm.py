@@ -20,6 +20,9 @@ from envs.tasks.math import programs
 from envs.tasks.math.tool import printed_answer
 from envs.tasks.sandbox import Sandbox
 
+CHUNK = 1000
+"""Programs that wait for the sandbox at once."""
+
 
 async def solved(path: Path, sandbox: Sandbox) -> tuple[list[dict], Counter]:
     """Rows {id, question, answer}, and why others were left out."""
@@ -27,8 +30,9 @@ async def solved(path: Path, sandbox: Sandbox) -> tuple[list[dict], Counter]:
     async def one(row):
         return row, await sandbox.run(programs.to_run(row["program"]))
 
-    kept, dropped = [], Counter()
-    for row, result in await asyncio.gather(*map(one, programs.tiny_gsm(path))):
+    rows, kept, dropped = programs.tiny_gsm(path), [], Counter()
+    ran = [pair for i in range(0, len(rows), CHUNK) for pair in await asyncio.gather(*map(one, rows[i : i + CHUNK]))]
+    for row, result in ran:
         answer = printed_answer(result.stdout) if result.status == "ok" else None
         if result.status != "ok":
             dropped[result.limit or result.status] += 1

@@ -111,6 +111,31 @@ def test_adapters_that_do_not_learn_keep_parameters_and_moments():
     assert equal(third.trained, second.trained) and int(third.skipped) == 0
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_moments_stay_where_an_adapter_does_not_learn(kind):
+    """One step by hand: the second of two adapters has moments, a gradient even, and no answer."""
+    rng = np.random.default_rng(0)
+    draw = lambda: {"q": {"b": jnp.asarray(rng.normal(size=(2, 2, 3, 4)), jnp.float32)}}  # noqa: E731
+    policy = dataclasses.replace(free_policy(), lora=LoraSpec(2, 3, 4.0, ("q",), learns=(True, True)))
+    optimiser = make_optimiser(schema.group("optim", adam_state_dtype=kind), 10, 1)
+    trained = {"adapters": draw(), "critic": {"bias": jnp.ones(())}}
+    state = update.new_train_state(trained, {}, optimiser)
+
+    def step(state, learns):
+        grads = {"adapters": draw(), "critic": {"bias": jnp.ones(())}}
+        return update.apply_gradients(policy, optimiser, state, grads, {"loss": jnp.ones(())}, jnp.asarray(learns))[0]
+
+    first = step(state, [True, True])
+    second = step(first, [True, False])
+    third = step(second, [False, False])
+    assert not equal(everything(first, 1), everything(state, 1))
+    assert equal(everything(second, 1), everything(first, 1)) and not equal(everything(second, 0), everything(first, 0))
+    assert second.trained["critic"]["bias"] != first.trained["critic"]["bias"], "the adapters share it"
+    assert equal(third.trained, second.trained) and equal(everything(third, 0), everything(second, 0))
+    counts = [next(part for part in s.optimiser if hasattr(part, "mu")).count for s in (first, second, third)]
+    assert counts == [1, 2, 3], "the schedule of the learning rate is the run's"
+
+
 # ------------------------------------------------------------------------------- base models with different tokenizers
 
 

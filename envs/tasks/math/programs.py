@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from envs.tasks.data import Dataset, check_fields, from_jsonl, from_list
+from envs.tasks.data import DataError, Dataset, check_fields, from_jsonl, from_list
 from envs.tasks.math import tool
 from envs.tasks.math.extract import NoAnswer, after_thinking
 
@@ -34,7 +34,7 @@ MAX_EXPRESSION = 200
 """Characters of a calculation; a longer one is not read."""
 
 _CALCULATION = re.compile(r"<<([^<>]*)>>")
-_TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|//|[-+*/()])")
+_TOKEN = re.compile(r"\s*(\d+\.?\d*|\.\d+|//|[-+*/()])", re.ASCII)
 _PRODUCTS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv}
 _SIGNS = ("+", "-", *_PRODUCTS)
 _CALL = f"""
@@ -147,7 +147,7 @@ def _written(tokens: Sequence[str], names: dict[Fraction, str]) -> str:
     text, before = "", "("
     for token in tokens:
         if _is_number(token):
-            text += names.get(Fraction(token)) or re.sub(r"^0+(?=\d)", "", token)
+            text += names.get(Fraction(token)) or re.sub(r"^0+(?=[0-9])", "", token)
         else:
             text += f" {token} " if token in _SIGNS and (_is_number(before) or before == ")") else token
         before = token
@@ -205,12 +205,15 @@ def tiny_gsm(path: str | Path) -> Dataset:
     """
     rows = from_jsonl(path)
     check_fields(rows, required=("question", "code"), filled=("question", "code"))
-    made = [
-        {"id": f"tiny_gsm/{i}", "question": row["question"], "program": row["code"]} for i, row in enumerate(rows)
-    ]
+    made = []
+    for i, row in enumerate(rows):
+        for name in ("question", "code"):
+            if not isinstance(row[name], str):
+                raise DataError(f"{rows.where(i)}: the field {name!r} is {row[name]!r:.80}; expected a text")
+        made.append({"id": f"tiny_gsm/{i}", "question": row["question"], "program": row["code"]})
     return from_list(made, str(path))
 
 
 def is_decimal(text: str) -> bool:
     """Whether a text is one finite number in digits."""
-    return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
+    return re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) is not None

@@ -91,7 +91,8 @@ def test_kinds(solution, answer, found):
 
 @pytest.mark.parametrize(
     "text",
-    ["<<2+=4>>", "<<(2+3=5>>", "<<2 3=5>>", "<<2**3=8>>", "<<x*2=4>>", "<<5>>", "<<1/0=0>>", "<<2+2=four>>", "<<)=1>>",
+    ["<<2+=4>>", "<<(2+3=5>>", "<<2 3=5>>", "<<2**3=8>>", "<<x*2=4>>", "<<5>>", "<<1/0=0>>", "<<2+2=four>>",
+     "<<)=1>>", "<<٣+1=4>>",
      "<<__import__('os')=1>>", f"<<{'(' * 300}1=1>>"],
 )  # fmt: skip
 def test_what_is_no_calculation_is_refused_and_named(text):
@@ -163,6 +164,9 @@ def test_tiny_gsm_rows_become_problems(sandbox, tmp_path, capsys):
     ]
     source.write_text(json.dumps(rows[0]) + "\n" + json.dumps({"question": "q", "code": " "}) + "\n")
     with pytest.raises(DataError, match="tiny.jsonl:2: the field 'code' is empty"):
+        programs.tiny_gsm(source)
+    source.write_text(json.dumps({"question": "q", "code": 5}) + "\n")
+    with pytest.raises(DataError, match="tiny.jsonl:1: the field 'code' is 5; expected a text"):
         programs.tiny_gsm(source)
 
 
