@@ -1,4 +1,4 @@
-"""The GRPO family exactly as published, each function named after its paper: `config.algo = published.dapo(16)`.
+"""Algorithms exactly as published, each function named after its paper: `config.algo = published.dapo(16)`.
 
 Our own defaults (`configs/algorithms.py`) differ: groups whose rewards are all equal are left out of the mean, the
 variance is divided by K rather than K - 1, and `tis_clip` corrects for a sampler that rounds otherwise. Here such
@@ -45,6 +45,26 @@ def dapo(group_size: int | None = None, **changes) -> ConfigDict:
 def gspo(group_size: int | None = None, **changes) -> ConfigDict:
     """GSPO, Zheng et al. 2025 (arXiv 2507.18071): one ratio per answer, its geometric mean, with a narrow clip."""
     return _exactly(group_size, dict(std_ddof=1, ratio="sequence", clip_low=3e-4, clip_high=4e-4), changes)
+
+
+MAPORL_OPTIM = dict(lr=1e-5, b1=0.9, b2=0.95)
+"""The optimiser of MAPoRL, AdamW under LoRA: `config.optim.update(published.MAPORL_OPTIM)`."""
+
+
+def maporl(turns: int = 3, released: bool = False, **changes) -> ConfigDict:
+    """MAPoRL, Park et al. 2025 (arXiv 2502.18439), on debates of `turns` turns, of which all but the first learn.
+
+    The task's reward of an answer already holds what it leads to, so every answer is a stream of its own (gamma 0): GAE
+    runs over its tokens, the value behind the last is 0, and the KL is charged token by token. The critic reads the
+    question and the answer, without the debate. The released code differs in the weight of the KL (`released`); its
+    value head is not trained, here it is. How many minibatches they take is not stated; ours is the default.
+    """
+    own = dict(
+        gamma=0.0, gae="token", lam=0.95, gamma_token=1.0, clip_low=0.2, clip_high=0.2, value_clip=0.2, value_coef=0.1,
+        epochs=4, entropy_coef=0.0, kl_coef=2e-3 if released else 2e-4, kl_in="reward", kl_kind="k1", whiten="turn",
+        critic="head", critic_reads="answer", train_turns=tuple(range(1, turns)), tis_clip=0.0,
+    )  # fmt: skip
+    return algorithms.ppo(**own | changes)
 
 
 def _exactly(group_size: int | None, own: dict, changes: dict) -> ConfigDict:

@@ -12,6 +12,7 @@ built-in ones. Programs run in a sandbox (docs/sandbox.md).
     --config.task.params.dataset=math                                     trains on MATH
     --config.task.params.test_dataset=aime2025                            evaluates on a contest
     --config.task.params.tool=False --config.task.params.turns=1          `single_grpo`: plain GRPO, one answer each
+    --config.task.params.tool=False --config.task.params.answer=program   `single_grpo`: the answer is a program
 
 The embedded model works on the built-in problems. It has never read a word, so it boxes no answer and learns nothing;
 the run shows that everything works. Two steps and two evaluations take half a minute of CPU time.

@@ -61,6 +61,16 @@ def integer(low: int, high: int | None = None) -> Rule:
     return Rule(words, lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= top)
 
 
+def distinct_integers(low: int) -> Rule:
+    """A tuple of different whole numbers from `low` up."""
+    one = integer(low)
+
+    def holds(x: Any) -> bool:
+        return isinstance(x, tuple | list) and all(map(one.holds, x)) and len(set(x)) == len(x)
+
+    return Rule(f"a tuple of different whole numbers from {low} up", holds)
+
+
 def number(low: float = -math.inf, high: float = math.inf, above: bool = False) -> Rule:
     """A finite number in a range; with `above`, the lower end itself is left out."""
     start = "" if low == -math.inf else (f" above {low:g}" if above else f" from {low:g}")

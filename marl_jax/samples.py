@@ -34,6 +34,8 @@ class Samples:
     positions       int32 [N, T]     place of each token in its conversation, the prefix included
     lengths         int32 [N]        tokens of the row that are real
     policy          int32 [N]        who answered, a number of the policies that learn; -1 is anyone else
+    opening         int32 [N]        tokens of the row's conversation before its first answer, whoever gave that: the
+                    question; None where rows may hold several conversations
 
     of answers [N, S]:
     answer_lengths  int32            0 where there is none
@@ -93,6 +95,7 @@ class Samples:
     central: tuple[jax.Array, jax.Array] | None = None
     ref_logps: jax.Array | None = None
     old_logps: jax.Array | None = None
+    opening: jax.Array | None = None
     segment: jax.Array | None = None
     branch: jax.Array | None = None
     answer_at: jax.Array | None = None

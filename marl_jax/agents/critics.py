@@ -4,6 +4,9 @@ head      one linear map on the policy's own hidden state: no further forward pa
 separate  a trunk of its own, started from the policy's weights, that reads the same tokens
 central   a trunk of its own that reads what every seat sees, the agent to move last: all that anyone knows of the
           state. It helps to learn and is not needed to play.
+
+A critic of a chat reads all of it, or the question and one answer alone (`answers_alone`). The head then takes a second
+forward pass of the policy, as the hidden states of the chat have seen the other turns.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from marl_jax.samples import Samples
 from models.config import ModelConfig
 from models.model import Model
 
@@ -47,6 +51,34 @@ def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dty
     """Values float32 [N, T] of a critic with its own trunk, at every position of tokens int32 [N, T]."""
     hidden, _ = model.forward(critic["model"], tokens, lengths=lengths, dtype=dtype, **settings)
     return read(critic, hidden)
+
+
+def answers_alone(samples: Samples) -> Samples:
+    """The same rows, in which every answer follows the opening of its chat, as if nothing had been said between.
+
+    No token moves: answers become branches of the opening, with positions counted on from it, and what stands between
+    them is seen by none of them.
+
+        tokens     q q a a u u b b b        q: the opening, a and b: answers, u: what the task said between
+        positions  0 1 2 3 . . 2 3 4
+        branch     - - 0 0 . . 1 1 1
+    """
+    rows = jnp.arange(samples.n)[:, None]
+    # The first token of an answer follows the opening, every other one the token before it.
+    later = (samples.answer_of >= 0) & (samples.first() == 0)
+    place = jnp.where(later, samples.reads, samples.tokens.shape[1])  # nowhere
+    branch = jnp.full(samples.tokens.shape, -1, jnp.int32).at[rows, place].set(samples.answer_of, mode="drop")
+    shift = jnp.take_along_axis(samples.opening[:, None] - samples.sees, jnp.maximum(branch, 0), axis=1)
+    question = samples.positions < samples.opening[:, None]
+    last = jnp.maximum(samples.opening - samples.positions[:, 0] - 1, 0)[:, None]
+    return samples.replace(
+        positions=jnp.where(branch >= 0, samples.positions + shift, samples.positions),
+        branch=branch,
+        segment=jnp.where(question | (branch >= 0), 0, -1),
+        sees=jnp.broadcast_to(samples.opening[:, None], samples.sees.shape),
+        reads=jnp.where(later, samples.reads, last),
+        fan=0,
+    )
 
 
 def join_views(tokens: jax.Array, lengths: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:

@@ -43,6 +43,7 @@ class Policy:
     rules        tokens with which every prompt begins (the rules of a game)
     lora         None trains all weights
     critic       see `critics.py`
+    critic_reads "chat", or "answer": a question and one answer to it, without the turns between
     dtype        of the arithmetic
     remat        what the learner rematerialises in the backward pass; `unroll`: see `Model.forward`
     fuse         decode with fused projections; off when heads are split over a mesh
@@ -56,6 +57,7 @@ class Policy:
     rules: tuple[int, ...] = ()
     lora: LoraSpec | None = None
     critic: str = "head"
+    critic_reads: str = "chat"
     dtype: jnp.dtype = jnp.bfloat16
     remat: str = "none"
     unroll: int = 0

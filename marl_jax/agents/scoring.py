@@ -36,7 +36,7 @@ def score(policy: Policy, weights: dict, samples: Samples) -> Scores:
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
     found = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
-    return Scores(*found, _values(policy, weights.get("critic", {}), samples, before))
+    return Scores(*found, _values(policy, weights, samples, before, adapters))
 
 
 def reference_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
@@ -81,13 +81,18 @@ def _layout(samples: Samples) -> Branches | Conversations:
     return Conversations(samples.positions, samples.segment, samples.branch, sees)
 
 
-def _values(policy: Policy, critic: dict, samples: Samples, before: jax.Array) -> jax.Array:
+def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, adapters) -> jax.Array:
+    """float32 [N, X]; `before` are the hidden states of the policy that reads the whole chat."""
     if policy.critic == "none":
         return jnp.zeros(samples.targets.shape, jnp.float32)
-    if policy.critic == "head":
+    critic, alone = weights["critic"], policy.critic_reads == "answer"
+    if policy.critic in ("head", "separate"):
+        read = critics.answers_alone(samples) if alone else samples
+        if policy.critic == "separate":
+            before = before_answers(policy, critic["model"], read, None)
+        elif alone:
+            before = before_answers(policy, weights["model"], read, adapters)
         return critics.read(critic, before)
-    if policy.critic == "separate":
-        return critics.read(critic, before_answers(policy, critic["model"], samples, None))
     settings = dict(remat=policy.remat, unroll=policy.unroll)
     tokens, lengths = (x.reshape(-1, *x.shape[2:]) for x in samples.central)
     values = at(critics.trunk(policy.model, critic, tokens, lengths, policy.dtype, **settings), lengths - 1)

@@ -69,17 +69,26 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
 def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
     """The samples with what the update compares them with: reference log-probabilities, and a KL in the reward.
 
-    A KL in the reward is subtracted from what the answering seat was paid.
+    A KL in the reward is subtracted from what the answering seat was paid, summed over the tokens of the answer.
     """
     if algo.kl_coef:
         ref = in_parts(lambda s: scoring.reference_logps(policy, weights, s), samples, algo.minibatches)
         samples = samples.replace(ref_logps=ref)
     if algo.kl_coef and algo.kl_in == "reward":
-        paid = losses.kl(samples.logps, samples.ref_logps, algo.kl_kind) * samples.mask()
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
-        penalty = algo.kl_coef * jnp.where(samples.recorded(), samples.to_answers(paid), 0.0)
-        samples = samples.replace(rewards=samples.rewards - penalty[..., None] * own)
+        paid = samples.to_answers(kl_rewards(samples, algo))
+        samples = samples.replace(rewards=samples.rewards + paid[..., None] * own)
     return samples
+
+
+def kl_rewards(samples: Samples, algo: ConfigDict) -> jax.Array:
+    """float32 [N, X]: what a KL in the reward pays for every token; zeros where it is not charged there."""
+    if not algo.kl_coef or algo.kl_in != "reward":
+        return jnp.zeros(samples.targets.shape, jnp.float32)
+    counts = samples.mask() * samples.to_tokens(samples.recorded())
+    # Of answers without room in a row the reference may mean nothing.
+    found = losses.kl(samples.logps, jnp.where(counts > 0, samples.ref_logps, samples.logps), algo.kl_kind)
+    return -algo.kl_coef * found * counts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from marl_jax.errors import not_divisible
 
 def ppo(c: ConfigDict) -> Iterator[str]:
     """PPO: one sample per prompt, values from a critic."""
+    yield from _train_turns(c)
     yield from _overlong(c)
     yield from _packing(c)
     if c.task.name and c.algo.critic == "central":
@@ -27,6 +28,11 @@ def ppo(c: ConfigDict) -> Iterator[str]:
     if c.algo.pack and c.algo.critic != "head":
         found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
         yield f"{found}; accepted: 0, or algo.critic 'head'"
+    if c.algo.pack and c.algo.critic_reads == "answer":
+        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'answer'; accepted: 0, or 'chat'"
+    for name, of_tasks, default in (("critic_reads", "answer", "chat"), ("whiten", "turn", "agent")):
+        if c.algo[name] == of_tasks and not c.task.name:
+            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}; accepted: {default!r}, or a task"
     if c.algo.gae == "token" and not _free_answers(c):
         yield "config.algo.gae is 'token' with rollout.answer 'constrained'; accepted: 'turn', or rollout.answer 'free'"
     if c.algo.gae == "token" and c.algo.critic == "central":
@@ -38,6 +44,7 @@ def ppo(c: ConfigDict) -> Iterator[str]:
 
 def grpo(c: ConfigDict) -> Iterator[str]:
     """GRPO: whole episodes from one start in groups."""
+    yield from _train_turns(c)
     yield from _overlong(c)
     yield from _packing(c)
     yield from _no_other_players(c, "whose groups compare the learner with itself")
@@ -56,6 +63,7 @@ def grpo(c: ConfigDict) -> Iterator[str]:
 
 def at_grpo(c: ConfigDict) -> Iterator[str]:
     """AT-GRPO: candidates of one prompt in groups."""
+    yield from _train_turns(c)
     yield from _overlong(c)
     yield from _no_other_players(c, "whose groups compare the learner with itself")
     if not c.task.name:
@@ -105,6 +113,16 @@ def _overlong(c: ConfigDict) -> Iterator[str]:
         yield (
             f"config.algo.overlong_buffer is {c.algo.overlong_buffer} with {field} {longest}, so that every answer "
             "would be over-long; accepted: less than the limit"
+        )
+
+
+def _train_turns(c: ConfigDict) -> Iterator[str]:
+    if c.algo.train_turns and not c.task.name:
+        yield f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}; accepted: (), or a task"
+    if c.algo.turn_block and len(c.algo.train_turns) < 2:
+        yield (
+            f"config.algo.turn_block is {c.algo.turn_block} with algo.train_turns {c.algo.train_turns!r}, so that no "
+            "turns take turns; accepted: 0, or two turns and more"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marl_jax.fields import SWITCH, TEXT, Field, choice, integer, number, off_or, with_defaults
+from marl_jax.fields import SWITCH, TEXT, Field, choice, distinct_integers, integer, number, off_or, with_defaults
 
 BATCHES = {
     "minibatches": Field(4, integer(1, 1 << 20), "updates per pass over the samples of a rollout"),
@@ -34,6 +34,10 @@ COMMON = {  # of every policy gradient
         "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
     ),
     "overlong_buffer": Field(2, integer(1, 1 << 17), "tokens before the limit in which the penalty grows from 0 to 1"),
+    "train_turns": Field((), distinct_integers(0), "tasks: turns of a chat that learn, counted from 0; (): all"),
+    "turn_block": Field(
+        0, integer(0), "tasks: steps for which one of train_turns learns before the next does; 0: all of them at once"
+    ),
 }
 
 _PACK = {"pack": Field(0, integer(0, 1024), "short free answers share rows of this many times the longest; 0 is off")}
@@ -48,9 +52,16 @@ PPO = {
     "critic": Field(
         "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, or one for all seats"
     ),
+    "critic_reads": Field(
+        "chat", choice("chat", "answer"), "tasks: the whole chat before a token, or its question and this answer alone"
+    ),
     "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
     "value_coef": Field(0.5, number(0), "weight of the value loss"),
-    "whiten": Field(True, SWITCH, "advantages are standardised per agent"),
+    "whiten": Field(
+        "agent",
+        choice("none", "agent", "turn"),
+        "advantages are standardised per agent, or (tasks) per agent and turn",
+    ),
 }
 
 GRPO = {

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import checks, fields
-from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
+from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, kl_rewards, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.rollouts.host.rollout import HostRollout
@@ -38,16 +38,26 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     advantage, known = samples.from_time(credit.advantages), samples.from_time(credit.known)
     mask = samples.mask()
     if algo.gae == "token":
-        result, returns = advantages.token_gae(samples, advantage, values, algo.gamma_token, algo.lam)
+        paid = kl_rewards(samples, algo)
+        result, returns = advantages.token_gae(samples, advantage, values, algo.gamma_token, algo.lam, paid)
     else:
         result = samples.to_tokens(advantage) * mask
         returns = samples.to_tokens(samples.from_time(credit.returns)) * samples.first()
     loss_weights = samples.loss_weights * known
-    if algo.whiten:
+    if algo.whiten != "none":
         counts = samples.to_tokens(loss_weights) * mask
-        result = advantages.whiten(result, samples.to_tokens(samples.seat), counts, samples.n_seats) * mask
+        label, n_labels = _whitened_together(samples, algo.whiten)
+        result = advantages.whiten(result, samples.to_tokens(label), counts, n_labels) * mask
     samples = samples.replace(advantages=result, returns=returns, loss_weights=loss_weights)
     return samples.without_lookahead(), {}
+
+
+def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:
+    """int32 [N, S]: answers of one number are whitened together, and how many numbers there are."""
+    if whiten == "agent":
+        return samples.seat, samples.n_seats
+    turns = samples.answer_at.shape[0]  # no chat of an episode has more
+    return samples.seat * turns + samples.turn, samples.n_seats * turns
 
 
 def rollout(run) -> GameRollout | HostRollout:

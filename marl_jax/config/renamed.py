@@ -76,6 +76,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 """What other libraries call a field → what it is called here."""
 
 VALUES: dict[tuple[str, Any], str] = {
+    ("algo.whiten", True): "agent",
+    ("algo.whiten", False): "none",
     ("rollout.answer", "choice"): "constrained",
     ("eval.step", -1): "newest",
     ("eval.step", "-1"): "newest",

@@ -1,4 +1,4 @@
-"""Who gets which reward, and what an answer was worth: GAE over each agent's own turns, whitening per agent.
+"""Who gets which reward, and what an answer was worth: GAE over each agent's own turns, whitening.
 
 Rows of a rollout play game after game; in each game, the turns of one seat form a stream. A reward that arrives while
 someone else moves belongs to the seat's last own turn before it: otherwise the loser, who never makes the last move,
@@ -76,39 +76,48 @@ def gae(
 
 
 def token_gae(
-    samples: Samples, advantages: jax.Array, turn_values: jax.Array, gamma: float, lam: float
+    samples: Samples,
+    advantages: jax.Array,
+    turn_values: jax.Array,
+    gamma: float,
+    lam: float,
+    token_rewards: jax.Array | float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """GAE over the tokens inside each answer, for long ones -> advantages and returns [N, X].
 
-    The answer's outcome, `advantages + turn_values` [N, S], is what its last token leads to; from there the scan walks
-    back over the critic's values [N, X] before each token.
+    token_rewards  [N, X], the part of the answers' rewards that belongs to single tokens
+
+    The answer's outcome, `advantages + turn_values` [N, S] less what its tokens were paid one by one, is what its last
+    token leads to; from there the scan walks back over the critic's values [N, X] before each token.
     """
     mask = samples.mask()
-    outcome = samples.to_tokens(advantages + turn_values)
+    paid = token_rewards * mask
+    outcome = samples.to_tokens(advantages + turn_values - samples.to_answers(paid))
     after = jnp.pad(samples.answer_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
     is_last = (samples.answer_of >= 0) & (samples.answer_of != after)
 
     def step(carry, token):
         next_value, next_advantage = carry
-        value, last, inside, outcome = token
-        target = jnp.where(last, outcome, gamma * next_value)
+        value, last, inside, outcome, paid = token
+        target = paid + jnp.where(last, outcome, gamma * next_value)
         advantage = (target - value + gamma * lam * jnp.where(last, 0.0, next_advantage)) * inside
         return (value, advantage), advantage
 
     zeros = jnp.zeros((samples.n,))
-    _, result = jax.lax.scan(step, (zeros, zeros), (samples.values.T, is_last.T, mask.T, outcome.T), reverse=True)
+    tokens = (samples.values.T, is_last.T, mask.T, outcome.T, paid.T)
+    _, result = jax.lax.scan(step, (zeros, zeros), tokens, reverse=True)
     return result.T, result.T + samples.values * mask
 
 
-def whiten(advantages: jax.Array, agents: jax.Array, weights: jax.Array, n_agents: int, eps: float = 1e-6) -> jax.Array:
-    """Zero mean and unit deviation over the entries of each agent that count; others are scaled alike.
+def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels: int, eps: float = 1e-6) -> jax.Array:
+    """Zero mean and unit deviation over the entries of each label that count; others are scaled alike.
 
-    advantages, agents int32 and weights: of one shape
+    advantages, label int32 and weights: of one shape
     """
-    own = jax.nn.one_hot(agents, n_agents, dtype=jnp.float32)  # [..., P]
+    own = jax.nn.one_hot(label, n_labels, dtype=jnp.float32)  # [..., labels]
     over = tuple(range(advantages.ndim))
     total = lambda x: jnp.sum(own * (x * weights)[..., None], axis=over)  # noqa: E731
     count = jnp.maximum(total(jnp.ones_like(advantages)), 1.0)
-    mean = (total(advantages) / count)[agents]
-    variance = (total(jnp.square(advantages - mean)) / count)[agents]
+    mean = (total(advantages) / count)[label]
+    variance = (total(jnp.square(advantages - mean)) / count)[label]
     return (advantages - mean) / (jnp.sqrt(variance) + eps)

@@ -2,7 +2,8 @@
 
 A minibatch may be cut into parts whose gradients are added before the optimiser moves. Rows that do not contribute to
 the loss (bots, groups whose answers were all paid alike) are gathered in the last parts, and a part of nothing else is
-not read. An update whose loss or gradient is not finite changes nothing and is counted.
+not read. A policy without an answer in a minibatch is not changed by it: neither its parameters nor its moments, which
+would go on moving it. An update whose loss or gradient is not finite changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def make_update(
         def minibatch(state, picked):
             picked = take(samples, picked)
             grads, metrics = summed_gradients(policy, objective, algo, state, picked)
-            state, metrics = apply_gradients(policy, optimiser, state, grads, metrics)
+            state, metrics = apply_gradients(policy, optimiser, state, grads, metrics, learning(policy, picked))
             return state, {**metrics, "active": jnp.any(picked.active())}
 
         orders = jax.vmap(lambda k: jax.random.permutation(k, samples.n))(jax.random.split(key, algo.epochs))
@@ -198,18 +199,36 @@ def _zeros(part, *given):
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given))
 
 
+def learning(policy: Policy, samples: Samples) -> jax.Array:
+    """The adapters with an answer that contributes to the loss, bool [n]; without adapters bool [1], of the model."""
+    if policy.lora is None:
+        return jnp.any(samples.active())[None]
+    mine = samples.policy[:, None] == jnp.arange(policy.lora.n)
+    return jnp.any(mine & samples.active()[:, None], axis=0)
+
+
 @jax.named_scope("optimiser")
 def apply_gradients(
-    policy: Policy, optimiser, state: TrainState, grads: dict, metrics: dict
+    policy: Policy, optimiser, state: TrainState, grads: dict, metrics: dict, learns: jax.Array
 ) -> tuple[TrainState, dict]:
-    """The train state after an optimiser step, and metrics; a loss or gradient that is not finite changes nothing."""
+    """The train state after an optimiser step, and metrics; a loss or gradient that is not finite changes nothing.
+
+    learns  of `learning`; the others keep parameters and moments. The optimiser's counts, by which the learning rate
+            goes, are of the whole run and always advance
+    """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     updates, moments = optimiser.update(grads, state.optimiser, state.trained)
     trained = optax.apply_updates(state.trained, policy.mask_frozen_adapters(updates))
 
     def keep(new, old):
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        return jax.tree.map_with_path(one, new, old)
+
+    def one(path, new, old):
+        names = {getattr(key, "key", None) for key in path}
+        if "adapters" in names:  # [L, n, …, …]
+            return jnp.where(finite & learns[:, None, None], new, old)
+        return jnp.where(finite & (jnp.any(learns) | names.isdisjoint(state.trained)), new, old)
 
     state = TrainState(
         trained=keep(trained, state.trained),

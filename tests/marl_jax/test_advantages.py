@@ -130,7 +130,7 @@ def test_whitening_is_per_agent_and_ignores_rows_that_do_not_count():
     values = jnp.array([1.0, 3.0, 10.0, 30.0, 1000.0])
     agents = jnp.array([0, 0, 1, 1, 1])
     weights = jnp.array([1.0, 1.0, 1.0, 1.0, 0.0])
-    white = advantages.whiten(values, agents, weights, n_agents=2)
+    white = advantages.whiten(values, agents, weights, n_labels=2)
     np.testing.assert_allclose(white[:4], [-1, 1, -1, 1], atol=1e-5)
     assert float(white[4]) == pytest.approx((1000 - 20) / 10, rel=1e-4)
 
@@ -138,7 +138,7 @@ def test_whitening_is_per_agent_and_ignores_rows_that_do_not_count():
 def test_whitening_tokens_counts_tokens():
     values = jnp.array([[2.0, 0.0], [4.0, 6.0]])
     mask = jnp.array([[1.0, 0.0], [1.0, 1.0]])
-    white = advantages.whiten(values, jnp.zeros((2, 2), jnp.int32), mask, n_agents=1)
+    white = advantages.whiten(values, jnp.zeros((2, 2), jnp.int32), mask, n_labels=1)
     deviation = np.std([2, 4, 6])
     np.testing.assert_allclose(white[mask > 0], (np.array([2, 4, 6]) - 4) / deviation, atol=1e-5)
 
@@ -205,7 +205,7 @@ def turn_by_turn(rng):
     return turns, rows, places
 
 
-@pytest.mark.parametrize("settings", [dict(), dict(gae="token"), dict(gamma=0.9, lam=0.5, whiten=False)])
+@pytest.mark.parametrize("settings", [dict(), dict(gae="token"), dict(gamma=0.9, lam=0.5, whiten="none")])
 def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
     given = lambda policy, weights, samples: Scores(samples.logps, samples.logps, samples.values)  # noqa: E731
     monkeypatch.setattr(ppo.scoring, "score", given)
@@ -225,7 +225,7 @@ def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
         found.in_time(found.loss_weights)[: TURNS - LOOKAHEAD], expected.in_time(expected.loss_weights)
     )
     assert float(jnp.abs(found.advantages).max()) > 0.5
-    if not algo.whiten:
+    if algo.whiten == "none":
         play = [np.asarray(rows.in_time(x)) for x in (rows.rewards, rows.at_first(rows.values), rows.seat, rows.ends)]
         oracle, _ = streams(*play, gamma=algo.gamma, lam=algo.lam, tail=LOOKAHEAD)
         np.testing.assert_allclose(found.in_time(found.at_first(found.advantages)), oracle, atol=1e-5)

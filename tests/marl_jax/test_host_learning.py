@@ -99,7 +99,7 @@ def test_at_grpo_compares_the_candidates_of_a_turn():
 @pytest.mark.parametrize("task", [conversation, fails_at_times])
 def test_ppo_follows_each_seat_through_its_episode(task):
     samples = roll(task, n_examples=7, samples=2, time_order=True)
-    prepared, _ = prepare("ppo", samples, gamma=1.0, lam=1.0, whiten=False)
+    prepared, _ = prepare("ppo", samples, gamma=1.0, lam=1.0, whiten="none")
     order = {}
     for n, s, _ in answers_of(samples):
         key = int(samples.episode[n, s])

@@ -81,7 +81,8 @@ def test_old_names_are_gone_and_new_ones_exist():
         assert old not in schema.FIELDS and not any(key.endswith(f": {old}") for key in ALGORITHM_FIELDS), old
         assert not new or new in schema.FIELDS or any(key.endswith(f": {new}") for key in ALGORITHM_FIELDS), new
     for (field, old), new in renamed.VALUES.items():
-        assert schema.FIELDS[field].rule.holds(new) and not schema.FIELDS[field].rule.holds(old), field
+        rules = [found.rule for name, found in EVERYTHING.items() if name.rpartition(" ")[2] == field]
+        assert rules and all(rule.holds(new) and not rule.holds(old) for rule in rules), field
 
 
 def test_every_old_name_and_value_in_a_config_is_found():

@@ -75,7 +75,7 @@ def moved(train_state, **settings):
 
 def test_prepare_equals_walking_the_streams():
     samples = played()[-1]
-    rows = prepared(tiny_play.ppo(gamma=0.9, lam=0.7, whiten=False))
+    rows = prepared(tiny_play.ppo(gamma=0.9, lam=0.7, whiten="none"))
     given = (samples.rewards, samples.at_first(samples.values), samples.seat, samples.ends)
     arrays = [np.asarray(samples.in_time(x)) for x in given]
     expected, known = streams(*arrays, gamma=0.9, lam=0.7, tail=2)

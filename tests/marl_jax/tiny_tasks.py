@@ -88,5 +88,32 @@ def recorded(folder: Path) -> set[str]:
 
 BEFORE = recorded(Path(os.environ["MOODY_JOURNAL"])) if "MOODY_JOURNAL" in os.environ else set()
 
+@dataclasses.dataclass(frozen=True)
+class Debate:
+    """All agents answer at once, read what the others said and answer again; each is paid for its own characters."""
+
+    n_examples: int = 12
+    agents: int = 2
+    turns: int = 2
+
+    @property
+    def roles(self):
+        return tuple(f"agent_{number}" for number in range(self.agents))
+
+    def examples(self, part):
+        return [f"{part} {i}" for i in range(self.n_examples)]
+
+    async def play(self, ask, example):
+        chats = [ask.chat(seat) for seat in range(self.agents)]
+        texts = [f"{example} for {role}" for role in self.roles]
+        for _ in range(self.turns):
+            replies = await asyncio.gather(*(chat.say(text) for chat, text in zip(chats, texts, strict=True)))
+            for reply in replies:
+                reply.reward(agent=small_bytes(reply.text))
+            texts = ["".join(f"<{other.text}>" for other in replies if other is not reply) for reply in replies]
+        return Outcome(small_bytes(replies[0].text))
+
+
 TASKS.add("plain", Plain)
+TASKS.add("debate_of_bytes", Debate)
 TASKS.add("moody", Moody)

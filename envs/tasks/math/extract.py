@@ -30,10 +30,7 @@ def answers(text: str, form: str = "boxed") -> list[str]:
     """
     if form not in FORMS:
         raise ValueError(f"form is {form!r}; accepted: {', '.join(FORMS)}")
-    _, closed, after = text.rpartition("</think>")
-    if not closed and "<think>" in text:
-        raise NoAnswer("unfinished thinking")
-    text = after
+    text = after_thinking(text)
     found = boxes(text)
     if not found and form == "final" and (lines := [m["answer"].strip() for m in _FINAL.finditer(text)]):
         found = [lines[-1].rstrip(".").strip("*").strip()]
@@ -45,6 +42,14 @@ def answers(text: str, form: str = "boxed") -> list[str]:
     if len(different) > MAX_BOXES:
         raise NoAnswer(f"{len(different)} boxes that differ")
     return different
+
+
+def after_thinking(text: str) -> str:
+    """What stands behind `</think>`, or the whole text; raises `NoAnswer` where thinking does not end."""
+    _, closed, after = text.rpartition("</think>")
+    if not closed and "<think>" in text:
+        raise NoAnswer("unfinished thinking")
+    return after
 
 
 def boxes(text: str) -> list[str]:

@@ -11,10 +11,15 @@ PROGRAM = (
     "Write one Python program that computes the answer and prints it, and nothing else, in its last line. Put it in "
     "one block that begins with ```python and ends with ```. Import nothing but the standard library."
 )
+SOLUTION = (
+    "Write one Python program that solves the problem: a function `solution()` without arguments that returns the "
+    "answer as a number. Put it in one block that begins with ```python and ends with ```. Import nothing but the "
+    "standard library."
+)
 SHOWN = 1000
 """Characters of an output or a solution that are quoted."""
 
-ANSWER = {"boxed": BOXED, "final": FINAL}
+ANSWER = {"boxed": BOXED, "final": FINAL, "program": SOLUTION}
 
 
 def reasoner_system(form: str, with_tool_agent: bool) -> str:
@@ -51,6 +56,12 @@ def again(question: str, program_text: str | None, result: Mapping[str, Any] | N
         f"{shown}\n\nThe problem was: {question}\nCompare this with your earlier solutions. Keep the right one, "
         f"or correct it. {ANSWER[form]}"
     ).strip()
+
+
+def rerun(question: str, result: Mapping[str, Any] | None) -> str:
+    """A later turn where the answer is a program: what the last one came to is shown."""
+    shown = "There was no program in your answer." if result is None else f"Your program {outcome(result)}"
+    return f"{shown}\n\nThe problem was: {question}\nKeep your program if it is right, or correct it. {SOLUTION}"
 
 
 def alone(question: str, form: str) -> str:

@@ -10,6 +10,9 @@ Rewards: team 1 if the reasoner is right. Reasoner: agent 0.8 for a right answer
 agent: agent 0.8 if the output is right, process 0.1 if the program runs and 0.1 if it prints an answer. Where a run
 asks for K candidates (AT-GRPO), every candidate of every turn is tried and paid, for it is compared with those of its
 own prompt only. Otherwise only the last turn pays: more turns, or a box in every one of them, never pay more.
+
+With `answer="program"` a solution is a program (`programs.py`). It runs in the sandbox, and the number it comes to is
+the answer; a later turn shows what it came to. A program that runs is worth 0.1 for the process, a readable answer 0.1.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
-from envs.tasks.math import prompts, tool
-from envs.tasks.math.extract import FORMS as ANSWERS
+from envs.tasks.math import extract, programs, prompts, tool
 from envs.tasks.math.sources import Problem, check_name, problems
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
 from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply
 
 FORMS = ("single", "roles")
+ANSWERS = (*extract.FORMS, "program")
 MAX_TURNS = 4
 SANDBOXES = ("auto", "process")
 START_LIMIT = 30.0
@@ -46,7 +49,8 @@ class Math:
     form          "single" or "roles": reasoner and tool agent
     turns         1 to 4
     tool          single form: whether it writes and runs a program in each turn; roles always do
-    answer        "boxed", or "final" to accept `#### X` and "the answer is X" as well
+    answer        "boxed"; "final" to accept `#### X` and "the answer is X" as well; or "program", in the single form
+                  without a tool
     continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
     sandbox       "auto", or "process" for limits without isolation
     wall          seconds a program may run
@@ -70,6 +74,9 @@ class Math:
         ):  # fmt: skip
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+        if self.answer == "program" and (self.form != "single" or self.tool):
+            found = f"answer is 'program' with form {self.form!r} and tool {self.tool}"
+            raise ValueError(f"{found}; accepted: form 'single' and tool False")
         if not 1 <= self.turns <= MAX_TURNS:
             raise ValueError(f"turns is {self.turns}; accepted: 1 to {MAX_TURNS}")
         if not 0 < self.wall <= 60:
@@ -86,7 +93,7 @@ class Math:
 
     def prepare(self) -> None:
         """Starts the sandbox where programs are run, or raises `SandboxUnavailable` if there is no isolation here."""
-        if self.form == "roles" or self.tool:
+        if self.form == "roles" or self.tool or self.answer == "program":
             shared_sandbox(self.sandbox)
 
     async def play(self, ask: Ask, example: Problem) -> Outcome:
@@ -97,7 +104,7 @@ class Math:
         judge = _Judge(self, ask, example)
         text, solved, ran, agreed = prompts.first(example.question), [], [], False
         for turn in range(self.turns):
-            solution, found = await self._say(ask, reasoner, text, judge.solution)
+            solution, found = await self._say(ask, reasoner, text, judge.solved)
             solved.append((solution, found))
             if roles or self.tool:
                 request = prompts.program(example.question, solution.text, turn, same_agent=not roles)
@@ -108,6 +115,8 @@ class Math:
             else:
                 agreed = turn > 0 and await judge.agree(found, solved[-2][1])
                 text = prompts.alone(example.question, self.answer)
+                if self.answer == "program":
+                    text = prompts.rerun(example.question, found["result"])
             if agreed:
                 break
         if ask.candidates == 1:
@@ -145,6 +154,17 @@ class _Judge:
         self._task, self._ask, self._gold = task, ask, example.answer
         self.timeouts = self.crashes = 0
 
+    @property
+    def solved(self) -> Callable[[int, Reply], Awaitable[Found]]:
+        """What judges a reasoner's reply."""
+        return self.computed if self._task.answer == "program" else self.solution
+
+    async def computed(self, k: int, reply: Reply) -> Found:
+        """A program that is the solution, by the number it comes to."""
+        found = await self._ran(k, programs.program_in(reply.text), programs.to_run)
+        found["pay"] |= {"team": float(found["right"])}
+        return found
+
     async def solution(self, k: int, reply: Reply) -> Found:
         """A solution, by its answer."""
         found = await self._verified(verify, (self._gold, reply.text, self._task.answer), f"verify_{k}")
@@ -153,12 +173,14 @@ class _Judge:
         return {**found, "pay": pay}
 
     async def program(self, k: int, reply: Reply) -> Found:
-        """A program, by what it prints."""
-        program = tool.program_of(reply.text)
+        """A program that checks a solution, by what it prints."""
+        return await self._ran(k, tool.program_of(reply.text))
+
+    async def _ran(self, k: int, program: str | None, prepare: Callable[[str], str] = str) -> Found:
         found: Found = {"right": False, "answer": None, "reason": "no program"}
         result, ran = None, False
         if program is not None:
-            result = await self._run(k, program)
+            result = await self._run(k, prepare(program))
             ran = result["status"] == "ok"
             found["reason"] = result["limit"] or result["status"]
             if ran:
@@ -210,6 +232,8 @@ def _metrics(solved: list[Found], ran: list[Found], turns: int, judge: _Judge) -
     }  # fmt: skip
     if turns > 1:
         metrics |= {"wrong_to_right": float(right[-1] > right[0]), "right_to_wrong": float(right[-1] < right[0])}
+    if "ran" in solved[-1]:
+        metrics |= {"program_ran": float(solved[-1]["ran"])}
     if ran:
         metrics |= {"tool_right": float(ran[-1]["right"]), "tool_ran": float(ran[-1]["ran"])}
     return metrics

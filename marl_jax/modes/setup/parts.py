@@ -158,6 +158,7 @@ def _backbone(
         model=built,
         lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
         critic=config.algo.critic if algorithm.critic else "none",
+        critic_reads=config.algo.get("critic_reads", "chat"),
         dtype=jnp.dtype(chosen.dtype),
         remat=chosen.remat,
         unroll=chosen.unroll,

@@ -26,6 +26,7 @@ from marl_jax.modes import host_samples
 from marl_jax.modes.setup.parts import Find, Setup, make_backbones
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
+from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.running import processes
 from marl_jax.sampling.settings import Sampling
 from models.config import ModelConfig
@@ -122,6 +123,7 @@ class TaskSetup(Setup):
             samples=samples,
             part=c.task.part,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
+            schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
             process=self.process,
             gather=processes.gather,

@@ -155,7 +155,7 @@ def collate(
     per_answer_token = {name: np.zeros((N, X), np.int32) for name in ("reads", "targets")}
     per_answer_token |= {name: np.zeros((N, X), np.float32) for name in ("logps", "values", "advantages", "returns")}
     answer_of = np.full((N, X), -1, np.int32)
-    lengths, policy = np.zeros((N,), np.int32), np.full((N,), -1, np.int32)
+    lengths, opening, policy = np.zeros((N,), np.int32), np.zeros((N,), np.int32), np.full((N,), -1, np.int32)
     levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
     groups = {key: i for i, key in enumerate(dict.fromkeys(a.group for row in rows for a in row.answers))}
     last = _last_times(rows, time_order)
@@ -163,7 +163,7 @@ def collate(
         trunk, seat = row.trunk, row.chat.seat
         end, x = len(trunk), 0
         per_token["tokens"][n, :end], per_token["positions"][n, :end] = trunk, np.arange(end)
-        policy[n] = row.policy
+        policy[n], opening[n] = row.policy, row.chat.opening
         for s, answer in enumerate(row.answers):
             said, sampled, content = answer.said, answer.sampled, answer.said.contents[answer.k]
             start, length = said.start, len(sampled.tokens)
@@ -193,8 +193,8 @@ def collate(
         lengths[n] = end
     answer_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
     return Samples(
-        **per_token, lengths=lengths, policy=policy, **per_answer, rewards=rewards, answer_of=answer_of,
-        **per_answer_token, branch=branch if sizes.branches else None, answer_at=answer_at,
+        **per_token, lengths=lengths, policy=policy, opening=opening, **per_answer, rewards=rewards,
+        answer_of=answer_of, **per_answer_token, branch=branch if sizes.branches else None, answer_at=answer_at,
         n_groups=count * sizes.groups, group_size=sizes.members,
     )  # fmt: skip
 

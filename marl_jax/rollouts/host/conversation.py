@@ -133,13 +133,14 @@ class Said:
 class TokenChat(Chat):
     """A chat whose content is token ids.
 
-    tokens  of everything said so far, answers without their stop tokens
-    said    turns of this chat; those before a fork belong to the chat it came from
+    tokens   of everything said so far, answers without their stop tokens
+    said     turns of this chat; those before a fork belong to the chat it came from
+    opening  tokens before the first answer, of a fork too
     """
 
     def __init__(self, ask, seat: int, system: str | None, path: tuple[int, ...]):
         super().__init__(seat, path)
-        self.system, self.tokens, self.said = system, [], []
+        self.system, self.tokens, self.said, self.opening = system, [], [], 0
         self._ask, self._tokenizer = ask, None
         ask.chats.append(self)
 
@@ -167,6 +168,7 @@ class TokenChat(Chat):
             Reply(speaker.tokenizer.decode(content, skip_special=True), tokens, answer.finish)
             for content, tokens, answer in zip(contents, written, answers, strict=True)
         ]
+        self.opening = self.opening or len(ids)
         self.tokens, self._tokenizer = ids, speaker.tokenizer
         self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies))
         return replies
@@ -177,7 +179,7 @@ class TokenChat(Chat):
 
     def _copy(self, path):
         other = TokenChat(self._ask, self.seat, self.system, path)
-        other.tokens, other._tokenizer = self.tokens, self._tokenizer
+        other.tokens, other.opening, other._tokenizer = self.tokens, self.opening, self._tokenizer
         return other
 
     def _request(self, speaker: Speaker, length: int, options: dict[str, Any]) -> Sampling:

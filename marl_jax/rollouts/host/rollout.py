@@ -20,6 +20,7 @@ from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import Sizes, collate, sizes_for
 from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
+from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.samples import Samples
 
 State = dict[str, int]
@@ -36,6 +37,7 @@ class HostRollout:
     part           of the task's examples
     reward_levels  weights of team, agent and process rewards
     time_order     for advantages over time (PPO); without it, answers are compared in groups
+    schedule       the turns that contribute to the loss
     journal        folder; None: an interrupted step cannot be repeated exactly
     process        (number of this process, how many there are); each plays its share of the examples
     gather         from a JSON value of this process to those of all, in their order
@@ -50,6 +52,7 @@ class HostRollout:
     part: str = "train"
     reward_levels: Mapping[str, float] | None = None
     time_order: bool = False
+    schedule: TurnSchedule = TurnSchedule()
     journal: str | Path | None = None
     process: tuple[int, int] = (0, 1)
     gather: Callable[[Any], list[Any]] = lambda value: [value]
@@ -100,8 +103,8 @@ class HostRollout:
         spent = {f"seconds/{name}": [now - then, 1] for (name, now), then in
                  zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
         totals = {**episode_metrics.totals(episodes, self.runner.task.roles), **spent}
-        totals = episode_metrics.merge(self.gather(totals))
-        return self.place(samples), self._advance(state), episode_metrics.means(totals)
+        metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
+        return self.place(self.schedule.weigh(samples, step)), self._advance(state), metrics
 
     def after_update(self, state: State, params: Any, step: int) -> State:
         """Nothing to do: weights are published when the next rollout begins."""

@@ -1,0 +1,54 @@
+"""A file in TinyGSM's form as problems of the math task: every program is run, and what it returns is the answer.
+
+    PYTHONPATH=. python scripts/tiny_gsm.py tiny_gsm.jsonl problems.jsonl
+    python launch.py --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-0.5b \
+        --config.task.params.dataset=problems.jsonl --config.task.params.tool=False --config.task.params.answer=program
+
+A row is {"question", "code"}, and the code has a function `simple_math_problem()`. Programs run in the sandbox. Rows
+whose program fails, or comes to no number, are left out; how many is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from envs.tasks.math import programs
+from envs.tasks.math.tool import printed_answer
+from envs.tasks.sandbox import Sandbox
+
+CHUNK = 1000
+"""Programs that wait for the sandbox at once."""
+
+
+async def solved(path: Path, sandbox: Sandbox) -> tuple[list[dict], Counter]:
+    """Rows {id, question, answer}, and why others were left out."""
+
+    async def one(row):
+        return row, await sandbox.run(programs.to_run(row["program"]))
+
+    rows, kept, dropped = programs.tiny_gsm(path), [], Counter()
+    ran = [pair for i in range(0, len(rows), CHUNK) for pair in await asyncio.gather(*map(one, rows[i : i + CHUNK]))]
+    for row, result in ran:
+        answer = printed_answer(result.stdout) if result.status == "ok" else None
+        if result.status != "ok":
+            dropped[result.limit or result.status] += 1
+        elif answer is None or not programs.is_decimal(answer):
+            dropped["no number"] += 1
+        else:
+            kept.append({"id": row["id"], "question": row["question"], "answer": answer})
+    return kept, dropped
+
+
+def main(source: str, target: str, sandbox: Sandbox | None = None) -> None:
+    """Writes the problems."""
+    kept, dropped = asyncio.run(solved(Path(source), sandbox or Sandbox()))
+    Path(target).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+    print(f"{len(kept)} problems; left out: {dict(dropped) or 'none'}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
