@@ -238,7 +238,10 @@ def test_the_local_executor_reads_only_what_it_sees(puzzle):
 
 # --- Tokens ---------------------------------------------------------------------------------------------------------
 
-SOME = ["tic_tac_toe", "connect_four", "hanabi", "hanabi small", "plan_path", "sokoban full", "sudoku", "sudoku local"]
+SOME = [
+    "tic_tac_toe", "connect_four", "hanabi", "hanabi small", "leduc", "plan_path", "sokoban full", "sudoku",
+    "sudoku local",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "style"), [
