@@ -75,6 +75,9 @@ class Game(abc.ABC):
     competitive: ClassVar[bool] = False
     """Whether seats play against each other, so that games are won and lost; otherwise the team has a score."""
 
+    stakes: ClassVar[bool] = False
+    """Whether a competitive game is won by more or less, so that what was earned says more than who won."""
+
     solvable: ClassVar[bool] = False
     """Whether episodes end solved or not, as `success` says."""
 

@@ -43,6 +43,7 @@ class Kuhn(Game):
 
     name: ClassVar[str] = "kuhn"
     competitive: ClassVar[bool] = True
+    stakes: ClassVar[bool] = True
     reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = 2

@@ -72,6 +72,7 @@ class Leduc(Game):
 
     name: ClassVar[str] = "leduc"
     competitive: ClassVar[bool] = True
+    stakes: ClassVar[bool] = True
     reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = 3
@@ -79,10 +80,6 @@ class Leduc(Game):
     action_names: ClassVar[tuple[str, ...]] = ("fold", "call", "raise")
 
     suits: bool = True
-
-    def __post_init__(self):
-        if not isinstance(self.suits, bool):
-            raise ValueError(f"leduc: suits must be True or False, found {self.suits!r}")
 
     def reset(self, key: jax.Array) -> State:
         """Three of the six cards, dealt with `key`."""
