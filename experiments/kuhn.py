@@ -1,21 +1,15 @@
-"""Kuhn poker draft."""
+"""Kuhn poker: one policy plays both seats, and every evaluation says exactly how far it is from an equilibrium.
 
-from configs import defaults, variants
+    python launch.py --config=experiments/kuhn.py
+
+PPO with a magnet by default; `:ppo`, `:role` and `:magnet_role` are the forms of `configs/poker.py`, `:smollm2` and the
+others of `configs/variants.py` (also `:ppo+smollm2`) take a pretrained model, `:sft` imitates the equilibrium bot.
+"""
+
+from configs import poker
 
 
-def get_config(variant: str | None = None):
+def get_config(form: str | None = None):
     """Self-play on Kuhn poker."""
-    sft, model = variants.parts(variant)
-    config = defaults.get_config()
-    config.name = "kuhn"
-    config.env = defaults.environment("kuhn")
-    config.steps = 200
-    config.rollout.update(dict(games=512, turns=6))
-    config.algo.update(dict(epochs=1, minibatches=4, entropy_coef=0.05))
-    config.optim.update(dict(warmup=2))
-    config.eval.update(dict(every=10, games=256, temperature=1.0, opponents=("random", "equilibrium")))
-    config.checkpoint.every = 50
-    config.checkpoint.best_metric = "best_response/exploitability"
-    config.checkpoint.best_mode = "min"
-    config = variants.choose(config, model)
-    return variants.imitate(config, model) if sft else config
+    shape = dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64)  # enough for twelve information sets
+    return poker.poker("kuhn", form, steps=200, turns=12, entropy=0.15, chips=1.0, shape=shape)
