@@ -26,7 +26,7 @@ def magnetic_ppo(**changes) -> ConfigDict:
 
     The estimate k2 has the gradient of KL(policy ‖ copy); that of k3 would be KL(copy ‖ policy)'s.
     """
-    return make("ppo", PPO, **dict(magnet_coef=0.1, kl_kind="k2", entropy_ratio=0.3) | changes)
+    return make("ppo", PPO, **dict(magnet_coef=0.5, magnet_decay=0.95, kl_kind="k2", entropy_ratio=0.2) | changes)
 
 
 def grpo(group_size: int | None = None, **changes) -> ConfigDict:
