@@ -37,7 +37,6 @@ def per_seat(config, rank):
 
 
 CONFIGS = {
-    "names of one token": lambda: config_of("kuhn"),
     "names of several tokens": lambda: config_of("kuhn", "compact"),
     "adapters": lambda: per_seat(config_of("kuhn"), rank=2),
     "two models": lambda: per_seat(config_of("kuhn"), rank=0),
