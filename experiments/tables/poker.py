@@ -35,13 +35,14 @@ GOALS = {"Kuhn": 0.05}
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The exploitability of one run at its evaluations: steps and values."""
+    """The exploitability of one run at its evaluations, and its last NashConv."""
 
     game: str
     form: str
     seed: int
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    nash_conv: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +102,7 @@ def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Ite
             rows = evaluations(Path(flags.workdir) / name_of(game, form, seed))
             rows = [row for row in rows if row["opponent"] == "best_response"]
             steps, values = (tuple(row[key] for row in rows) for key in ("step", "exploitability"))
-            yield Result(game, form, seed, steps, values)
+            yield Result(game, form, seed, steps, values, rows[-1]["nash_conv"] if rows else None)
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -117,7 +118,7 @@ def markdown(results: Sequence[Result]) -> str:
             ", ".join(dict.fromkeys(str(result.steps[-1]) for result in own)),
             ", ".join(f"{result.values[0]:.3f}" for result in own),
             ", ".join(f"**{result.values[-1]:.3f}**" for result in own),
-            ", ".join(f"{2 * result.values[-1]:.3f}" for result in own),
+            ", ".join(f"{result.nash_conv:.3f}" for result in own),
             ", ".join(f"{min(result.values):.3f}" for result in own),
         ]
         lines.append(f"| {' | '.join(cells)} |")
