@@ -21,6 +21,14 @@ def ppo(**changes) -> ConfigDict:
     return make("ppo", PPO, **changes)
 
 
+def magnetic_ppo(**changes) -> ConfigDict:
+    """PPO held close to a slow copy of itself, with an entropy bonus that falls: zero-sum play that does not cycle.
+
+    The estimate k2 has the gradient of KL(policy ‖ copy); that of k3 would be KL(copy ‖ policy)'s.
+    """
+    return make("ppo", PPO, **dict(magnet_coef=0.5, magnet_decay=0.95, kl_kind="k2", entropy_ratio=0.2) | changes)
+
+
 def grpo(group_size: int | None = None, **changes) -> ConfigDict:
     """GRPO: K whole episodes from one start, advantages within the group, no critic."""
     return make("grpo", GRPO, **_sized(group_size), **changes)

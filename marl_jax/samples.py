@@ -60,6 +60,7 @@ class Samples:
     values          float32          of the critic, before the token
     advantages, returns  float32     zeros until an algorithm fills them in
     ref_logps       float32          under the reference policy, where the algorithm needs it
+    magnet_logps    float32          under the slow copy of the policy, where the algorithm needs it
     old_logps       float32          under the parameters before the update; None: those that sampled
 
     segment, branch int32 [N, T]     which conversation of the row (-1: padding), and which answer's branch (-1: the
@@ -94,6 +95,7 @@ class Samples:
     version: jax.Array | None = None
     central: tuple[jax.Array, jax.Array] | None = None
     ref_logps: jax.Array | None = None
+    magnet_logps: jax.Array | None = None
     old_logps: jax.Array | None = None
     opening: jax.Array | None = None
     segment: jax.Array | None = None

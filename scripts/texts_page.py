@@ -14,6 +14,8 @@ FORMS = {
     "tic_tac_toe": dict(name="tic_tac_toe"),
     "connect_four": dict(name="connect_four"),
     "hanabi, two players": dict(name="hanabi"),
+    "kuhn": dict(name="kuhn"),
+    "leduc": dict(name="leduc"),
     "plan_path": dict(name="plan_path", size=5, mask_invalid=True, **LEVELS),
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),

@@ -75,6 +75,9 @@ class Game(abc.ABC):
     competitive: ClassVar[bool] = False
     """Whether seats play against each other, so that games are won and lost; otherwise the team has a score."""
 
+    stakes: ClassVar[bool] = False
+    """Whether a competitive game is won by more or less, so that what was earned says more than who won."""
+
     solvable: ClassVar[bool] = False
     """Whether episodes end solved or not, as `success` says."""
 
@@ -156,6 +159,21 @@ class Game(abc.ABC):
     def held_out(self) -> "Game":
         """The same game on levels that training never sees; itself where there are no levels."""
         return self
+
+    # Games that are small enough to be looked at whole (`envs/games/exact.py`) say how they begin and who knows what.
+
+    @property
+    def n_deals(self) -> int:
+        """How many first states there are, all equally likely; 0 where they are too many to be counted."""
+        return 0
+
+    def deal(self, number: jax.Array) -> State:
+        """One of the first states, by its number (int[])."""
+        raise NotImplementedError(f"{self.name} cannot be dealt by number")
+
+    def information(self, state: State, seat: jax.Array) -> jax.Array:
+        """What a seat knows as one number, equal for two states only where the seat cannot tell them apart: int32[]."""
+        raise NotImplementedError(f"{self.name} does not say what a seat knows")
 
     def bot_from(self, factory: Callable[["Game"], "Bot"]) -> "Bot":
         """The bot that `factory(game)` makes, fit for the seats of this game."""

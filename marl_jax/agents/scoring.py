@@ -39,15 +39,24 @@ def score(policy: Policy, weights: dict, samples: Samples) -> Scores:
     return Scores(*found, _values(policy, weights, samples, before, adapters))
 
 
+def answer_logps(policy: Policy, acting: dict, samples: Samples) -> jax.Array:
+    """float32 [N, X] of the answers under the weights that decide how a policy acts, {"model", "adapters"}."""
+    adapters = policy.adapters(acting, samples.policy)
+    before = before_answers(policy, acting["model"], samples, adapters)
+    return policy.answers.score(policy.model, acting["model"], before, samples, policy.temperature)[0]
+
+
 def reference_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
     """float32 [N, X] under the policy at the start: the base without adapters, or the copy that was kept."""
-    params, adapters = weights["model"], None
     if policy.lora is None:
-        params = weights["reference"]
-    elif policy.warm:
-        adapters = policy.adapters({"adapters": weights["reference"]}, samples.policy)
-    before = before_answers(policy, params, samples, adapters)
-    return policy.answers.score(policy.model, params, before, samples, policy.temperature)[0]
+        return answer_logps(policy, {"model": weights["reference"]}, samples)
+    kept = {"adapters": weights["reference"]} if policy.warm else {}
+    return answer_logps(policy, {"model": weights["model"], **kept}, samples)
+
+
+def magnet_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
+    """float32 [N, X] under the slow copy of the policy."""
+    return answer_logps(policy, policy.with_snapshot(weights, weights["magnet"]), samples)
 
 
 def score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows) -> Scores:

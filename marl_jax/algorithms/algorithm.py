@@ -67,10 +67,13 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
 
 
 def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
-    """The samples with what the update compares them with: reference log-probabilities, and a KL in the reward.
+    """The samples with what the update compares them with: log-probabilities of reference and magnet, KL in the reward.
 
     A KL in the reward is subtracted from what the answering seat was paid, summed over the tokens of the answer.
     """
+    if algo.magnet_coef:
+        slow = in_parts(lambda s: scoring.magnet_logps(policy, weights, s), samples, algo.minibatches)
+        samples = samples.replace(magnet_logps=slow)
     if algo.kl_coef:
         ref = in_parts(lambda s: scoring.reference_logps(policy, weights, s), samples, algo.minibatches)
         samples = samples.replace(ref_logps=ref)
@@ -95,15 +98,20 @@ def kl_rewards(samples: Samples, algo: ConfigDict) -> jax.Array:
 class ClippedObjective:
     """PPO's clipped loss with its options, shared by PPO and the GRPO family.
 
-    critic  also fit the critic's values, at the first token of each answer or at every one (`algo.gae`)
+    critic  also fit the critic's values, at the first token of each answer or at every one (`algo.gae`), where there
+            is a critic and not an average of returns in its place
     """
 
     critic: bool
 
+    def fits_values(self, algo: ConfigDict) -> bool:
+        """Whether values are learnt by this loss."""
+        return self.critic and algo.critic != "role"
+
     def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Weights of the tokens in the policy's loss and in the critic's."""
         weighed = {"policy": losses.token_weights(samples, algo.loss_agg, samples.max_new)}
-        if self.critic:
+        if self.fits_values(algo):
             weighed["value"] = losses.token_weights(samples, "token", mask=value_mask(samples, algo.gae))
         return weighed
 
@@ -131,9 +139,9 @@ class ClippedObjective:
             "logprob_diff": total(jnp.abs(logps - samples.logps)),
         }
         loss = metrics["policy_loss"]
-        if algo.entropy_coef:
+        if isinstance(algo.entropy_coef, jax.Array) or algo.entropy_coef:  # an array where it falls from step to step
             loss -= algo.entropy_coef * metrics["entropy"]
-        if self.critic:
+        if self.fits_values(algo):
             value = losses.value_loss(scores.values, samples.values, samples.returns, algo.value_clip)
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)
             loss += algo.value_coef * metrics["value_loss"]
@@ -141,11 +149,15 @@ class ClippedObjective:
             ref = jnp.where(weighed["policy"] > 0, samples.ref_logps, logps)
             metrics["kl"] = total(losses.kl(logps, ref, algo.kl_kind))
             loss += algo.kl_coef * metrics["kl"] if algo.kl_in == "loss" else 0.0
+        if algo.magnet_coef:
+            slow = jnp.where(weighed["policy"] > 0, samples.magnet_logps, logps)
+            metrics["magnet_kl"] = total(losses.kl(logps, slow, algo.kl_kind))
+            loss += algo.magnet_coef * metrics["magnet_kl"]
         return loss, {**metrics, "loss": loss}
 
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """How well the critic had foreseen the returns."""
-        if not self.critic:
+        if not self.fits_values(algo):
             return {}
         asked = value_mask(samples, algo.gae) * samples.to_tokens(samples.loss_weights)
         count = jnp.maximum(jnp.sum(asked), 1e-8)

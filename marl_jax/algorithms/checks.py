@@ -35,10 +35,15 @@ def ppo(c: ConfigDict) -> Iterator[str]:
             yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}; accepted: {default!r}, or a task"
     if c.algo.gae == "token" and not _free_answers(c):
         yield "config.algo.gae is 'token' with rollout.answer 'constrained'; accepted: 'turn', or rollout.answer 'free'"
-    if c.algo.gae == "token" and c.algo.critic == "central":
+    if c.algo.gae == "token" and c.algo.critic in ("central", "role"):
         yield (
-            "config.algo.gae is 'token' with algo.critic 'central', which has one value a turn; accepted: 'turn', or "
-            "algo.critic 'head' or 'separate'"
+            f"config.algo.gae is 'token' with algo.critic {c.algo.critic!r}, which has one value a turn; accepted: "
+            "'turn', or algo.critic 'head' or 'separate'"
+        )
+    if c.algo.critic == "role" and c.algo.whiten:
+        yield (
+            "config.algo.whiten is True with algo.critic 'role': it subtracts each agent's mean, and the average with "
+            "it; accepted: False"
         )
 
 

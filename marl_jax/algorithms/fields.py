@@ -14,9 +14,12 @@ COMMON = {  # of every policy gradient
     "clip_high": Field(0.2, number(0, above=True), "the ratio is clipped above 1 plus this"),
     "dual_clip": Field(0.0, off_or(number(1, above=True)), "bound on the loss of negative advantages; 0 is off"),
     "kl_coef": Field(0.0, number(0), "weight of the KL to the policy at the start (LoRA: the base without adapters)"),
-    "kl_kind": Field("k3", choice("k1", "k2", "k3"), "estimator of the KL"),
-    "kl_in": Field("loss", choice("loss", "reward"), "where the KL is charged"),
+    "kl_kind": Field("k3", choice("k1", "k2", "k3"), "estimator of both KLs; in the loss, k1 has no gradient"),
+    "kl_in": Field("loss", choice("loss", "reward"), "where the KL to the start is charged"),
+    "magnet_coef": Field(0.0, number(0), "weight of the KL to a slow copy of the policy; 0 keeps no copy"),
+    "magnet_decay": Field(0.98, number(0, 1), "per step, the share that the slow copy keeps of itself"),
     "entropy_coef": Field(0.01, number(0), "weight of the entropy bonus"),
+    "entropy_ratio": Field(1.0, number(0, 1), "the last entropy_coef as a share of the first; it falls linearly"),
     "epochs": Field(2, integer(1, 1000), "passes over the samples of a rollout"),
     **BATCHES,
     "loss_agg": Field(
@@ -50,11 +53,14 @@ PPO = {
     "lam": Field(0.95, number(0, 1), "GAE's trade of bias for variance"),
     "gae": Field("turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"),
     "critic": Field(
-        "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, or one for all seats"
+        "head",
+        choice("head", "separate", "central", "role"),
+        "a head on the policy, a model of its own, one for all seats; role: none, an average of each seat's returns",
     ),
     "critic_reads": Field(
         "chat", choice("chat", "answer"), "tasks: the whole chat before a token, or its question and this answer alone"
     ),
+    "role_decay": Field(0.95, number(0, 1), "per step, the share that an average of returns keeps; for critic=role"),
     "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
     "value_coef": Field(0.5, number(0), "weight of the value loss"),
     "whiten": Field(

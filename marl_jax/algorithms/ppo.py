@@ -29,10 +29,12 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
             samples = samples.replace(old_logps=scores.logps)
     samples = with_reference(policy, weights, samples, algo)
 
-    values = samples.at_first(samples.values)
+    lam, values = algo.lam, samples.at_first(samples.values)
+    if algo.critic == "role":  # whole returns, compared with what the seat usually earns
+        lam, values = 1.0, weights["baseline"][samples.seat]
     in_time = samples.in_time
     credit = advantages.gae(
-        in_time(samples.rewards), in_time(values), in_time(samples.seat), in_time(samples.ends), algo.gamma, algo.lam,
+        in_time(samples.rewards), in_time(values), in_time(samples.seat), in_time(samples.ends), algo.gamma, lam,
         tail=samples.lookahead,
     )  # fmt: skip
     advantage, known = samples.from_time(credit.advantages), samples.from_time(credit.known)
@@ -49,7 +51,8 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
         label, n_labels = _whitened_together(samples, algo.whiten)
         result = advantages.whiten(result, samples.to_tokens(label), counts, n_labels) * mask
     samples = samples.replace(advantages=result, returns=returns, loss_weights=loss_weights)
-    return samples.without_lookahead(), {}
+    usual = enumerate(weights["baseline"]) if algo.critic == "role" else ()
+    return samples.without_lookahead(), {f"baseline/seat_{seat}": value for seat, value in usual}
 
 
 def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:

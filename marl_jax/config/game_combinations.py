@@ -112,6 +112,8 @@ def _best(c: ConfigDict) -> Iterator[str]:
     known = set() if game.competitive else {"self", *(["swapped"] if c.eval.swap_roles else [])}
     if game.n_players > 1:
         known |= {Path(name).name for name in c.eval.opponents}
+    if game.n_deals:
+        known.add("best_response")
     opponent, _, metric = found.partition("/")
     if opponent not in known:
         which = f"an opponent of {', '.join(sorted(known))}" if known else "an opponent, and eval.opponents is empty"
@@ -119,9 +121,11 @@ def _best(c: ConfigDict) -> Iterator[str]:
             f"config.checkpoint.best_metric is {found!r}, and {opponent!r} is no opponent; "
             f"accepted: <opponent>/<metric> with {which}"
         )
-    if game.competitive:
+    if opponent == "best_response":
+        metrics = ["exploitability", "nash_conv"]
+    elif game.competitive:
         seats = [f"win_rate_seat_{i}" for i in range(game.n_players)]
-        metrics = ["score", "win_rate", "draw_rate", "loss_rate", *seats]
+        metrics = [*(["payoff"] if game.stakes else []), "score", "win_rate", "draw_rate", "loss_rate", *seats]
     else:
         metrics = ["score", *(["success"] if game.solvable else [])]
     if metric != "game_length" and metric.removesuffix("_low").removesuffix("_high") not in metrics:

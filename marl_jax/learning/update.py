@@ -53,26 +53,35 @@ class TrainState:
     frozen     weights that are only read: {"model"} under LoRA, {"reference"} with a KL
     optimiser  the optimiser's state
     skipped    int32 [], updates skipped in a row because something was not finite
+    averages   what follows without a gradient: {"magnet", "baseline"}, see `averages.py`
     """
 
     trained: dict
     frozen: dict
     optimiser: Any
     skipped: jax.Array
+    averages: dict = dataclasses.field(default_factory=dict)
 
     @property
     def weights(self) -> dict:
         """All weights, for `Policy`."""
-        return {**self.frozen, **self.trained}
+        return {**self.frozen, **self.averages, **self.trained}
 
 
 def new_train_state(
-    trained: dict, frozen: dict, optimiser: optax.GradientTransformation, mesh: Mesh | None = None
+    trained: dict,
+    frozen: dict,
+    optimiser: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    averages: Callable[[dict], dict] = lambda trained: {},
 ) -> TrainState:
-    """A train state before the first update; on a mesh, what belongs to a parameter lies where it does."""
+    """A train state before the first update; on a mesh, what belongs to a parameter lies where it does.
+
+    averages  from what is trained to what follows it without a gradient
+    """
 
     def begin(trained):
-        return optimiser.init(trained), jnp.zeros((), jnp.int32)
+        return optimiser.init(trained), jnp.zeros((), jnp.int32), averages(trained)
 
     if mesh is None:
         return TrainState(trained, frozen, *begin(trained))
@@ -230,9 +239,9 @@ def apply_gradients(
             return jnp.where(finite & learns[:, None, None], new, old)
         return jnp.where(finite & (jnp.any(learns) | names.isdisjoint(state.trained)), new, old)
 
-    state = TrainState(
+    state = dataclasses.replace(
+        state,
         trained=keep(trained, state.trained),
-        frozen=state.frozen,
         optimiser=keep(moments, state.optimiser),
         skipped=jnp.where(finite, 0, state.skipped + 1),
     )

@@ -6,6 +6,9 @@
 An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 
+Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
+policy, with the probabilities that its answers have at the temperature of training, whatever `eval.temperature` is.
+
 Puzzles are evaluated on the levels of the test part, in order. Greedy answers from the same start and in the same seats
 make the same game, so repeats tell nothing new: intervals and Elo count distinct games (`repeats`). Two greedy
 checkpoints of tic-tac-toe have two games to play, and their intervals say so; above `eval.temperature` 0 all count.
@@ -31,6 +34,7 @@ from marl_jax.algorithms.algorithm import Examined
 from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import Contestant, find_contestants, present_weights
+from marl_jax.modes.exact_play import ExactPlay, Exploited
 from marl_jax.modes.setup.games import GameSetup
 from marl_jax.modes.setup.parts import Setup
 from marl_jax.modes.task_evaluation import TaskEvaluation
@@ -40,6 +44,8 @@ from marl_jax.running import stats
 from marl_jax.running.metrics import replace_text
 
 log = logging.getLogger(__name__)
+
+BEST_RESPONSE = "best_response"
 
 
 def evaluation_of(setup: Setup, part: str = "validation") -> Evaluation | TaskEvaluation:
@@ -65,6 +71,7 @@ class Evaluation:
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
         self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
+        self._exact = ExactPlay(self._game, self._team, setup.config.rollout.games) if is_exact(setup) else None
         if self._alone.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
         _warn_of_long_conversations(setup)
@@ -95,6 +102,9 @@ class Evaluation:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
             log.info("evaluation, %s (%d games, %d distinct)", stats.describe(row), row["games"], row["distinct"])
+        if self._exact is not None:
+            rows.append(exact_row(self._exact(weights)))
+            log.info("evaluation, %s (exact)", stats.describe(rows[-1]))
         return rows
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
@@ -123,6 +133,26 @@ class Evaluation:
         same = repeats(match, played, seating, c.temperature)
         found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+
+
+def is_exact(setup: GameSetup) -> bool:
+    """Whether the policy of a team can be computed: prompts that stand alone, and answers that name an action."""
+    c = setup.config
+    seats = range(setup.game.n_players)
+    return (
+        setup.game.n_deals > 0
+        and c.rollout.answer == "constrained"
+        and c.env.context == "turn"
+        and not any(setup.seating.has_bot(seat) for seat in seats)
+    )
+
+
+def exact_row(found: Exploited) -> dict[str, Any]:
+    """The row of an evaluation; exact figures are intervals of no width."""
+    figures = {"exploitability": found.exploitability, "nash_conv": found.nash_conv}
+    figures |= {f"payoff_seat_{seat}": value for seat, value in enumerate(found.returns)}
+    ends = {f"{name}_{end}": value for name, value in figures.items() for end in ("low", "high")}
+    return {"opponent": BEST_RESPONSE, **figures, **ends}
 
 
 def _warn_of_long_conversations(setup: Setup) -> None:
@@ -174,8 +204,9 @@ def match_metrics(
 ) -> dict[str, float]:
     """What contestant 0 achieved, each figure with its interval, the one that tells most first.
 
-    Where games are won, the score is the share of points (a win 1, a draw ½), followed by the rates; a cooperative game
-    has the score it pays, and puzzles before it how many were solved.
+    Where games are won, the score is the share of points (a win 1, a draw ½), followed by the rates; where they are won
+    by more or less, what was earned on average comes first. A cooperative game has the score it pays, and puzzles
+    before it how many were solved.
 
     same  int [B], equal for games that are one game played again; left out, all differ. Rates and means are over all
           games, intervals as wide as for the distinct ones
@@ -188,6 +219,9 @@ def match_metrics(
         seat = np.argmax(seating == 0, axis=1)
         points = _points(total.agent, seat)
         n = len(points)
+        if game.stakes:
+            mine = total.agent[np.arange(n), seat]
+            found["payoff"] = stats.bootstrap(mine, confidence, distinct=distinct)
         found["score"] = stats.wilson(float(points.sum()), n, confidence, distinct)  # first: the headline
         found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence, distinct)
         found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence, distinct)
@@ -261,7 +295,7 @@ def cross_play(table: np.ndarray) -> dict[str, float]:
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
     setup = setups.make(config)
-    if not setup.host and setup.game.competitive and not config.eval.opponents:
+    if not setup.host and setup.game.competitive and not config.eval.opponents and not is_exact(setup):
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played

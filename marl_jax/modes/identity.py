@@ -28,6 +28,7 @@ def identity(setup: Setup) -> dict:
         "algorithm": c.algo.name,
         "critic": c.algo.get("critic", "none"),
         "seed": c.seed,
+        **({"magnet": True} if c.algo.get("magnet_coef", 0) else {}),
     }
 
 

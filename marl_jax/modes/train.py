@@ -9,8 +9,10 @@ was interrupted anywhere continues exactly as if it had not been.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from marl_jax.agents.team import Backbone
 from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
-from marl_jax.learning import overlong
+from marl_jax.learning import averages, overlong
 from marl_jax.learning.optimiser import make_optimiser
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
@@ -104,7 +107,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                         jax.block_until_ready(samples.tokens)
                 del params
                 with train_mesh(), clock.phase("update"):
-                    states, more = learn(states, samples, step_key)
+                    states, more = learn(states, samples, step_key, step)
                     found = jax.device_get({**found, **more})
                 step += 1
 
@@ -152,7 +155,10 @@ def optimiser_of(config: ConfigDict):
 
 def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
     """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
-    states = {b.name: new_train_state(*b.weights_at_start(), optimiser, setup.mesh) for b in setup.backbones}
+    states = {
+        b.name: new_train_state(*b.weights_at_start(), optimiser, setup.mesh, averages_of(setup, b))
+        for b in setup.backbones
+    }
     weights = all_weights(states)
     if not rollout.jitted:
         return states, rollout.init(key, weights)
@@ -165,6 +171,12 @@ def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str
         )
 
     return states, placement.init_sharded(rollout.init, places, key, weights)
+
+
+def averages_of(setup: Setup, backbone: Backbone) -> Callable[[dict], dict]:
+    """From what a backbone trains to the averages that its algorithm keeps of it."""
+    algo, n_seats = setup.config.algo, setup.seating.n_seats
+    return lambda trained: averages.init(backbone.policy, trained, algo, n_seats)
 
 
 def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
@@ -189,9 +201,11 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
     return roll, learn, after_update
 
 
-def learn_step(setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array):
+def learn_step(
+    setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array, step: jax.Array | int = 0
+):
     """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics)."""
-    algo, algorithm, found = setup.config.algo, setup.algorithm, {}
+    algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
     for backbone in setup.trained_backbones:
         policy, state = backbone.policy, states[backbone.name]
         mine = setup.team.own(samples, backbone.number)
@@ -201,8 +215,19 @@ def learn_step(setup: Setup, optimiser, states: dict[str, TrainState], samples: 
         update = make_update(policy, optimiser, algorithm.objective, algo)
         most = setup.max_active_rows(backbone, mine.n)
         state, updated = update_active_rows(update, state, mine, jax.random.fold_in(key, 1 + backbone.number), most)
+        followed = averages.follow(policy, state.averages, state.trained, mine, algo)
+        state = dataclasses.replace(state, averages=followed)
         states, found[backbone.name] = {**states, backbone.name: state}, {**metrics, **more, **updated}
     return states, merge_metrics(found)
+
+
+def algo_at(config: ConfigDict, step: jax.Array | int) -> ConfigDict:
+    """The fields of the algorithm at a step: the entropy bonus may fall."""
+    algo = config.algo
+    if algo.get("entropy_ratio", 1.0) == 1.0:
+        return algo
+    done = step / max(config.steps - 1, 1)
+    return ConfigDict({**algo, "entropy_coef": algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done)})
 
 
 def merge_metrics(found: dict[str, dict]) -> dict:
@@ -230,15 +255,18 @@ def arrays(rollout, rollout_state: Any) -> Any:
 def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
     """What a checkpoint holds; weights that are only read come from where they came from at first."""
     learning = {name: state for name, state in states.items() if state.trained}
-    fields = ("trained", "optimiser", "skipped")
+    fields = ("trained", "optimiser", "skipped", "averages")
     state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
+    if not any(state["averages"].values()):
+        del state["averages"]
     return {**state, "rollout": rollout_state}
 
 
 def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, TrainState], Any]:
     """Train states and the rollout's state from what a checkpoint held."""
+    fields = [field for field in state if field != "rollout"]
     again = {
-        name: TrainState(state["trained"][name], one.frozen, state["optimiser"][name], state["skipped"][name])
+        name: dataclasses.replace(one, **{field: state[field][name] for field in fields})
         for name, one in states.items()
         if name in state["trained"]
     }

@@ -11,6 +11,8 @@ import re
 import numpy as np
 
 from envs.games.hanabi.rules import Hanabi, copies
+from envs.games.kuhn import rules as kuhn
+from envs.games.leduc import rules as leduc
 from envs.games.roles import EXECUTOR, TwoRole
 from envs.games.template import Fixed, Template
 
@@ -76,6 +78,25 @@ class ConnectFour(Board):
         """Who, column, row."""
         other, column, row = event
         self.known[row * 7 + column] = self.mark(other)
+
+
+class Kuhn(Reader):
+    """The own card stays, and a move is appended."""
+
+    def update(self, event):
+        """Who, action."""
+        self.known[1] = kuhn.ROUND.next[self.known[1], event[1]]
+
+
+class Leduc(Reader):
+    """A move is appended to the round that is played; the public card is shown with the move that ends the first."""
+
+    def update(self, event):
+        """Who, action, the public card."""
+        _, action, public = event
+        place = 3 if self.known[1] else 2
+        self.known[place] = leduc.ROUND.next[self.known[place], action]
+        self.known[1] = self.known[1] or public
 
 
 class Puzzle(Reader):
@@ -296,6 +317,8 @@ class HanabiReader(Reader):
 READERS = {
     "tic_tac_toe": TicTacToe,
     "connect_four": ConnectFour,
+    "kuhn": Kuhn,
+    "leduc": Leduc,
     "plan_path": PlanPath,
     "sokoban": Sokoban,
     "sudoku": Sudoku,

@@ -25,6 +25,8 @@ OWN_BOTS = {
     "tic_tac_toe": ("minimax",),
     "connect_four": ("search",),
     "hanabi": ("convention",),
+    "kuhn": ("equilibrium",),
+    "leduc": ("equilibrium",),
     "plan_path": ("solver",),
     "sokoban": ("solver",),
     "sudoku": ("solver",),

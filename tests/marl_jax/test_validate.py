@@ -7,8 +7,17 @@ import types
 import pytest
 from ml_collections import ConfigDict
 
-from configs import algorithms, defaults, models, planning, published
-from experiments import connect_four_selfplay, hanabi_selfplay, plan_path, sokoban, sudoku, tic_tac_toe_selfplay
+from configs import algorithms, defaults, models, planning, poker, published
+from experiments import (
+    connect_four_selfplay,
+    hanabi_selfplay,
+    kuhn,
+    leduc,
+    plan_path,
+    sokoban,
+    sudoku,
+    tic_tac_toe_selfplay,
+)
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import batches, task_combinations, validate
 from marl_jax.errors import ConfigError, nearest
@@ -58,7 +67,15 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
         experiment.get_config("at_grop")
 
 
-@pytest.mark.parametrize("make", ["ppo", "grpo", "at_grpo", "dr_mas", "sft"])
+@pytest.mark.parametrize("experiment", [kuhn, leduc])
+def test_every_form_of_poker_is_accepted(experiment):
+    for form in (None, *poker.FORMS, "sft", "smollm2", "ppo+smollm2-lora", "sft+tiny"):
+        validate.check(experiment.get_config(form))
+    with pytest.raises(ValueError, match="form 'magnt' is unknown; accepted: magnet, ppo, role, magnet_role, sft"):
+        experiment.get_config("magnt")
+
+
+@pytest.mark.parametrize("make", ["ppo", "magnetic_ppo", "grpo", "at_grpo", "dr_mas", "sft"])
 def test_every_algorithm_is_accepted(make):
     validate.check(config_with(algo=getattr(algorithms, make)()))
 

@@ -20,7 +20,7 @@ from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
 from marl_jax.learning.update import TrainState
 from marl_jax.modes.setup import Setup
-from marl_jax.modes.train import all_weights, learn_step
+from marl_jax.modes.train import all_weights, averages_of, learn_step
 from models import fetch, registry, tokenizers
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
@@ -90,7 +90,9 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
         state = jax.eval_shape(optimiser.init, trained)
         state = placed(state, placement.like_parameters(setup.mesh, state, trained))
         skipped = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-        train_states[backbone.name] = TrainState(trained, frozen, state, skipped)
+        averages = jax.eval_shape(averages_of(setup, backbone), trained)
+        averages = placed(averages, placement.like_parameters(setup.mesh, averages, trained))
+        train_states[backbone.name] = TrainState(trained, frozen, state, skipped, averages)
     weights = all_weights(train_states)
     abstract = jax.eval_shape(rollout.init, key, weights)
     shardings = rollout.shardings(
@@ -135,7 +137,8 @@ def trace_play(setup: Setup, rollout, state: State) -> Traced:
     play = jax.jit(rollout.__call__, donate_argnums=(1,))
     with _mesh(setup):
         traced = play.trace(all_weights(state.train_states), state.rollout, state.key)
-    given = dict(parameters=state.of_each("trained"), frozen=state.of_each("frozen"))
+    kinds = dict(parameters="trained", frozen="frozen", averages="averages")
+    given = {kind: state.of_each(field) for kind, field in kinds.items()}
     return Traced(traced, dict(**given, rollout=state.rollout))
 
 
@@ -144,7 +147,7 @@ def trace_learn(setup: Setup, optimiser, state: State, samples: Any) -> Traced:
     learn = jax.jit(functools.partial(learn_step, setup, optimiser), donate_argnums=(0,))
     with _mesh(setup):
         traced = learn.trace(state.train_states, samples, state.key)
-    given = dict(parameters="trained", optimiser="optimiser", frozen="frozen")
+    given = dict(parameters="trained", optimiser="optimiser", frozen="frozen", averages="averages")
     return Traced(traced, {**{kind: state.of_each(field) for kind, field in given.items()}, "samples": samples})
 
 

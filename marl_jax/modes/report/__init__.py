@@ -25,6 +25,9 @@ FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl",
          "policy_loss", "value_loss", "grad_norm")  # fmt: skip
 """Curves shown at the top, by how their names begin; the others are folded away."""
 
+EXACT = ("exploitability", "nash_conv", "payoff_seat_0", "payoff_seat_1")
+"""Figures of an evaluation that are computed, not estimated, and have no interval."""
+
 GAMES_SHOWN = 6
 MOVES_SHOWN = 100
 
@@ -192,6 +195,8 @@ def _interval(row: Mapping, name: str) -> str:
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if not all(isinstance(x, int | float) for x in (value, low, high)):
         return "–"
+    if low == value == high and name in EXACT:
+        return label(value)
     if is_share(name):
         return f'{100 * value:.1f} % <span class="quiet">[{100 * low:.1f}, {100 * high:.1f}]</span>'
     return f'{value:.3g} <span class="quiet">[{low:.3g}, {high:.3g}]</span>'

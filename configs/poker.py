@@ -1,0 +1,64 @@
+"""Small poker games by self-play, where the last policy counts: PPO with or without a magnet and role baselines.
+
+Rewards are chips, scaled by `reward.agent`, and advantages are not whitened, so that the weights of entropy and magnet
+are in the same unit in all forms.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import algorithms, defaults, variants
+
+FORMS = ("magnet", "ppo", "role", "magnet_role")
+
+
+def poker(
+    name: str, form: str | None, *, steps: int, turns: int, entropy: float, chips: float, shape: dict, **params
+) -> ConfigDict:
+    """A game in one of its forms, written FORM, MODEL, FORM+MODEL, sft or sft+MODEL.
+
+    ppo          self-play PPO with a value head and a constant entropy bonus
+    magnet       … held close to a slow copy of itself, with an entropy bonus that falls (the default)
+    role         … without a critic: returns less the average of the seat
+    magnet_role  both
+    sft          imitation of the equilibrium bot
+
+    turns    of a rollout
+    entropy  the entropy bonus at first
+    chips    what a chip is worth as a reward
+    shape    of the embedded model
+    params   of the game
+    """
+    form, model = _parts(form)
+    config = defaults.get_config()
+    config.name, config.steps = name, steps
+    config.env = defaults.environment(name, **params)
+    config.algo = _algorithm("ppo" if form == variants.SFT else form, entropy)
+    config.reward.agent = chips
+    config.rollout.update(dict(games=256, turns=turns))
+    config.optim.update(dict(lr=2e-3, warmup=2))
+    config.model.shape.update(shape)
+    # Cards are hidden, so a good policy is a random one: it is evaluated as it trains, not greedily.
+    config.eval.update(dict(every=20, games=512, temperature=1.0, opponents=("random", "equilibrium")))
+    config.checkpoint.update(dict(every=20, best_metric="best_response/exploitability", best_mode="min"))
+    config = variants.choose(config, model)
+    config.algo.entropy_coef = entropy
+    return variants.imitate(config, model) if form == variants.SFT else config
+
+
+def _algorithm(form: str, entropy: float) -> ConfigDict:
+    changes = dict(epochs=1, minibatches=4, whiten=False, value_coef=0.25)
+    if form.endswith("role"):
+        changes["critic"] = "role"
+    make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo
+    return make(entropy_coef=entropy, **changes)
+
+
+def _parts(form: str | None) -> tuple[str, str | None]:
+    """The form and the model; None is the embedded one. A model alone has the default form."""
+    form, _, model = (form or FORMS[0]).partition("+")
+    if form in variants.VARIANTS and not model:
+        form, model = FORMS[0], form
+    if form not in (*FORMS, variants.SFT):
+        known = ", ".join((*FORMS, variants.SFT))
+        raise ValueError(f"form {form!r} is unknown; accepted: {known}, MODEL or FORM+MODEL")
+    return form, None if model in ("", "tiny") else model

@@ -1,0 +1,8 @@
+"""Kuhn poker: rules, text, the equilibrium bot and drawings."""
+
+from envs.games.entry import GameEntry
+from envs.games.equilibrium import EquilibriumBot
+
+from . import draw, rules, text
+
+GAME = GameEntry(rules=rules.Kuhn, text=text.text, draw=draw, bots={"equilibrium": EquilibriumBot})

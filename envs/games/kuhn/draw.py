@@ -1,0 +1,24 @@
+"""A hand of Kuhn poker as terminal text and as SVG; with `player`, the other's card is hidden."""
+
+import jax
+
+from envs.games import cards
+from envs.games.kuhn.rules import RANKS, ROUND, Kuhn, State
+
+
+def board(state: State, player: int | None = None) -> str:
+    """The cards, and the moves so far."""
+    hands, moves = _shown(state, player)
+    return "\n".join([f"player {seat}  {card}" for seat, card in enumerate(hands)] + [f"moves     {moves}"])
+
+
+def svg(state: State, player: int | None = None) -> str:
+    """The cards side by side as an SVG document, the moves below."""
+    hands, moves = _shown(state, player)
+    return cards.table([(f"player {seat}", card[0].upper(), False) for seat, card in enumerate(hands)], [moves])
+
+
+def _shown(state: State, player: int | None) -> tuple[list[str], str]:
+    state = jax.device_get(state)
+    hands = ["?" if player not in (None, seat) else RANKS[card] for seat, card in enumerate(state.cards)]
+    return hands, cards.listed(Kuhn.action_names, ROUND.sequences[int(state.moves)])

@@ -1,0 +1,94 @@
+"""Kuhn poker: three cards, one each, one bet.
+
+Both players put a chip into the pot. A bet adds one more; who passes after a bet gives up, otherwise the higher card
+wins the pot. The first player loses 1/18 of a chip per game where both play perfectly.
+"""
+
+import dataclasses
+import itertools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.betting import enumerate_round
+from envs.games.game import Game, Reward, keep_if_done, legal_or_end
+
+RANKS = ("jack", "queen", "king")
+PASS, BET = 0, 1
+DEALS = np.array(list(itertools.permutations(range(len(RANKS)), 2)), np.int32)
+
+
+def _legal(sequence: tuple[int, ...]) -> tuple[int, ...]:
+    """Everything, until both have answered: a pass is answered by a pass, a bet by anything."""
+    answered = sequence == (PASS, PASS) or (len(sequence) > 1 and sequence[-2] == BET)
+    return () if answered else (PASS, BET)
+
+
+ROUND = enumerate_round(2, _legal)
+_BETS = np.array([[sum(a == BET for a in s[seat::2]) for seat in (0, 1)] for s in ROUND.sequences], np.int32)
+
+
+class State(NamedTuple):
+    """cards: int32[2], those of the players, 2 the highest; moves: int32[], number of a sequence of `ROUND`."""
+
+    cards: jax.Array
+    moves: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Kuhn(Game):
+    """Two players, zero-sum; the agent reward at the end is what was won or lost, 1 or 2 chips."""
+
+    name: ClassVar[str] = "kuhn"
+    competitive: ClassVar[bool] = True
+    stakes: ClassVar[bool] = True
+    reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
+    n_players: ClassVar[int] = 2
+    n_actions: ClassVar[int] = 2
+    max_turns: ClassVar[int] = 3
+    action_names: ClassVar[tuple[str, ...]] = ("pass", "bet")
+
+    def reset(self, key: jax.Array) -> State:
+        """Two of the three cards, dealt with `key`."""
+        return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
+
+    def deal(self, number: jax.Array) -> State:
+        """The first state of one of the six deals, all equally likely."""
+        return State(jnp.asarray(DEALS)[number], jnp.int32(0))
+
+    @property
+    def n_deals(self) -> int:
+        """Six."""
+        return len(DEALS)
+
+    def information(self, state: State, seat: jax.Array) -> jax.Array:
+        """The seat's own card and all moves: int32[]."""
+        return state.cards[seat] * len(ROUND.sequences) + state.moves
+
+    def player(self, state: State) -> jax.Array:
+        """The seat that moves now: int32[]."""
+        return jnp.asarray(ROUND.mover)[state.moves]
+
+    def legal(self, state: State) -> jax.Array:
+        """Passing and betting, always: bool[2]."""
+        return legal_or_end(jnp.asarray(ROUND.next)[state.moves] >= 0, self.done(state))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+        """Pass or bet."""
+        over = self.done(state)
+        new = keep_if_done(over, state, State(state.cards, jnp.asarray(ROUND.next)[state.moves, action]))
+        paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
+        return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
+
+    def done(self, state: State) -> jax.Array:
+        """Whether the betting is over: bool[]."""
+        return jnp.asarray(ROUND.over)[state.moves]
+
+    def _won(self, state: State) -> jax.Array:
+        """What the first player has won at the end: the other's chips, or minus its own."""
+        bets = jnp.asarray(_BETS)[state.moves]
+        higher = jnp.where(state.cards[0] > state.cards[1], 1, -1)
+        winner = jnp.where(bets[0] == bets[1], higher, jnp.sign(bets[0] - bets[1]))
+        return winner * (1 + jnp.min(bets))

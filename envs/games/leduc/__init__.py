@@ -1,0 +1,14 @@
+"""Leduc poker: rules, text, the equilibrium bot, symmetries and drawings."""
+
+from envs.games.entry import GameEntry
+from envs.games.equilibrium import EquilibriumBot
+
+from . import draw, rules, symmetry, text
+
+GAME = GameEntry(
+    rules=rules.Leduc,
+    text=text.text,
+    draw=draw,
+    bots={"equilibrium": EquilibriumBot},
+    symmetry=symmetry.Symmetry,
+)

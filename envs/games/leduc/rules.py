@@ -1,0 +1,144 @@
+"""Leduc poker: three ranks in two suits, a card each, one public card, two rounds of betting.
+
+Both players put a chip into the pot. A raise is 2 chips in the first round and 4 in the second, with at most two raises
+in a round, and the first player begins both. The public card is shown between the rounds. A pair with it wins the pot,
+else the higher rank; equal ranks share it. Where both play perfectly, the first player loses about 0.0856 chips a game.
+
+Cards are numbered by rank and then suit, as OpenSpiel does: 0 and 1 are the jacks, 4 and 5 the kings.
+"""
+
+import dataclasses
+import itertools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.games.betting import enumerate_round
+from envs.games.game import Game, Reward, keep_if_done, legal_or_end
+
+RANKS = ("jack", "queen", "king")
+SUITS = ("spades", "hearts")
+N_CARDS = len(RANKS) * len(SUITS)
+FOLD, CALL, RAISE = 0, 1, 2
+MAX_RAISES = 2
+RAISES = (2, 4)
+"""Chips of a raise in each round."""
+DEALS = np.array(list(itertools.permutations(range(N_CARDS), 3)), np.int32)
+
+
+def _legal(sequence: tuple[int, ...]) -> tuple[int, ...]:
+    """Calling always; raising up to the limit; folding where there is a raise to answer."""
+    if sequence and (sequence[-1] == FOLD or (sequence[-1] == CALL and len(sequence) > 1)):
+        return ()
+    raises = sequence.count(RAISE)
+    return ((FOLD,) if raises else ()) + (CALL,) + ((RAISE,) if raises < MAX_RAISES else ())
+
+
+def _raised(sequence: tuple[int, ...]) -> list[int]:
+    """How many raises each player has paid: a raise is one more than the other's, a call as many."""
+    paid = [0, 0]
+    for turn, action in enumerate(sequence):
+        paid[turn % 2] = max(paid) + (action == RAISE) if action != FOLD else paid[turn % 2]
+    return paid
+
+
+ROUND = enumerate_round(3, _legal)
+N_SEQUENCES = len(ROUND.sequences)
+_RAISED = np.array([_raised(sequence) for sequence in ROUND.sequences], np.int32)
+_FOLDED = np.array([FOLD in sequence for sequence in ROUND.sequences])
+
+
+class State(NamedTuple):
+    """The cards and what was bet.
+
+    cards: int32[3]  those of the players, then the public one, which nobody sees before the second round
+    moves: int32[2]  of each round, the number of a sequence of `ROUND`
+    round: int32[]   0 or 1
+    """
+
+    cards: jax.Array
+    moves: jax.Array
+    round: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Leduc(Game):
+    """Two players, zero-sum; the agent reward at the end is what was won or lost, 1 to 13 chips.
+
+    suits  whether a seat sees suits, which never matter: 936 information sets with them, 288 without
+    """
+
+    name: ClassVar[str] = "leduc"
+    competitive: ClassVar[bool] = True
+    stakes: ClassVar[bool] = True
+    reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
+    n_players: ClassVar[int] = 2
+    n_actions: ClassVar[int] = 3
+    max_turns: ClassVar[int] = 8
+    action_names: ClassVar[tuple[str, ...]] = ("fold", "call", "raise")
+
+    suits: bool = True
+
+    def reset(self, key: jax.Array) -> State:
+        """Three of the six cards, dealt with `key`."""
+        return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
+
+    def deal(self, number: jax.Array) -> State:
+        """The first state of one of the 120 deals, all equally likely."""
+        return State(jnp.asarray(DEALS)[number], jnp.zeros(2, jnp.int32), jnp.int32(0))
+
+    @property
+    def n_deals(self) -> int:
+        """120, with the public card."""
+        return len(DEALS)
+
+    def information(self, state: State, seat: jax.Array) -> jax.Array:
+        """The seat's own card, the public one if it is shown, and all moves: int32[]."""
+        cards = self.seen_cards(state, seat)
+        numbers = (cards[0], cards[1], state.moves[0], state.moves[1])
+        sizes = (N_CARDS, N_CARDS + 1, N_SEQUENCES, N_SEQUENCES)
+        code = jnp.int32(0)
+        for number, size in zip(numbers, sizes, strict=True):
+            code = code * size + number
+        return code
+
+    def seen_cards(self, state: State, seat: jax.Array) -> jax.Array:
+        """The seat's own card, and 1 + the public one, 0 before it is shown; all spades without suits: int32[2]."""
+        cards = state.cards if self.suits else state.cards - state.cards % 2
+        return jnp.stack([cards[seat], jnp.where(state.round == 1, cards[2] + 1, 0)])
+
+    def player(self, state: State) -> jax.Array:
+        """The seat that moves now: int32[]."""
+        return jnp.asarray(ROUND.mover)[state.moves[state.round]]
+
+    def legal(self, state: State) -> jax.Array:
+        """Calling, raising while there are raises left, folding after one: bool[3]."""
+        return legal_or_end(jnp.asarray(ROUND.next)[state.moves[state.round]] >= 0, self.done(state))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+        """Fold, call or raise; the call that ends the first round shows the public card."""
+        over = self.done(state)
+        moves = jnp.asarray(ROUND.next)[state.moves[state.round], action]
+        shown = jnp.asarray(ROUND.over & ~_FOLDED)[moves] & (state.round == 0)
+        after = State(state.cards, state.moves.at[state.round].set(moves), jnp.where(shown, 1, state.round))
+        new = keep_if_done(over, state, after)
+        paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
+        return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
+
+    def done(self, state: State) -> jax.Array:
+        """Whether someone has folded or the second round is over: bool[]."""
+        return jnp.asarray(ROUND.over)[state.moves[state.round]]
+
+    def chips(self, state: State) -> jax.Array:
+        """What each player has put into the pot: int32[2]."""
+        return 1 + jnp.asarray(RAISES) @ jnp.asarray(_RAISED)[state.moves]
+
+    def _won(self, state: State) -> jax.Array:
+        """What the first player has won at the end: the other's chips, minus its own, or nothing."""
+        chips = self.chips(state)
+        ranks = state.cards // len(SUITS)
+        strength = jnp.where(ranks[:2] == ranks[2], len(RANKS), ranks[:2])
+        folded = jnp.any(jnp.asarray(_FOLDED)[state.moves])
+        return jnp.sign(jnp.where(folded, chips[0] - chips[1], strength[0] - strength[1])) * jnp.min(chips)

@@ -1,0 +1,15 @@
+"""Leduc poker: one policy plays both seats, and every evaluation says exactly how far it is from an equilibrium.
+
+    python launch.py --config=experiments/leduc.py
+
+Suits mean nothing and are not shown: 288 information sets; `--config.env.params.suits=true` shows them, 936. The forms
+are those of `experiments/kuhn.py`.
+"""
+
+from configs import poker
+
+
+def get_config(form: str | None = None):
+    """Self-play on Leduc poker."""
+    shape = dict(d_model=48, n_layers=1, n_heads=3, n_kv_heads=3, d_ff=96)
+    return poker.poker("leduc", form, steps=300, turns=16, entropy=0.1, chips=0.25, shape=shape, suits=False)

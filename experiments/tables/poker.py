@@ -1,0 +1,138 @@
+"""The poker table: exploitability by self-play with and without a magnet and role baselines, some seeds of each.
+
+    python -m experiments.tables.poker                                   # the embedded model, one run at a time
+    python -m experiments.tables.poker --jobs=8                          # on a machine with more cores
+    python -m experiments.tables.poker --only=kuhn/magnet,kuhn/ppo --seeds=3
+
+Every run is a `launch.py` of its own with its folder under --workdir, so the same command continues where it was
+stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run.
+
+Written to --workdir: poker.md and poker.svg. The figures are exact for each policy; what differs is the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.lines import Line, chart
+from experiments.tables.runs import Runs, evaluations, is_done
+
+GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
+WORDS = {
+    "ppo": "PPO",
+    "magnet": "PPO, magnet",
+    "role": "PPO, role baselines",
+    "magnet_role": "PPO, magnet and role baselines",
+}
+SHORT = {"ppo": "PPO", "magnet": "magnet", "role": "role", "magnet_role": "magnet and role"}
+GOALS = {"Kuhn": 0.05}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The exploitability of one run at its evaluations, and its last NashConv."""
+
+    game: str
+    form: str
+    seed: int
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    nash_conv: float | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, "poker")
+    parser.add_argument("--only", default="", help="rows as GAME/FORM or GAME, with commas between them")
+    parser.add_argument("--seeds", type=at_least(1), default=2, help="runs of every row, with the seeds 0, 1, …")
+    flags, passed = read_flags(parser, "poker", argv)
+    wanted, folder = select(flags.only), Path(flags.workdir)
+    failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
+    results = list(collect(flags, wanted))
+    if flags.collect and not any(result.steps for result in results):
+        raise SystemExit(f"poker.py: {folder} has no runs to collect")
+    return finish("poker", folder, markdown(results), drawing(results), failed, stopped)
+
+
+def select(only: str) -> list[tuple[str, str]]:
+    """The (game, form) pairs that are asked for, in the order of the table."""
+    everything = [(game, form) for game in GAMES for form in WORDS]
+    names = [name for name in only.split(",") if name]
+    for name in names:
+        if name not in {game for game, _ in everything} | {f"{game}/{form}" for game, form in everything}:
+            known = f"{', '.join(GAMES)}, and {', '.join(WORDS)} behind them"
+            raise SystemExit(f"poker.py: --only has {name!r}; accepted: GAME or GAME/FORM of {known}")
+    return [(game, form) for game, form in everything if not names or game in names or f"{game}/{form}" in names]
+
+
+def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str]) -> Iterator[Runs]:
+    """All runs in one round."""
+    runs = {}
+    for game, form in wanted:
+        steps = flags.steps or config_of(flags, game, form).steps
+        for seed in range(flags.seeds):
+            variant = form + (f"+{flags.model}" if flags.model else "")
+            command = [f"--config=experiments/{game}.py:{variant}", f"--config.seed={seed}", f"--config.steps={steps}"]
+            name = name_of(game, form, seed)
+            runs[name] = ([*command, *passed], is_done(Path(flags.workdir) / name, steps))
+    yield runs
+
+
+def config_of(flags: argparse.Namespace, game: str, form: str):
+    """The config of a row."""
+    experiment = importlib.import_module(f"experiments.{game}")
+    return experiment.get_config(form + (f"+{flags.model}" if flags.model else ""))
+
+
+def name_of(game: str, form: str, seed: int) -> str:
+    """The folder of a run."""
+    return f"{game}-{form}-{seed}"
+
+
+def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterator[Result]:
+    """What the runs came to, as far as they are."""
+    for game, form in wanted:
+        for seed in range(flags.seeds):
+            rows = evaluations(Path(flags.workdir) / name_of(game, form, seed))
+            rows = [row for row in rows if row["opponent"] == "best_response"]
+            steps, values = (tuple(row[key] for row in rows) for key in ("step", "exploitability"))
+            yield Result(game, form, seed, steps, values, rows[-1]["nash_conv"] if rows else None)
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The table: exploitability before, after, and the least on the way, of every seed."""
+    lines = ["| game | | updates | before | after | NashConv after | least on the way |", "| --- " * 7 + "|"]
+    for game, form in dict.fromkeys((result.game, result.form) for result in results):
+        own = [result for result in results if (result.game, result.form) == (game, form) and result.steps]
+        if not own:
+            continue
+        cells = [
+            GAMES[game],
+            WORDS[form],
+            ", ".join(dict.fromkeys(str(result.steps[-1]) for result in own)),
+            ", ".join(f"{result.values[0]:.3f}" for result in own),
+            ", ".join(f"**{result.values[-1]:.3f}**" for result in own),
+            ", ".join(f"{result.nash_conv:.3f}" for result in own),
+            ", ".join(f"{min(result.values):.3f}" for result in own),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def drawing(results: Sequence[Result]) -> str:
+    """The curves, a panel for each game."""
+    panels = {
+        GAMES[game]: [Line(SHORT[r.form], r.steps, r.values) for r in results if r.game == game]
+        for game in dict.fromkeys(result.game for result in results)
+    }
+    return chart(panels, "updates", GOALS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
