@@ -104,7 +104,7 @@ class Labeller:
         """Writes the questions of a part that its file does not have yet."""
         algo = self._config.algo
         examples = self._setup.task.examples(part)
-        wanted = min(algo.questions if part == "train" else algo.held_out, len(examples))
+        wanted = min(verifier.wanted(self._config, part), len(examples))
         if not wanted:
             raise RunError(f"the task {self._config.task.name} has no examples in the part {part!r}")
         header = self._header(part, wanted, examples)
@@ -231,9 +231,10 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
             )
     header = {**header, "questions": max(header["questions"], before["questions"])}
     data = path.read_bytes()
-    lines = data[: data.rfind(b"\n") + 1].decode().splitlines(keepends=True)
-    if data.decode(errors="replace") != "".join(lines) or before != header:
-        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + "".join(lines[1:]))
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data or before != header:
+        rest = whole.partition(b"\n")[2].decode()
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + rest)
     return len(questions)
 
 

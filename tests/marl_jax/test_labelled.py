@@ -110,6 +110,10 @@ def test_missing_and_unfinished_files_say_what_to_do(tmp_path):
     (tmp_path / "labelled" / "train.jsonl").write_text('{"format": 1, "questions": 2}\n')
     with pytest.raises(DataError, match="continues it"):
         verifier.read_part(config, tmp_path, "train")
+    tiny_verifier.write_files(tmp_path / "other" / "labelled", n=3, held_out=3)
+    config.algo.update(dict(data=str(tmp_path / "other"), questions=2, held_out=1))
+    assert [q.id for q in verifier.read_part(config, tmp_path, "train")] == ["train/0", "train/1"]
+    assert len(verifier.read_part(config, tmp_path, "test")) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ label

@@ -18,7 +18,7 @@ from marl_jax.algorithms import verifier as algorithm
 from marl_jax.config import validate
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import evaluate, scorers, serve_reward, train
+from marl_jax.modes import evaluate, export, scorers, serve_reward, train
 from marl_jax.modes import setup as setups
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.conversation import Speaker
@@ -226,6 +226,8 @@ def test_other_tokenizers_and_runs_of_other_kinds_are_refused(workdir, tmp_path,
     config.algo = tiny_verifier.algorithms.ppo()
     with pytest.raises(ConfigError, match="accepted: verifier"):
         scorers.open_scorer(workdir, config).__enter__()
+    with pytest.raises(RunError, match="is a verifier"):
+        export.main(tiny_verifier.get_config(), workdir)
     policy = setups.make(tiny_verifier.get_config()).backbone.policy
     with pytest.raises(RunError, match="expected those of a verifier"):
         Scorer(policy, {"model": {}}, tokenizers.load("tiny"), 64)
@@ -327,6 +329,12 @@ def test_a_slow_batch_is_answered_in_time_with_an_error():
         with pytest.raises(ScorerUnavailable, match="last: (status 504|no attempt)"):
             score(url, [chat("a", "7")], deadline=0.4)
         assert time.monotonic() - began < 0.6
+
+
+def test_a_run_beside_the_tasks_of_this_process(workdir, opened):
+    with scorers.serve_beside(workdir) as (url, version):
+        found = score(url, [chat("c", "c"), chat("c", "d")], version=version, deadline=60.0)
+    assert version == opened.version and found == pytest.approx(opened.scorer([chat("c", "c"), chat("c", "d")]))
 
 
 def test_the_mode_serves_a_run_and_needs_a_key_on_open_addresses(workdir, monkeypatch):
