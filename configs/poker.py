@@ -46,7 +46,7 @@ def poker(
 
 
 def _algorithm(form: str, entropy: float) -> ConfigDict:
-    changes = dict(epochs=1, minibatches=4, whiten=False, value_coef=0.25)
+    changes = dict(epochs=1, minibatches=4, whiten="none", value_coef=0.25)
     if form.endswith("role"):
         changes["critic"] = "role"
     make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo

@@ -92,18 +92,12 @@ class Speaker:
         return functools.lru_cache(OPENINGS)(self._encode_opening)
 
     def _encode_opening(self, system: str | None, text: str) -> list[int]:
-        parts, clean = self.parts, self.tokenizer.strip_special
-        start = parts.start
-        if system is not None:
-            start = parts.system_open + clean(system) + parts.system_close + parts.user_open
-        return self.tokenizer.encode(start + clean(text) + parts.user_close_and_reply)
+        clean = self.tokenizer.strip_special
+        return self.tokenizer.encode(self.parts.opening(None if system is None else clean(system), clean(text)))
 
     def continuation(self, text: str) -> list[int]:
         """The ids between an answer and the next one."""
-        parts = self.parts
-        return self.tokenizer.encode(
-            parts.reply_close_and_user + self.tokenizer.strip_special(text) + parts.user_close_and_reply
-        )
+        return self.tokenizer.encode(self.parts.continuation(self.tokenizer.strip_special(text)))
 
     def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""
@@ -118,6 +112,7 @@ class Said:
     answers   of the sampler, one for each candidate
     contents  their ids without the stop token
     kept      the candidate that the chat continues with; None while it is open
+    text      what the task said before the answer
     """
 
     start: int
@@ -128,6 +123,7 @@ class Said:
     contents: list[list[int]]
     replies: list[Reply]
     kept: int | None = None
+    text: str = ""
 
 
 class TokenChat(Chat):
@@ -170,7 +166,7 @@ class TokenChat(Chat):
         ]
         self.opening = self.opening or len(ids)
         self.tokens, self._tokenizer = ids, speaker.tokenizer
-        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies))
+        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies, text=text))
         return replies
 
     def _keep(self, k):
