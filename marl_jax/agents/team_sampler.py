@@ -23,7 +23,7 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 from models import lora
 from models.sharding import MESH_AXES
@@ -63,10 +63,11 @@ class TeamSampler:
                     self._thread.set_weights(self.team.policies.index(name), weights, version)
 
     async def answer(
-        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
-    ) -> list[Answer]:
+        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> list[Answer]:  # fmt: skip
         """As `BatcherThread.answer`."""
-        return await self._thread.answer(ids, sampling, policy, n, deadline)
+        return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
 
     @property
     def usage(self) -> Usage:

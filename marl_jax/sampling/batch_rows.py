@@ -99,6 +99,13 @@ class BatchRows:
             part.preempted = []
         return found
 
+    def show_progress(self) -> None:
+        """Hands new tokens to the requests that are watched."""
+        for part in self.parts:
+            for slot, sample in enumerate(part.slots.samples):
+                if sample is not None and sample.request.on_tokens is not None:
+                    part.slots.show(slot, self.engine.versions[sample.request.policy])
+
     def memory(self) -> Memory:
         """What pages hold now."""
         found = [part.memory() for part in self.parts]

@@ -28,7 +28,7 @@ from marl_jax.sampling import checks
 from marl_jax.sampling.batch_rows import BatchRows, Finished
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import Memory, Request, Sample, Usage, samples_of
+from marl_jax.sampling.requests import Memory, OnTokens, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
 
 MEMORY_FRAC = 0.3  # of a device's memory, for pages
@@ -146,6 +146,13 @@ class Batcher:
         self._open[request].ended = "cancelled"
         return True
 
+    def watch(self, request: int, on_tokens: OnTokens) -> None:
+        """Calls `on_tokens(k, new)` after every chunk with what sample k has written since the last call.
+
+        What a sample writes in its last chunk is in its answer only.
+        """
+        self._open[request].on_tokens = on_tokens
+
     def results(self) -> list[tuple[int, list[Answer]]]:
         """What has finished since the last call, as (request number, its n answers)."""
         done, self._done = self._done, []
@@ -165,7 +172,9 @@ class Batcher:
         self._swap()
         self._refill()
         self._rows.read()
-        self._finish(self._rows.decode())
+        finished = self._rows.decode()
+        self._rows.show_progress()
+        self._finish(finished)
         self._enqueue(self._rows.take_preempted(), first=True)
         self._counts.seconds += time.perf_counter() - started
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,15 +11,20 @@ from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling, sample_seed, stop_width
 
 
+OnTokens = Callable[[int, Answer], None]
+"""Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
+
+
 @dataclasses.dataclass(eq=False)
 class Request:
     """n samples of one prompt.
 
-    answers   one per sample, None until it is there
-    deadline  a value of time.monotonic(), or None
-    begun     whether a sample of it has a row or had one: from then on it belongs to the weights that read it
-    ended     "cancelled", or None; its rows are freed before the next chunk
-    unplaced  samples that wait for a row and have written nothing: what is read for one of them serves all
+    answers    one per sample, None until it is there
+    deadline   a value of time.monotonic(), or None
+    begun      whether a sample of it has a row or had one: from then on it belongs to the weights that read it
+    ended      "cancelled", or None; its rows are freed before the next chunk
+    unplaced   samples that wait for a row and have written nothing: what is read for one of them serves all
+    on_tokens  called between chunks with what is new, or None
     """
 
     id: int
@@ -29,6 +35,7 @@ class Request:
     begun: bool = False
     ended: str | None = None
     unplaced: int = 0
+    on_tokens: OnTokens | None = None
 
     def overdue(self, now: float) -> str | None:
         """Why it has to end now, or None."""
@@ -64,6 +71,7 @@ class Sample:
     slot     its row, or None
     read     what its row waits for, or None when it may decode
     copy     (source, target): a page to copy when that has been read, so that samples do not write over each other
+    shown    tokens that the request's `on_tokens` has had
     """
 
     request: Request
@@ -75,6 +83,7 @@ class Sample:
     slot: int | None = None
     read: Read | None = None
     copy: tuple[int, int] | None = None
+    shown: int = 0
 
     @property
     def context(self) -> np.ndarray:
@@ -103,6 +112,19 @@ class Sample:
         if not _holds(tokenizer.decode(own + tokens.tolist()), stops):
             return None
         return next(n for n in range(len(tokens) + 1) if _holds(tokenizer.decode(own + tokens[:n].tolist()), stops))
+
+    def show(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
+        """Hands to `on_tokens` what it has not had yet; the arguments are what the sample's row has written."""
+        own = self.shown - len(self.tokens)
+        since, fresh = max(self.shown, 0), max(own, 0)
+        new = len(self.tokens) + len(tokens) - self.shown
+        if new <= 0:
+            return
+        versions = np.full((len(tokens),), version, np.int32)
+        pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
+        tokens, logps, versions = (np.concatenate([before[since:], row[fresh:]]) for before, row in pairs)
+        self.shown += new
+        self.request.on_tokens(self.k, Answer(tokens, logps, "going", versions))
 
     def answer(self, finish: str) -> Answer:
         """What it has written, for the caller."""

@@ -143,6 +143,11 @@ class Slots:
         some = new > 0
         self._token[slots[some]] = tokens[some, new[some] - 1]
 
+    def show(self, slot: int, version: int) -> None:
+        """Hands to the request of a line what it has written, if somebody wants to see it."""
+        n, sample = self.written[slot], self.samples[slot]
+        sample.show(self._tokens[slot, :n], self._logps[slot, :n], version)
+
     def cut_at_stop_strings(self, slots: np.ndarray, tokenizer) -> list[int]:
         """Takes back what these lines have written behind a stop string; returns those that have completed one."""
         stopped = []

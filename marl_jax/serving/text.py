@@ -1,0 +1,49 @@
+"""The text of an answer as a client sees it: whole, and while it is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from models.tokenizers import Tokenizer
+
+
+def visible(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
+    """The text of some ids up to the first stop string, without control tokens."""
+    text = tokenizer.decode(ids, skip_special=True)
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+class TextStream:
+    """Text that grows with the ids: what `add` and `end` return, joined, is what `visible` makes of all ids.
+
+    Held back until it is certain: bytes that are not a whole character yet, what may become a stop string, and what
+    `held_from` (of a text so far, the place from which on it may change) says.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), held_from: Callable[[str], int] | None = None
+    ):
+        self._tokenizer, self._stops, self._held_from = tokenizer, tuple(stops), held_from
+        self.ids: list[int] = []
+        self.shown = 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """What can be shown more, now that these ids have been written."""
+        self.ids.extend(int(i) for i in ids)
+        text = visible(self._tokenizer, self.ids, self._stops)
+        certain = len(text.rstrip("\ufffd"))
+        for stop in self._stops:
+            overlaps = (n for n in range(min(len(stop), certain), 0, -1) if text[:certain].endswith(stop[:n]))
+            certain = min(certain, certain - next(overlaps, 0))
+        if self._held_from is not None:
+            certain = min(certain, self._held_from(text[:certain]))
+        return self._show(text, certain)
+
+    def end(self, text: str | None = None) -> str:
+        """What is left to be shown; `text` where the whole differs from what the ids say."""
+        text = visible(self._tokenizer, self.ids, self._stops) if text is None else text
+        return self._show(text, len(text))
+
+    def _show(self, text: str, upto: int) -> str:
+        shown, self.shown = self.shown, max(self.shown, upto)
+        return text[shown : self.shown]
