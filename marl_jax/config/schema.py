@@ -181,6 +181,16 @@ PLAY = {
     "seed": Field(0, SEED, "of the game"),
 }
 
+SERVE = {  # of --mode=serve_reward
+    "host": Field("127.0.0.1", TEXT, "address to listen on; one that other machines can reach needs a key"),
+    "port": Field(8000, integer(0, 65535), "0 is any free one"),
+    "key_env": Field("MARL_JAX_KEY", TEXT, "environment variable with the key that clients must send; unset: none"),
+    "max_body": Field(8.0, number(0, above=True), "MiB of a request at most"),
+    "max_requests": Field(256, integer(1, 1 << 16), "requests under way at most; more are asked to come again"),
+    "time_limit": Field(600.0, number(0, above=True), "seconds in which a request is answered"),
+    "drain": Field(30.0, number(0), "seconds that requests under way have when the server is stopped"),
+}
+
 CHECKPOINT = {
     "every": Field(50, integer(1), "steps between checkpoints"),
     "keep": Field(2, integer(1, 10_000), "the newest so many; the best by `best_metric` is kept besides"),
@@ -227,7 +237,7 @@ ALGO_NAME = Field("ppo", TEXT, "the algorithm; its fields stand beside the name"
 GROUPS = {
     "env": ENV, "task": TASK, "model": MODEL, "model.lora": LORA, "rollout": ROLLOUT, "sampling": SAMPLING,
     "optim": OPTIM, "opponents": OPPONENTS, "reward": REWARD, "curriculum": CURRICULUM, "eval": EVAL, "play": PLAY,
-    "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
+    "serve": SERVE, "checkpoint": CHECKPOINT, "mesh": MESH, "distributed": DISTRIBUTED, "log": LOG,
 }  # fmt: skip
 
 FIELDS: dict[str, Field] = {

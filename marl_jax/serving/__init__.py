@@ -1,0 +1,1 @@
+"""What runs behind HTTP: the basics every server here shares, and the reward server."""

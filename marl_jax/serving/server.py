@@ -1,0 +1,168 @@
+"""Running an application: on an address until a signal comes, or in a thread beside other work.
+
+    serve(app, "127.0.0.1", 8000)                     # returns after SIGTERM or Ctrl-C, when all requests are answered
+    with in_thread(app) as url: ...                   # on a free port of this machine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from marl_jax.errors import RunError
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0  # for the head of a request to arrive
+IDLE_SECONDS = 30  # that a connection is kept open between requests
+MAX_CONNECTIONS = 4096  # beyond them, uvicorn answers 503
+BACKLOG = 2048
+
+
+def serve(
+    app: Starlette, host: str, port: int, *, drain_seconds: float = 30, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serves until SIGTERM or Ctrl-C; then nothing new is accepted, and what is under way has `drain_seconds`.
+
+    A second signal ends at once. `ready` is called with the address once the server answers. Main thread only.
+    """
+    server = _Server(app, drain_seconds, ready)
+    listener = listen(host, port)
+
+    async def until_signalled() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop)
+        try:
+            await server.run_on(listener)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    asyncio.run(until_signalled())
+
+
+@contextlib.contextmanager
+def in_thread(app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> Iterator[str]:
+    """Serves in a thread while the context is open; gives the address."""
+    started, failure = threading.Event(), []
+    server = _Server(app, drain_seconds, lambda _: started.set())
+    listener = listen(host, port)
+
+    def run() -> None:
+        try:
+            asyncio.run(server.run_on(listener))
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="http", daemon=True)
+    thread.start()
+    try:
+        started.wait()
+        if not failure:
+            yield server.url
+    finally:
+        server.stop()
+        thread.join(drain_seconds + 10)
+    if failure:
+        raise failure[0]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound to an address; one that cannot be is a `RunError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise RunError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
+
+    def __init__(self, app: Starlette, drain_seconds: float, ready: Callable[[str], None] | None):
+        self._app, self._failure, self._ready, self.url = app, None, ready, ""
+        settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False, server_header=False)
+        super().__init__(
+            uvicorn.Config(
+                self._watched, http=_Protocol, ws="none", limit_concurrency=MAX_CONNECTIONS, backlog=BACKLOG,
+                timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=drain_seconds, **settings,
+            )  # fmt: skip
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: `serve` does it."""
+        yield
+
+    def stop(self) -> None:
+        """Stops accepting and drains; called again, ends at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def run_on(self, listener: socket.socket) -> None:
+        """Serves on a bound socket; what the application raised when it started is raised here."""
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        try:
+            await self.serve(sockets=[listener])
+        except SystemExit:  # uvicorn's answer to an application that does not start
+            raise self._failure or RunError("the server did not start") from None
+        finally:
+            listener.close()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the application, then says that it is ready."""
+        await super().startup(sockets)
+        log.info("listening on %s", self.url)
+        if self._ready is not None:
+            self._ready(self.url)
+
+    async def _watched(self, scope, receive, send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] == "lifespan":
+                self._failure = error
+            raise
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 that closes connections on which no request arrives, which uvicorn keeps open for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _last_cycle = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Starts to watch the connection."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Watches no more."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._check)
+
+    def _check(self) -> None:
+        waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        if waiting and self.cycle is self._last_cycle:  # no head of a request since the last check
+            self.transport.close()
+            return
+        self._last_cycle = self.cycle
+        self._watch()
