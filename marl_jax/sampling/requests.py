@@ -10,7 +10,6 @@ import numpy as np
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling, sample_seed, stop_width
 
-
 OnTokens = Callable[[int, Answer], None]
 """Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
 

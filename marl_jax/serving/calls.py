@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import protocol, text, tool_calls
-from marl_jax.serving.http import ApiError
+from marl_jax.serving.errors import ApiError
 from marl_jax.serving.prompts import Renderer
 from marl_jax.serving.protocol import Asked
 from models.chat import ChatTemplateError
@@ -89,6 +91,7 @@ class Call:
         self.contents: list[list[int]] = []
         self.replies: list[Reply] = []
         self.task: asyncio.Task | None = None
+        self.began = time.monotonic()
         self._waiting, self._tick = 0, asyncio.Event()
 
     # For those who wait
@@ -101,7 +104,7 @@ class Call:
     async def wait(self) -> Call:
         """Returns when all answers are there, or raises what went wrong."""
         with self._attached():
-            await asyncio.shield(self.task)
+            await self._result()
         return self
 
     async def follow(self) -> AsyncIterator[None]:
@@ -110,7 +113,7 @@ class Call:
             while True:
                 tick = self._tick
                 if self.task.done():
-                    await asyncio.shield(self.task)
+                    await self._result()
                     yield
                     return
                 if self.sampling is not None:
@@ -121,6 +124,14 @@ class Call:
     def failed(self) -> bool:
         """Whether it has ended without answers."""
         return self.task is not None and self.task.done() and self.answers is None
+
+    async def _result(self) -> None:
+        try:
+            await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self.task.cancelled() and not asyncio.current_task().cancelling():
+                raise ApiError(403, "this session has ended", code="session_ended") from None
+            raise
 
     @contextlib.contextmanager
     def _attached(self) -> Iterator[None]:
@@ -177,16 +188,31 @@ def budget(model: ServedModel, asked: Asked, length: int) -> int:
     return min(asked.max_tokens or model.speaker.sampling.max_new_tokens, room)
 
 
+async def answer_alone(call: Call) -> None:
+    """Answers a call that belongs to no session: nothing is remembered."""
+
+    async def record(event: dict, sync: bool = False) -> None:
+        pass
+
+    model, asked = call.model, call.asked
+    call.prefix = prefix_of(model, asked)
+    call.ids = await opening(model, asked) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
+    seed = secrets.randbits(32) if asked.seed is None else asked.seed
+    call.sampling = asked.sampling(seed, budget(model, asked, len(call.ids)), model.speaker.tokenizer.stop_ids)
+    await answer(call, record, asked.stream)
+
+
 async def answer(call: Call, record: Record, streamed: bool) -> None:
     """Gets the answers to a call whose `ids` and `sampling` are set; each is recorded before it can be seen."""
     speaker, queue = call.model.speaker, asyncio.Queue()
-    on_tokens = (lambda k, new: queue.put_nowait((k, new))) if streamed else None
     pump = asyncio.ensure_future(_pump(call, queue, record)) if streamed else None
     call.changed()
     try:
         try:
-            more = {} if on_tokens is None else {"on_tokens": on_tokens}
-            answers = await speaker.sampler.answer(call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more)
+            more = {"on_tokens": lambda k, new: queue.put_nowait((k, new))} if streamed else {}
+            answers = await speaker.sampler.answer(
+                call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more
+            )
         except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
             raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
         if pump is not None:

@@ -7,6 +7,7 @@ template writes behind the mark, beginning with whatever closes an answer, is th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -14,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_jax.serving import tool_calls
-from marl_jax.serving.http import ApiError
+from marl_jax.serving.errors import ApiError
 from models import chat
 from models.tokenizers import Tokenizer
+from models.tokenizers.token_bytes import TokenBytes
 
 Message = dict[str, Any]
 """{"role", "content"} with texts, and "tool_calls" where an assistant has called tools: what templates expect."""
@@ -51,6 +53,11 @@ class Renderer:
         if not mark or MARK in rest:
             raise chat.ChatTemplateError("the chat template does not write an earlier answer once")
         return self.tokenizer.encode(rest)
+
+    @functools.cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of every token."""
+        return self.tokenizer.token_bytes()
 
     def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""
@@ -131,10 +138,8 @@ def _read_tool_calls(found: Any, place: str) -> list[dict]:
             raise _refusal(f"{place}[{i}]", call, 'an object {"function": {"name", "arguments"}}')
         arguments = function.get("arguments", "{}")
         if isinstance(arguments, str):  # templates write them as JSON again
-            try:
+            with contextlib.suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                pass
         calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return calls
 

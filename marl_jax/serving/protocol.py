@@ -1,7 +1,7 @@
 """What clients of OpenAI's API send and expect: the fields of a request, and the objects of an answer.
 
 Fields that would change the answer and cannot be honoured are refused; others (`user`, `store`, `metadata` …) are
-ignored, as clients send many. Beyond OpenAI's fields, `top_k`, `repetition_penalty` and `chat_template_kwargs` are read.
+ignored, as clients send many. Beyond OpenAI's, `top_k`, `repetition_penalty` and `chat_template_kwargs` are read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.http import ApiError
+from marl_jax.serving.errors import ApiError
 from marl_jax.serving.prompts import Message, read_messages
 
 MOST_SAMPLES = 128
@@ -205,7 +205,8 @@ class _Fields:
         function = choice.get("function") if isinstance(choice, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if name is None or name not in names:
-            raise self.refusal("tool_choice", f"none, auto, required or one of the tools ({', '.join(names) or 'none'})")
+            offered = ", ".join(names) or "none are given"
+            raise self.refusal("tool_choice", f"none, auto, required or one of the tools ({offered})")
         return name
 
     def response_format(self) -> dict | None:

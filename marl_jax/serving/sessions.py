@@ -36,7 +36,8 @@ from envs.tasks.task import TaskError
 from marl_jax.rollouts.host.conversation import Said, derive_seed
 from marl_jax.serving import calls, protocol
 from marl_jax.serving.calls import Call, ServedModel
-from marl_jax.serving.http import ApiError, Keys
+from marl_jax.serving.errors import ApiError
+from marl_jax.serving.keys import Keys
 from marl_jax.serving.prompts import Message
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.traces import TraceFile
@@ -53,12 +54,14 @@ class Conversation:
 
     seat   number of the model in the session
     path   tells the conversations of a session apart
+    calls  ids of the calls, one for each turn
     """
 
     seat: int
     path: tuple[int, ...]
     tokens: list[int]
-    said: list[Said]
+    said: list[Said] = dataclasses.field(default_factory=list)
+    calls: list[str] = dataclasses.field(default_factory=list)
 
 
 class Session:
@@ -276,11 +279,12 @@ class Session:
                 if before.said[-1].turn == turn - 1 and before.said[-1].kept is None:
                     before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
             if chat is None:
-                chat = Conversation(seats[call.model.name], (len(found),), list(call.ids), [])
+                chat = Conversation(seats[call.model.name], (len(found),), list(call.ids))
                 found.append(chat)
             chat.said.append(Said(
                 len(call.ids), turn, None, call.model.speaker, call.answers, call.contents, call.replies
             ))  # fmt: skip
+            chat.calls.append(call.id)
             place[call.id] = chat, turn
         for chat in found:
             last = chat.said[-1]
@@ -288,6 +292,30 @@ class Session:
                 last.kept = 0
                 chat.tokens = chat.tokens + last.contents[0]
         return found
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """A session as a JSON value: every call with its ids, and the calls of each conversation."""
+    answered = [call for call in session.calls.values() if call.answers is not None]
+    return {
+        "id": session.id, "ended": session.ended, "models": list(session.models), "metadata": session.metadata,
+        "forks": {reason: n for reason, n in session.forks.items() if n},
+        "calls": [
+            {"id": call.id, "model": call.model.name, "fork": call.fork,
+             "after": None if call.after is None else [call.after[0].id, call.after[1]],
+             "prompt": call.ids,
+             "answers": [
+                 {"tokens": a.tokens.tolist(), "logps": a.logps.tolist(), "versions": a.versions.tolist(),
+                  "finish": a.finish, "text": reply.text, "rewards": dataclasses.asdict(reply.rewards)}
+                 for a, reply in zip(call.answers, call.replies, strict=True)
+             ]}
+            for call in answered
+        ],
+        "conversations": [
+            {"model": list(session.models)[chat.seat], "tokens": chat.tokens, "calls": chat.calls}
+            for chat in session.conversations()
+        ],
+    }  # fmt: skip
 
 
 class Sessions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 
 from models.tokenizers import Tokenizer
@@ -11,6 +12,13 @@ def visible(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str] = ())
     """The text of some ids up to the first stop string, without control tokens."""
     text = tokenizer.decode(ids, skip_special=True)
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+def tokens_within(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> int:
+    """How many of the ids it takes to write the first `length` characters of their text."""
+    return bisect.bisect_left(
+        range(len(ids)), length, key=lambda n: len(tokenizer.decode(ids[:n], skip_special=True))
+    )
 
 
 class TextStream:
