@@ -69,7 +69,7 @@ class Call:
 
     ids       of the prompt; the last `len(prefix)` of them are how an answer was made to begin
     after     the call and the number of its answer that this one continues, or None
-    fork      why it continues none although it has a history, or None
+    fork      why it does not continue the last answer in its messages, or None
     shown     ids of each answer that may be shown by now
     answers   of the sampler; None until all are there
     choices   the same as the client sees them

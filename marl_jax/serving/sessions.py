@@ -9,9 +9,10 @@
 A call continues an earlier answer where its messages are those of that call, the answer as the client got it, and new
 ones behind it, for the same model and tools. Its prompt is then the ids that were read and sampled before, and the ids
 of what is new: nothing is tokenised twice, and the log-probs recorded for an answer belong to exactly the ids in front
-of it. Where nothing is continued although there is a history, a new conversation begins and the reason is counted:
+of it. A call that does not continue the last answer in its messages forks, from an earlier answer if it can and from
+nothing otherwise, and the reason is counted:
 
-    edited     the history is none of this session's
+    edited     the answer is none of this session's, or the messages before it were others
     reasoning  it is, but for the thoughts in answers, which the client has dropped
     model      another model gave the answer
     tools      other tools were offered then
@@ -70,7 +71,7 @@ class Session:
     models           that it may ask for
     seed             of answers whose request brings none: with the prompt, it decides them
     policy_sampling  whether temperature and filters are those of the model, not of the request: a learner needs that
-    forks            how many calls began a new conversation although they had a history, by reason
+    forks            how many calls did not continue the last answer in their messages, by reason
     """
 
     def __init__(
@@ -175,20 +176,20 @@ class Session:
     # Histories
 
     def _continued(self, call: Call) -> tuple[tuple[Call, int] | None, str | None]:
-        """The answer that a call continues, or why there is none although it has a history."""
+        """The last answer that a call continues, or None; and why it does not continue the last one it shows."""
         if call.asked.prompts:
             return self._continued_ids(call), None
-        messages = call.asked.messages
-        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
-        if last is None:
-            return None, None
-        tools, fork = _tools_key(call.asked), "edited"
-        for earlier, k, offered in reversed(self._histories.get(_digest(messages[: last + 1]), [])):
-            if earlier.model is call.model and offered == tools:
-                return (earlier, k), None
-            fork = "model" if earlier.model is not call.model else "tools"
-        if fork == "edited" and _digest(messages[: last + 1], thoughts=False) in self._thoughtless:
-            fork = "reasoning"
+        messages, tools, fork = call.asked.messages, _tools_key(call.asked), None
+        ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
+        for end in reversed(ends):  # an answer that is not ours may stand behind one that is
+            reason = "edited"
+            for earlier, k, offered in reversed(self._histories.get(_digest(messages[:end]), [])):
+                if earlier.model is call.model and offered == tools:
+                    return (earlier, k), fork
+                reason = "model" if earlier.model is not call.model else "tools"
+            if reason == "edited" and _digest(messages[:end], thoughts=False) in self._thoughtless:
+                reason = "reasoning"
+            fork = fork or reason
         return None, fork
 
     def _continued_ids(self, call: Call) -> tuple[Call, int] | None:

@@ -68,7 +68,7 @@ def served(sampler, names=("one", "two"), tokenizer=None, **options):
     tokenizer = tokenizer or sampler.tokenizer
     return {
         name: ServedModel.of(name, Speaker(
-            sampler, tokenizer, Sampling(max_new_tokens=64), MAX_LENGTH, policy=i, number=i, options=options
+            sampler, tokenizer, Sampling(max_new_tokens=128), MAX_LENGTH, policy=i, number=i, options=options
         ))
         for i, name in enumerate(names)
     }  # fmt: skip
