@@ -70,6 +70,23 @@ class TeamSampler:
         return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
 
     @property
+    def running(self) -> bool:
+        """As `BatcherThread.running`; False before the first weights."""
+        return self._thread is not None and self._thread.running
+
+    def pause(self) -> None:
+        """As `BatcherThread.pause`."""
+        self._thread.pause()
+
+    def resume(self) -> None:
+        """As `BatcherThread.resume`."""
+        self._thread.resume()
+
+    def drain(self) -> None:
+        """As `BatcherThread.drain`."""
+        self._thread.drain()
+
+    @property
     def usage(self) -> Usage:
         """As `BatcherThread.usage`; zeros before the first weights."""
         return Usage() if self._thread is None else self._thread.usage

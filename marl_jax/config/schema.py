@@ -181,7 +181,7 @@ PLAY = {
     "seed": Field(0, SEED, "of the game"),
 }
 
-SERVE = {  # of --mode=serve_reward
+SERVE = {  # of --mode=serve and --mode=serve_reward
     "host": Field("127.0.0.1", TEXT, "address to listen on; one that other machines can reach needs a key"),
     "port": Field(8000, integer(0, 65535), "0 is any free one"),
     "key_env": Field("MARL_JAX_KEY", TEXT, "environment variable with the key that clients must send; unset: none"),
@@ -189,6 +189,11 @@ SERVE = {  # of --mode=serve_reward
     "max_requests": Field(256, integer(1, 1 << 16), "requests under way at most; more are asked to come again"),
     "time_limit": Field(600.0, number(0, above=True), "seconds in which a request is answered"),
     "drain": Field(30.0, number(0), "seconds that requests under way have when the server is stopped"),
+    "models": Field((), TEXTS, "what to serve, NAME=PLACE each (docs/serving.md); () is the policies of this run"),
+    "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
+    "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
+    "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),
+    "traces": Field(True, SWITCH, "write sessions to traces.jsonl in the folder of the run"),
 }
 
 CHECKPOINT = {

@@ -167,6 +167,11 @@ class BatcherThread:
         atexit.unregister(self.close)
 
     @property
+    def running(self) -> bool:
+        """Whether it takes requests: it was not closed and has not failed."""
+        return self._ended is None
+
+    @property
     def usage(self) -> Usage:
         """As of the last chunk."""
         return self._usage
