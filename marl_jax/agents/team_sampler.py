@@ -69,6 +69,10 @@ class TeamSampler:
         """As `BatcherThread.answer`."""
         return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
+        """As `BatcherThread.top_logprobs`."""
+        return self._thread.top_logprobs(ids, start, sampling, policy, k)
+
     @property
     def running(self) -> bool:
         """As `BatcherThread.running`; False before the first weights."""

@@ -139,6 +139,10 @@ class Batcher:
         if sampling.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer: give one to the Batcher")
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int, k: int):
+        """As `Engine.top_logprobs`; any thread may ask."""
+        return self.engine.top_logprobs(ids, start, sampling, policy, k)
+
     def cancel(self, request: int) -> bool:
         """Ends a request before the next chunk, with what it has; False when it is not open any more."""
         if request not in self._open:

@@ -103,6 +103,10 @@ class BatcherThread:
 
         return await asyncio.wrap_future(self.ask(ids, sampling, policy, n, deadline, show))
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
+        """As `Engine.top_logprobs`, in the thread of the caller."""
+        return self._batcher.top_logprobs(ids, start, sampling, policy, k)
+
     def cancel(self, future: Future[list[Answer]]) -> None:
         """Ends the request of a future from `ask`: its answers come soon, unfinished ones as "cancelled"."""
 

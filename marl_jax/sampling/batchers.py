@@ -47,6 +47,11 @@ class Batchers:
         which, own = self._route(policy)
         self.batchers[which].check_request(ids, sampling, own, n)
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int, k: int):
+        """As `Batcher.top_logprobs`."""
+        which, own = self._route(policy)
+        return self.batchers[which].top_logprobs(ids, start, sampling, own, k)
+
     def cancel(self, request: int) -> bool:
         """As `Batcher.cancel`."""
         own, which = divmod(request, len(self.batchers))

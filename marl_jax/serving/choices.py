@@ -73,7 +73,9 @@ class Pieces:
             yield self._event(k, {"role": "assistant", "content": ""})
 
     def more(self) -> Iterator[bytes]:
-        """What can be shown since the last call."""
+        """What can be shown since the last call; nothing where the likeliest tokens are wanted, found at the end."""
+        if self.call.asked.top_logprobs:
+            return
         for k, stream in enumerate(self._streams):
             new = self.call.shown[k][self._read[k] :]
             self._read[k] += len(new)
@@ -88,7 +90,7 @@ class Pieces:
             answer = self.call.answers[k]
             stream.ids = list(self.call.contents[k])
             self._logprobs[k] = [float(x) for x in answer.logps]
-            text = stream.end(None if not choice.calls else choice.text)
+            text = stream.end(choice.text)
             entries = self._new_entries(k, last=True, tops=tops)
             if text or (entries and entries["content" if self.chat else "tokens"]):
                 yield self._event(k, {"content": text}, logprobs=entries)
@@ -151,7 +153,7 @@ def _entry(renderer: Renderer, token: int, logp: float, top: Sequence[tuple[int,
 
 def _token(renderer: Renderer, token: int, logp: float) -> dict[str, Any]:
     text = renderer.tokenizer.decode([token])
-    return {"token": text, "logprob": max(float(logp), LEAST), "bytes": list(renderer.token_bytes.of(token))}
+    return {"token": text, "logprob": max(float(logp), LEAST), "bytes": list(renderer.token_bytes.of(token)) or None}
 
 
 def _columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

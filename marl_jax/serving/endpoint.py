@@ -142,9 +142,18 @@ class Endpoint:
                 found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
                 yield protocol.event({"error": found})
 
-    async def _tops(self, call: Call):
+    async def _tops(self, call: Call) -> list[list] | None:
         """For each answer and token, the likeliest tokens in its place; None where nobody asked for them."""
-        return None
+        speaker, k = call.model.speaker, call.asked.top_logprobs
+        if not k:
+            return None
+        rows = [call.ids + content for content in call.contents]
+        return [
+            await asyncio.to_thread(
+                speaker.sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k
+            )
+            for row in rows
+        ]
 
     # Models
 

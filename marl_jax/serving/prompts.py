@@ -56,8 +56,8 @@ class Renderer:
 
     @functools.cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of every token."""
-        return self.tokenizer.token_bytes()
+        """The bytes of every token; control tokens, which are not part of texts, have none."""
+        return self.tokenizer.token_bytes(skip_special=True)
 
     def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""

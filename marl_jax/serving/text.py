@@ -22,7 +22,7 @@ def tokens_within(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> int:
 
 
 class TextStream:
-    """Text that grows with the ids: what `add` and `end` return, joined, is what `visible` makes of all ids.
+    """Text that grows with the ids: what `add` and `end` return, joined, is the whole text, which is given to `end`.
 
     Held back until it is certain: bytes that are not a whole character yet, what may become a stop string, and what
     `held_from` (of a text so far, the place from which on it may change) says.
@@ -47,9 +47,8 @@ class TextStream:
             certain = min(certain, self._held_from(text[:certain]))
         return self._show(text, certain)
 
-    def end(self, text: str | None = None) -> str:
-        """What is left to be shown; `text` where the whole differs from what the ids say."""
-        text = visible(self._tokenizer, self.ids, self._stops) if text is None else text
+    def end(self, text: str) -> str:
+        """What is left to be shown of the whole text."""
         return self._show(text, len(text))
 
     def _show(self, text: str, upto: int) -> str:
