@@ -298,7 +298,7 @@ def test_the_end_cancels_calls_under_way_and_refuses_later_ones():
     async def play(session):
         call = session.call(chat([user("x")]))
         waiting = asyncio.ensure_future(call.wait())
-        while not sampler.running:
+        while not sampler.under_way:
             await asyncio.sleep(0.001)
         await session.end()
         with pytest.raises(ApiError, match="ended") as error:
@@ -308,7 +308,7 @@ def test_the_end_cancels_calls_under_way_and_refuses_later_ones():
             session.call(chat([user("x")]))
 
     session, _ = in_session(play, sampler)
-    assert sampler.running == 0 and sampler.cancelled == 1 and session.conversations() == []
+    assert sampler.under_way == 0 and sampler.cancelled == 1 and session.conversations() == []
 
 
 def test_a_call_that_nobody_waits_for_is_cancelled_and_may_be_retried():
@@ -316,11 +316,11 @@ def test_a_call_that_nobody_waits_for_is_cancelled_and_may_be_retried():
 
     async def play(session):
         waiting = asyncio.ensure_future(session.call(chat([user("x")]), body="B").wait())
-        while not sampler.running:
+        while not sampler.under_way:
             await asyncio.sleep(0.001)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        while sampler.running:
+        while sampler.under_way:
             await asyncio.sleep(0.001)
         sampler.delay = 0
         await session.call(chat([user("x")]), retry_of="B", body="B").wait()

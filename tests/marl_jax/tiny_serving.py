@@ -18,19 +18,19 @@ from tests.marl_jax.tiny_host import MAX_LENGTH, merging_tokenizer
 class Parrot:
     """Answers by a function of prompt ids and seed, by default letters at random; streams them one token at a time.
 
-    script   from the decoded prompt to the text of the answer, or None
-    running  requests under way
+    script     from the decoded prompt to the text of the answer, or None
+    under_way  requests that are being answered
     """
 
     letters = [97, 98, 256, 32, 200, 10]  # a, b, ab, space, half of a character, newline
 
     def __init__(self, script=None, delay=0.0, tokenizer=None):
         self.tokenizer, self.script, self.delay = tokenizer or merging_tokenizer(), script, delay
-        self.asked, self.running, self.cancelled = [], 0, 0
+        self.asked, self.under_way, self.cancelled = [], 0, 0
 
     async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None):
         self.asked.append((list(ids), sampling))
-        self.running += 1
+        self.under_way += 1
         try:
             answers = [self._one(list(ids), sampling, policy, k) for k in range(n)]
             for t in range(max(len(a.tokens) for a in answers) - 1):
@@ -43,7 +43,7 @@ class Parrot:
             self.cancelled += 1
             raise
         finally:
-            self.running -= 1
+            self.under_way -= 1
 
     def _one(self, ids, sampling, policy, k):
         rng = np.random.default_rng(derive_seed(ids, sampling.seed, policy, k))
