@@ -32,6 +32,8 @@ MODES = {  # mode: the function that carries it out and what it is given
     "play": ("marl_jax.modes.play:main", ("config", "workdir")),
     "report": ("marl_jax.modes.report:main", ("workdir",)),
     "serve": ("marl_jax.modes.serve:main", ("config", "workdir")),
+    "label": ("marl_jax.modes.label:main", ("config", "workdir")),
+    "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.show_config:main", ("config",)),

@@ -7,7 +7,7 @@ What a field means stands beside its default in `marl_jax/algorithms/fields.py`.
 from ml_collections import ConfigDict
 
 from marl_jax import fields
-from marl_jax.algorithms.fields import AT_GRPO, GRPO, PPO, SFT
+from marl_jax.algorithms.fields import AT_GRPO, GRPO, PPO, SFT, VERIFIER
 from marl_jax.config import schema
 
 
@@ -39,6 +39,11 @@ def dr_mas(group_size: int | None = None) -> ConfigDict:
 def sft(**changes) -> ConfigDict:
     """Supervised training on what a bot plays."""
     return make("sft", SFT, **changes)
+
+
+def verifier(**changes) -> ConfigDict:
+    """A verifier of a task's answers, trained on labelled ones."""
+    return make("verifier", VERIFIER, **changes)
 
 
 def imitate(config: ConfigDict, lr: float = schema.OPTIM["lr"].default, **changes) -> ConfigDict:

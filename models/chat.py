@@ -171,6 +171,15 @@ class ChatParts:
     start: str
     default_system: str | None
 
+    def opening(self, system: str | None, text: str) -> str:
+        """A conversation up to its first answer; texts must not hold special tokens."""
+        start = self.start if system is None else self.system_open + system + self.system_close + self.user_open
+        return start + text + self.user_close_and_reply
+
+    def continuation(self, text: str) -> str:
+        """What stands between an answer and the next one."""
+        return self.reply_close_and_user + text + self.user_close_and_reply
+
 
 def chat_parts(tokenizer, **options) -> ChatParts:
     """The fixed strings of `tokenizer.chat`, found by rendering marked texts and checked by putting them together.

@@ -89,6 +89,10 @@ class Arithmetic:
         """Problems without repetition."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
+    def gold_reply(self, example: Problem) -> str:
+        """A right reply."""
+        return f"answer: {example.answer}"
+
     async def play(self, ask: Ask, example: Problem) -> Outcome:
         """One question, one answer: 1 for a right one for the team, 0.1 for the process if a number can be read."""
         chat = ask.chat(0, system=f"You compute carefully. {FORMAT}")

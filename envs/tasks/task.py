@@ -265,7 +265,8 @@ class Task(Protocol):
     roles  names of the seats
 
     A task may have a method `prepare()`, called before the first episode. A RuntimeError of it, such as a sandbox that
-    is not available, ends the run with its text.
+    is not available, ends the run with its text. One whose dataset has worked solutions may have a method
+    `gold_reply(example)`: a right reply in the form that it asks for, or None.
     """
 
     roles: tuple[str, ...]

@@ -37,6 +37,7 @@ class Algorithm:
     check      (config) -> problems of a config with this algorithm
     critic     whether it has one
     examine    from the parts of a run to a function of the parameters that counts something on held-out games; None
+    verifies   whether it trains a verifier, which scores answers and gives none
     """
 
     name: str
@@ -47,6 +48,7 @@ class Algorithm:
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
     examine: Callable[[Any], Callable[[dict], Examined]] | None = None
+    verifies: bool = False
 
 
 class Examined(NamedTuple):

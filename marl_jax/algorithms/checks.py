@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from envs.games.bots import bot_names
+from envs.tasks import TASKS
 from marl_jax.agents.seating import seat_names
 from marl_jax.errors import not_divisible
 
@@ -80,6 +81,21 @@ def sft(c: ConfigDict) -> Iterator[str]:
     yield from _no_other_players(c, "where a bot plays all seats")
     if c.curriculum.enabled:
         yield "config.curriculum.enabled is True with algo.name 'sft', which shows all levels; accepted: False"
+
+
+def verifier(c: ConfigDict) -> Iterator[str]:
+    """One policy, and a task of one role whose answers are labelled."""
+    if not c.task.name:
+        yield f"config.algo.name is 'verifier' with env.name {c.env.name!r}; accepted: a task of one role"
+        return
+    roles = tuple(TASKS.get(c.task.name)(**c.task.params.to_dict()).roles)
+    if len(roles) != 1:
+        found = f"config.task.name is {c.task.name!r} with the roles {', '.join(roles)} and algo.name 'verifier'"
+        yield f"{found}, which labels the answers of one; accepted: a task, or params of it, with one role"
+    if len(c.policies) != 1 or any(policy.frozen for policy in c.policies.values()):
+        yield f"config.policies has {', '.join(c.policies)} with algo.name 'verifier'; accepted: one that learns"
+    if c.algo.per_side > c.algo.samples:
+        yield f"config.algo.per_side is {c.algo.per_side} with algo.samples {c.algo.samples}; accepted: so many at most"
 
 
 def _no_other_players(c: ConfigDict, why: str) -> Iterator[str]:

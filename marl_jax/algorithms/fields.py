@@ -78,3 +78,18 @@ SFT = {
     "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
     "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),
 }
+
+VERIFIER = {
+    "epochs": Field(1, integer(1, 1000), "passes over the answers of a step"),
+    **with_defaults(BATCHES, minibatches=1),
+    "critic": Field("head", choice("head"), "the score is a head on the model"),
+    "data": Field("", TEXT, "folder of the run that labelled the answers; '' is the run's own"),
+    "questions": Field(2000, integer(1, 1 << 24), "questions of the train part to label at most"),
+    "held_out": Field(256, integer(1, 1 << 24), "questions of validation and of test to label at most, of each"),
+    "samples": Field(16, integer(2, 1 << 12), "answers to sample to each question"),
+    "per_side": Field(4, integer(1, 1 << 12), "right answers to learn from of each question, and as many wrong ones"),
+    "balanced": Field(True, SWITCH, "as many right as wrong answers of each question; False: as they were sampled"),
+    "gold": Field(True, SWITCH, "the dataset's own solution may take the place of one missing right answer"),
+    "answers": Field(64, integer(1, 1 << 20), "answers of a step"),
+    "label_tokens": Field("last_half", choice("last_half", "all", "last"), "tokens of an answer that carry its label"),
+}

@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax.agents.seating import BOT
+from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import combinations
 from registries import Registry
 
@@ -69,7 +70,14 @@ def _best(c: ConfigDict) -> Iterator[str]:
     if not found:
         return
     opponent, _, metric = found.partition("/")
-    if opponent != "self" or metric.removesuffix("_low").removesuffix("_high") not in ("success", "reward"):
+    metric = metric.removesuffix("_low").removesuffix("_high")
+    if ALGORITHMS.get(c.algo.name).verifies:
+        if opponent not in ("balanced", "natural") or metric not in ("accuracy", "auc", "auc_by_question"):
+            yield (
+                f"config.checkpoint.best_metric is {found!r} with algo.name {c.algo.name!r}; accepted: accuracy, auc "
+                "or auc_by_question behind balanced/ or natural/, or an end of their intervals (_low)"
+            )
+    elif opponent != "self" or metric not in ("success", "reward"):
         yield (
             f"config.checkpoint.best_metric is {found!r} with task.name {c.task.name!r}; accepted: self/success, "
             "self/reward, or an end of their intervals (_low)"

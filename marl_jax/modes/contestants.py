@@ -103,9 +103,7 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
 
     The run must be one of the same models that played the same game, see `check_run`.
     """
-    trained = {
-        backbone.name: backbone.policy.acting_params(backbone.abstract()[0]) for backbone in setup.trained_backbones
-    }
+    trained = {backbone.name: _used(setup, backbone, backbone.abstract()[0]) for backbone in setup.trained_backbones}
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
         wanted = checkpoints.named(step)
@@ -138,5 +136,14 @@ def present_weights(setup: Setup, workdir: Path) -> tuple[int, dict[str, dict]]:
 
 def untuned_weights(setup: Setup) -> dict[str, dict]:
     """The weights of every model before any training."""
-    parts = {backbone.name: backbone.weights_at_start() for backbone in setup.backbones}
-    return setup.team.acting_params({name: {**frozen, **trained} for name, (trained, frozen) in parts.items()})
+    found = {}
+    for backbone in setup.backbones:
+        trained, frozen = backbone.weights_at_start()
+        found[backbone.name] = _used(setup, backbone, {**frozen, **trained})
+    return found
+
+
+def _used(setup: Setup, backbone: Backbone, weights: dict) -> dict:
+    """The weights that are needed outside of training: those that act, and of a verifier its head."""
+    head = {"critic": weights["critic"]} if setup.algorithm.verifies and "critic" in weights else {}
+    return {**backbone.policy.acting_params(weights), **head}

@@ -34,6 +34,7 @@ from marl_jax.modes.contestants import Contestant, find_contestants, present_wei
 from marl_jax.modes.setup.games import GameSetup
 from marl_jax.modes.setup.parts import Setup
 from marl_jax.modes.task_evaluation import TaskEvaluation
+from marl_jax.modes.verifier_evaluation import VerifierEvaluation
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
@@ -42,8 +43,10 @@ from marl_jax.running.metrics import replace_text
 log = logging.getLogger(__name__)
 
 
-def evaluation_of(setup: Setup, part: str = "validation") -> Evaluation | TaskEvaluation:
+def evaluation_of(setup: Setup, part: str = "validation") -> Evaluation | TaskEvaluation | VerifierEvaluation:
     """What evaluates a run; `part` of a task's examples, by default the one by which checkpoints are chosen."""
+    if setup.algorithm.verifies:
+        return VerifierEvaluation(setup, part)
     return TaskEvaluation(setup, part) if setup.host else Evaluation(setup)
 
 
@@ -260,7 +263,7 @@ def cross_play(table: np.ndarray) -> dict[str, float]:
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
-    setup = setups.make(config)
+    setup = setups.make(config, workdir=workdir)
     if not setup.host and setup.game.competitive and not config.eval.opponents:
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")
     if jax.process_index() == 0:

@@ -14,6 +14,7 @@ from envs.games.game import Game
 from marl_jax.modes import task_records
 from marl_jax.modes.setup.games import GameSetup
 from marl_jax.modes.setup.parts import Setup
+from marl_jax.modes.verifier_evaluation import NoLog
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
@@ -23,6 +24,8 @@ PARSE_FAILURE = "names no legal move; a random one was played"
 
 def log_of(setup: Setup) -> Any:
     """What plays the games or episodes for the logs of a run: (params, key, step) -> records."""
+    if setup.algorithm.verifies:
+        return NoLog()
     return (task_records.EpisodeLog if setup.host else GameLog)(setup)
 
 

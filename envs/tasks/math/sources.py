@@ -47,6 +47,16 @@ def gsm8k(record: dict) -> tuple[str, str]:
     return record["question"], answer.strip()
 
 
+def gsm8k_solution(record: dict) -> str:
+    """The lines before `####`, without the calculator's marks."""
+    return re.sub(r"<<[^<>]*>>", "", record["answer"].rpartition("####")[0]).strip()
+
+
+def given_solution(record: dict) -> str:
+    """The field `solution`, where there is one."""
+    return str(record.get("solution") or "").strip()
+
+
 def competition(record: dict) -> tuple[str, str]:
     """`problem` or `question`, and `answer`, which may be a number."""
     return record["problem"] if "problem" in record else record["question"], str(record["answer"])
@@ -61,12 +71,26 @@ def olympiad_bench(record: dict) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The files of a data set; `id` is the field that names a row, by default its number does."""
+    """The files of a data set; `id` is the field that names a row, by default its number does.
+
+    reader    question and answer of a record
+    solution  how the record comes to the answer; "" where it does not say
+    """
 
     reader: Callable[[dict], tuple[str, str]]
     test: str
     train: str | None = None
     id: str | None = None
+    solution: Callable[[dict], str] = given_solution
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The file of every part that has one."""
+        return {part: file for part, file in (("train", self.train), ("test", self.test)) if file}
+
+    def name(self, prefix: str, record: dict, number: int) -> str:
+        """The id of a row; `prefix` is DATASET/PART."""
+        return f"{prefix.split('/')[0]}/{record[self.id]}" if record.get(self.id) else f"{prefix}/{number}"
 
 
 SOURCES = {
@@ -74,7 +98,7 @@ SOURCES = {
     "aime2025": Source(competition, "aime2025"),
     "aime2026": Source(competition, "aime2026"),
     "amc2023": Source(competition, "amc2023"),
-    "gsm8k": Source(gsm8k, "gsm8k_test", "gsm8k_train"),
+    "gsm8k": Source(gsm8k, "gsm8k_test", "gsm8k_train", solution=gsm8k_solution),
     "math": Source(competition, "math500_test", "math_train4500", id="unique_id"),
     "math500": Source(competition, "math500_test", id="unique_id"),
     "olympiadbench": Source(olympiad_bench, "olympiadbench_math_en_text", id="id"),
@@ -112,9 +136,8 @@ def _load(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
     if name not in SOURCES:
         return _own(name, root)
     source = SOURCES[name]
-    files = {part: file for part, file in (("train", source.train), ("test", source.test)) if file}
-    found = {part: find(file) for part, file in files.items()}
-    if absent := [files[part] for part, path in found.items() if path is None]:
+    found = {part: find(file) for part, file in source.files.items()}
+    if absent := [source.files[part] for part, path in found.items() if path is None]:
         where = f"${ROOT} ({root or 'not set'})"
         log.warning("%s: no file %s in %s; the built-in sample is used", name, " or ".join(absent), where)
         return _load(SAMPLE, root)
@@ -136,9 +159,27 @@ def read(path: Path, source: Source, prefix: str) -> Dataset:
             raise DataError(f"{records.where(i)}: no field {error}; found: {', '.join(record) or 'none'}") from None
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise DataError(f"{records.where(i)}: {error}") from None
-        name = f"{prefix.split('/')[0]}/{record[source.id]}" if record.get(source.id) else f"{prefix}/{i}"
-        rows.append({"id": name, "question": question, "answer": answer, "source": prefix.split("/")[0]})
+        row = {"question": question, "answer": answer, "source": prefix.split("/")[0]}
+        rows.append({"id": source.name(prefix, record, i), **row})
     return from_list(rows, str(path))
+
+
+def solutions(name: str) -> dict[str, str]:
+    """The worked solutions of a data set by the ids of its problems, as far as its files have them."""
+    return _solutions(name, os.environ.get(ROOT, ""))
+
+
+@functools.lru_cache(maxsize=4)
+def _solutions(name: str, root: str) -> dict[str, str]:
+    found = {}
+    source = SOURCES.get(name)
+    for part, file in source.files.items() if source else ():
+        path = find(file)
+        records = from_jsonl(path) if path else ()
+        for i in range(len(records)):
+            record = records.row(i)
+            found[source.name(f"{name}/{part}", record, i)] = source.solution(record)
+    return {id_: solution for id_, solution in found.items() if solution}
 
 
 def _own(name: str, root: str) -> dict[str, tuple[Problem, ...]]:

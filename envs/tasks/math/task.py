@@ -22,7 +22,7 @@ from typing import Any
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.math import prompts, tool
 from envs.tasks.math.extract import FORMS as ANSWERS
-from envs.tasks.math.sources import Problem, check_name, problems
+from envs.tasks.math.sources import Problem, check_name, problems, solutions
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
 from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply
@@ -83,6 +83,14 @@ class Math:
     def examples(self, part: str) -> tuple[Problem, ...]:
         """The problems of a part."""
         return problems((self.test_dataset or self.dataset) if part == "test" else self.dataset, part)
+
+    def gold_reply(self, example: Problem) -> str | None:
+        """The dataset's solution with the answer at its end; None where it has none."""
+        solution = solutions(example.source).get(example.id)
+        if not solution or "\\boxed" in solution:
+            return solution
+        last = f"#### {example.answer}" if self.answer == "final" else f"The answer is \\boxed{{{example.answer}}}."
+        return f"{solution}\n{last}"
 
     def prepare(self) -> None:
         """Starts the sandbox where programs are run, or raises `SandboxUnavailable` if there is no isolation here."""

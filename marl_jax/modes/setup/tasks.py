@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from marl_jax.modes.setup.parts import Find, Setup, make_backbones
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
 from marl_jax.running import processes
+from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
@@ -74,8 +75,14 @@ class TaskSetup(Setup):
         return self.algorithm.rollout(self)
 
     def close(self) -> None:
-        """Ends the sampler."""
-        self.sampler.close()
+        """Ends the sampler, where there is one."""
+        if "sampler" in vars(self):
+            self.sampler.close()
+
+    @property
+    def place(self) -> Callable[[Samples], Samples]:
+        """Puts the samples of this process on the mesh, among those of all."""
+        return functools.partial(host_samples.place, self.mesh)
 
     def speakers(self, temperature: float) -> list[Speaker]:
         """The policies by their numbers, as episodes reach them."""
@@ -126,7 +133,7 @@ class TaskSetup(Setup):
             process=self.process,
             gather=processes.gather,
             publish=self.sampler.publish,
-            place=functools.partial(host_samples.place, self.mesh),
+            place=self.place,
             row_multiple=parts // count,
         )
 

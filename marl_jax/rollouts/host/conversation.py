@@ -82,18 +82,12 @@ class Speaker:
 
     def opening(self, system: str | None, text: str) -> list[int]:
         """The ids of a chat up to its first answer. Special tokens in texts are dropped: no text can forge a turn."""
-        parts, clean = self.parts, self.tokenizer.strip_special
-        start = parts.start
-        if system is not None:
-            start = parts.system_open + clean(system) + parts.system_close + parts.user_open
-        return self.tokenizer.encode(start + clean(text) + parts.user_close_and_reply)
+        clean = self.tokenizer.strip_special
+        return self.tokenizer.encode(self.parts.opening(None if system is None else clean(system), clean(text)))
 
     def continuation(self, text: str) -> list[int]:
         """The ids between an answer and the next one."""
-        parts = self.parts
-        return self.tokenizer.encode(
-            parts.reply_close_and_user + self.tokenizer.strip_special(text) + parts.user_close_and_reply
-        )
+        return self.tokenizer.encode(self.parts.continuation(self.tokenizer.strip_special(text)))
 
     def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""
@@ -108,6 +102,7 @@ class Said:
     answers   of the sampler, one for each candidate
     contents  their ids without the stop token
     kept      the candidate that the chat continues with; None while it is open
+    text      what the task said before the answer
     """
 
     start: int
@@ -118,6 +113,7 @@ class Said:
     contents: list[list[int]]
     replies: list[Reply]
     kept: int | None = None
+    text: str = ""
 
 
 class TokenChat(Chat):
@@ -158,7 +154,7 @@ class TokenChat(Chat):
             for content, tokens, answer in zip(contents, written, answers, strict=True)
         ]
         self.tokens, self._tokenizer = ids, speaker.tokenizer
-        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies))
+        self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies, text=text))
         return replies
 
     def _keep(self, k):

@@ -1,0 +1,241 @@
+"""The client of a reward server, for tasks: how likely answers are right, by a verifier behind HTTP.
+
+    client = ScorerClient("http://127.0.0.1:8000", version="1f0e…")
+    scores = await ask.record("score", client.score([[{"role": "user", …}, {"role": "assistant", …}], …]))
+
+Whatever goes wrong (a server that is down, slow, of another version, or answers nonsense) is a `ScorerError`, which
+ends the episode and not the run. Only the standard library is needed, and the event loop is never blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import ssl
+import urllib.parse
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.tasks.task import EpisodeError
+
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
+MAX_HEAD = 64 << 10
+FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
+
+Chat = Sequence[Mapping[str, str]]
+
+_places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+"""For every event loop, how many connections each server may still get from it."""
+
+
+class ScorerError(EpisodeError):
+    """No score could be had; the message says why."""
+
+    reason = "scorer"
+
+
+class ScorerUnavailable(ScorerError):
+    """The server could not be reached, or did not answer in time."""
+
+    reason = "scorer_unavailable"
+
+
+class ScorerRefused(ScorerError):
+    """The server refused the request: a wrong key, a chat that is too long."""
+
+    reason = "scorer_refused"
+
+
+class WrongScorer(ScorerError):
+    """The server has another verifier than the one that was expected."""
+
+    reason = "scorer_version"
+
+
+class BadScores(ScorerError):
+    """The answer makes no sense: no JSON, too few scores, scores that are no probabilities."""
+
+    reason = "scorer_nonsense"
+
+
+class _TryAgain(Exception):
+    """What may go better the next time; `wait`: seconds that the server asks for."""
+
+    def __init__(self, message: str, wait: float = 0.0):
+        super().__init__(message)
+        self.wait = wait
+
+
+@dataclasses.dataclass(frozen=True)
+class ScorerClient:
+    """A reward server, as tasks see it.
+
+    url          http://HOST:PORT or https://…; /predict is added
+    version      the version that the server must have, as GET /health shows it; "" is any
+    key_env      environment variable with the key; keys do not belong into configs
+    deadline     seconds for a call, all attempts together
+    connections  that are open at once, from one event loop
+    max_bytes    of an answer
+    """
+
+    url: str
+    version: str = ""
+    key_env: str = "MARL_JAX_KEY"
+    deadline: float = 60.0
+    connections: int = 64
+    max_bytes: int = 4 << 20
+
+    def __post_init__(self):
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url is {self.url!r}; accepted: http://HOST:PORT or https://…, with or without a path")
+        if not self.deadline > 0 or self.connections < 1 or self.max_bytes < 1:
+            raise ValueError("deadline, connections and max_bytes must be positive")
+
+    async def score(self, chats: Sequence[Chat]) -> list[float]:
+        """For each chat the probability that its last message, the answer, is right."""
+        if not chats:
+            return []
+        body = json.dumps({"query_responses": [[dict(message) for message in chat] for chat in chats]}).encode()
+        answer = await self._call("POST", "/predict", body)
+        self._check_version(answer)
+        scores = answer.get("result")
+        if not isinstance(scores, list) or len(scores) != len(chats):
+            found = f"{len(scores)} scores" if isinstance(scores, list) else f"result {str(scores)[:80]!r}"
+            raise BadScores(f"{self.url} answered with {found} for {len(chats)} chats")
+        for i, score in enumerate(scores):
+            number = isinstance(score, int | float) and not isinstance(score, bool)
+            if not number or not 0 <= score <= 1:  # NaN is neither
+                raise BadScores(f"{self.url} answered with {str(score)[:80]} as score {i}; expected 0 to 1")
+        return [float(score) for score in scores]
+
+    async def health(self) -> dict[str, Any]:
+        """What the server says of itself; its version is checked."""
+        answer = await self._call("GET", "/health", b"")
+        self._check_version(answer)
+        return answer
+
+    def _check_version(self, answer: Mapping[str, Any]) -> None:
+        if self.version and answer.get("version") != self.version:
+            found = str(answer.get("version", "none"))[:80]
+            raise WrongScorer(f"{self.url} has version {found}; expected {self.version}")
+
+    async def _call(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+        """The JSON object that the server answers, tried again until the deadline."""
+        last, wait = "no attempt was made", FIRST_WAIT
+        try:
+            async with asyncio.timeout(self.deadline):
+                while True:
+                    try:
+                        async with self._place():
+                            status, headers, text = await self._exchange(method, path, body)
+                        return self._read(status, headers, text)
+                    except (_TryAgain, OSError, EOFError) as error:  # refused, reset, ended early
+                        last = str(error) or type(error).__name__
+                        asked = getattr(error, "wait", 0.0)
+                    await asyncio.sleep(max(asked, wait * random.uniform(0.5, 1.0)))
+                    wait = min(2 * wait, LONGEST_WAIT)
+        except TimeoutError:
+            raise ScorerUnavailable(f"{self.url} gave no answer in {self.deadline:g} s; last: {last}") from None
+
+    def _place(self) -> asyncio.Semaphore:
+        places = _places.setdefault(asyncio.get_running_loop(), {})
+        return places.setdefault((self.url, self.connections), asyncio.Semaphore(self.connections))
+
+    def _read(self, status: int, headers: Mapping[str, str], text: bytes) -> dict[str, Any]:
+        """The object in an answer, or the error that it stands for."""
+        if status in RETRIED:
+            raise _TryAgain(f"status {status}: {_message(text)}", _seconds(headers.get("retry-after", "")))
+        if status != 200:
+            raise ScorerRefused(f"{self.url} refused with status {status}: {_message(text)}")
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            raise BadScores(f"{self.url} answered with what is no JSON: {text[:80]!r}") from None
+        if not isinstance(answer, dict):
+            raise BadScores(f"{self.url} answered with a JSON {type(answer).__name__}; expected an object")
+        return answer
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """One request on a connection of its own: status, headers, body."""
+        parts = urllib.parse.urlsplit(self.url)
+        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if secure else 80)
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure, limit=MAX_HEAD)
+        try:
+            writer.write(self._head(method, parts, path, len(body)) + body)
+            await writer.drain()
+            return await self._response(reader)
+        except asyncio.LimitOverrunError:
+            raise BadScores(f"{self.url} answered with a line of more than {MAX_HEAD} bytes") from None
+        finally:
+            writer.transport.abort()
+
+    def _head(self, method: str, parts: urllib.parse.SplitResult, path: str, length: int) -> bytes:
+        lines = [
+            f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}",
+            "Content-Type: application/json", f"Content-Length: {length}", "Accept: application/json",
+            "Connection: close",
+        ]  # fmt: skip
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        lines += [f"Authorization: Bearer {key}"] if key else []
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    async def _response(self, reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        version, _, rest = head[0].partition(" ")
+        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+            raise BadScores(f"{self.url} does not speak HTTP: {head[0][:80]!r}")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+        return int(rest[:3]), headers, await self._body(reader, headers)
+
+    async def _body(self, reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            return await self._chunks(reader)
+        length = headers.get("content-length", "")
+        if length and not length.isdigit():
+            raise BadScores(f"{self.url} answered with the length {length[:80]!r}")
+        if length:
+            if int(length) > self.max_bytes:
+                raise self._too_large()
+            return await reader.readexactly(int(length))
+        text = b""
+        while part := await reader.read(64 << 10):
+            text += part
+            if len(text) > self.max_bytes:
+                raise self._too_large()
+        return text
+
+    async def _chunks(self, reader: asyncio.StreamReader) -> bytes:
+        text = b""
+        while True:
+            line = (await reader.readuntil(b"\r\n")).partition(b";")[0].strip()
+            try:
+                size = int(line, 16)
+            except ValueError:
+                raise BadScores(f"{self.url} answered with a chunk of the length {line[:80]!r}") from None
+            if size < 0 or len(text) + size > self.max_bytes:
+                raise self._too_large()
+            if size == 0:
+                return text
+            text += (await reader.readexactly(size + 2))[:-2]
+
+    def _too_large(self) -> BadScores:
+        return BadScores(f"{self.url} answered with more than {self.max_bytes} bytes")
+
+
+def _message(text: bytes) -> str:
+    """What an error says, in OpenAI's shape or as it is, in short."""
+    try:
+        return str(json.loads(text)["error"]["message"])[:200]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text[:200].decode("utf-8", "replace")
+
+
+def _seconds(text: str) -> float:
+    """The value of a Retry-After header in seconds; dates and nonsense are 0."""
+    return min(float(text), LONGEST_WAIT) if text.isascii() and text.isdigit() else 0.0

@@ -1,0 +1,122 @@
+"""A verifier: supervised training of a head that says, at the tokens of an answer, how likely the answer is right.
+
+    python launch.py --config=experiments/verifier.py --mode=label --workdir=runs/labels
+    python launch.py --config=experiments/verifier.py --workdir=runs/verifier --config.algo.data=runs/labels
+
+Its rollout reads labelled answers (`marl_jax/rollouts/labelled.py`). The loss is the binary cross-entropy of the head's
+sigmoid with the label, on the last half of the answer's tokens: earlier ones often cannot know, and the last alone is
+little to learn from. The score of an answer is read at its last token, which every choice of tokens includes.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from marl_jax.agents.policy import Policy
+from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError, not_divisible
+from marl_jax.rollouts import labelled
+from marl_jax.samples import Samples
+
+log = logging.getLogger(__name__)
+
+FOLDER = "labelled"
+"""Where in its workdir `--mode=label` writes, one file for each part."""
+
+
+def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+    """The samples as they are."""
+    return samples, {}
+
+
+def places(samples: Samples) -> jax.Array:
+    """int32 [N, X]: the number of each token within its answer; rows have one answer, which begins the row's tokens."""
+    return jnp.broadcast_to(jnp.arange(samples.width), samples.targets.shape)
+
+
+def label_mask(samples: Samples, tokens: str) -> jax.Array:
+    """float32 [N, X]: 1 on the tokens of answers that carry the label; `tokens` is last_half, all or last."""
+    lengths = samples.answer_lengths
+    first = {"last_half": lengths // 2, "all": jnp.zeros_like(lengths), "last": lengths - 1}[tokens]
+    return (places(samples) >= first) * samples.mask()
+
+
+class CrossEntropy:
+    """The mean over answers of the mean binary cross-entropy over the tokens with a label."""
+
+    def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+        """Weights of tokens, adding up to 1 over a minibatch: of those with a label, and of the last ones."""
+        mask = label_mask(samples, algo.label_tokens)
+        share = samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
+        each = share / jnp.maximum(samples.to_answers(mask), 1.0)
+        last = label_mask(samples, "last")
+        return {"label": mask * samples.to_tokens(each), "last": last * samples.to_tokens(share)}
+
+    def loss(self, samples: Samples, weighed: dict, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+        """The loss of some rows, and metrics; those at the last token are what a reader of the score sees."""
+        cross_entropy = optax.sigmoid_binary_cross_entropy(scores.values, samples.returns)
+        loss = jnp.sum(weighed["label"] * cross_entropy)
+        right = (scores.values > 0) == (samples.returns > 0.5)
+        probability = jax.nn.sigmoid(scores.values)
+        metrics = {
+            "loss": loss,
+            "last_token_loss": jnp.sum(weighed["last"] * cross_entropy),
+            "accuracy": jnp.sum(weighed["last"] * right),
+            "mean_score": jnp.sum(weighed["last"] * probability),
+        }
+        return loss, metrics
+
+    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+        """Nothing more."""
+        return {}
+
+
+def folder(config: ConfigDict, workdir: Path | None) -> Path:
+    """Where the labelled answers of a run lie: its own, or those of the run that `algo.data` names."""
+    base = Path(config.algo.data).expanduser() if config.algo.data else workdir
+    return (base or Path()) / FOLDER
+
+
+def read_part(config: ConfigDict, workdir: Path | None, part: str) -> list[labelled.Question]:
+    """The labelled questions of a part; a file that is missing or not whole is an error that says what to do."""
+    path = folder(config, workdir) / f"{part}.jsonl"
+    if not path.is_file():
+        raise labelled.DataError(f"{path} does not exist; --mode=label writes it, or algo.data names a run that has it")
+    header, questions = labelled.read_file(path)
+    if not labelled.whole(header, questions):
+        raise labelled.DataError(f"{path} is not whole; --mode=label with the same folder continues it")
+    return questions
+
+
+def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.Balance:
+    """The answers that a run learns from."""
+    a = config.algo
+    return labelled.balance(questions, a.per_side, config.seed, balanced=a.balanced, gold=a.gold)
+
+
+def rollout(run) -> labelled.LabelledAnswers:
+    """The labelled answers of the train part."""
+    c = run.config
+    parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_ways(run.mesh)
+    if c.algo.answers % parts:
+        raise ConfigError([not_divisible("algo.answers", c.algo.answers, parts, "the parts of a batch")])
+    questions = read_part(c, run.workdir, "train")
+    chosen = choose(c, questions)
+    rows, left_out = labelled.read_all(run.backbone.tokenizer, questions, chosen.chosen, c.task.max_length)
+    counts = {**chosen.counts, "left_out": left_out}
+    log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
+    return labelled.LabelledAnswers(rows, c.algo.answers, c.seed, run.process, run.place, counts)
+
+
+VERIFIER = Algorithm(
+    "verifier", fields.VERIFIER, rollout, prepare, CrossEntropy(), critic=True, check=checks.verifier, verifies=True
+)

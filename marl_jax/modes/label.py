@@ -1,0 +1,252 @@
+"""`--mode=label`: answers to a task's questions, sampled from the untuned model and labelled by the task's verifier.
+
+    python launch.py --config=experiments/verifier.py --mode=label --workdir=runs/labels
+
+    <workdir>/labelled/train.jsonl, validation.jsonl, test.jsonl   see `marl_jax/rollouts/labelled.py`
+    <workdir>/labelled/summary.json                                right and wrong answers, and what can be balanced
+
+The first `algo.questions` questions of the train part, in the order of the seed, and `algo.held_out` of each other part
+get `algo.samples` answers each. Questions are written as they are done; the same command continues behind the last one,
+and a file that is whole is left alone. The model is the one whose answers the verifier will judge, because a verifier
+of another model's answers learns little; `model.init_from` takes that of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from envs.tasks.data import fingerprint_of, order
+from envs.tasks.task import PARTS
+from marl_jax.algorithms import verifier
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import setup as setups
+from marl_jax.modes.contestants import untuned_weights
+from marl_jax.modes.identity import model_identity
+from marl_jax.modes.setup.tasks import TaskSetup
+from marl_jax.rollouts import labelled
+from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
+from marl_jax.rollouts.labelled import Answer, Question
+from marl_jax.running.console import Progress
+from marl_jax.running.metrics import replace_text, write_config
+from marl_jax.running.signals import GracefulStop
+from marl_jax.running.workdir_lock import workdir_lock
+
+log = logging.getLogger(__name__)
+
+
+def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Labels every part as far as it is not; the summary."""
+    setup = setups.make(config, workdir=workdir)
+    if not setup.algorithm.verifies:
+        raise ConfigError([f"config.algo.name is {config.algo.name!r}; accepted with --mode=label: verifier"])
+    folder = workdir / verifier.FOLDER
+    with workdir_lock(workdir), GracefulStop() as stop, contextlib.closing(setup), jax.set_mesh(setup.mesh):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (workdir / "config.json").exists():
+            write_config(config, workdir, done=False)
+        with Labeller(setup) as labeller:
+            for part in PARTS:
+                labeller.label(folder / f"{part}.jsonl", part, stop)
+        if stop.asked:
+            log.info("stopped by %s; the same command continues from there", stop.name)
+            return {}
+    return summarise(config, folder)
+
+
+def summarise(config: ConfigDict, folder: Path) -> dict[str, Any]:
+    """How many answers are right and what can be balanced, of every part; also written to a file."""
+    found = {}
+    for part in PARTS:
+        questions = labelled.read_file(folder / f"{part}.jsonl")[1]
+        sampled = [answer for question in questions for answer in question.answers if not answer.gold]
+        chosen = verifier.choose(config, questions)
+        found[part] = {
+            "sampled": len(sampled),
+            "sampled_right": sum(answer.right for answer in sampled),
+            **chosen.counts,
+        }
+        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found[part].items())
+        log.info("%s, with algo.balanced %s: %s", part, config.algo.balanced, words)
+    replace_text(folder / "summary.json", json.dumps(found, indent=2) + "\n")
+    return found
+
+
+class Labeller:
+    """Samples and labels; the sampler starts with the first question that has to be answered."""
+
+    def __init__(self, setup: TaskSetup):
+        self._setup, self._config = setup, setup.config
+        self._runner: EpisodeRunner | None = None
+        self._gold_runner: EpisodeRunner | None = None
+        self._known = KnownAnswers()
+
+    def __enter__(self) -> Labeller:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for runner in (self._runner, self._gold_runner):
+            if runner is not None:
+                runner.close()
+
+    def label(self, path: Path, part: str, stop: GracefulStop) -> None:
+        """Writes the questions of a part that its file does not have yet."""
+        algo = self._config.algo
+        examples = self._setup.task.examples(part)
+        wanted = min(algo.questions if part == "train" else algo.held_out, len(examples))
+        if not wanted:
+            raise RunError(f"the task {self._config.task.name} has no examples in the part {part!r}")
+        header = self._header(part, wanted, examples)
+        done = _begin(path, header)
+        if done >= wanted:
+            log.info("%s: all %d questions are labelled", path, wanted)
+            return
+        log.info("%s: %d of %d questions are labelled", path, done, wanted)
+        self._start()
+        step = max(1, self._config.task.n_episodes // algo.samples)
+        progress = Progress(wanted, done, self._config.log.progress)
+        right = total = 0
+        with path.open("ab") as file:
+            while done < wanted and not stop.asked:
+                numbers = range(done, min(done + step, wanted))
+                places = [order(self._config.seed, 0, i, len(examples)) for i in numbers]
+                questions = self._questions(part, places, examples)
+                file.write("".join(question.to_json() + "\n" for question in questions).encode())
+                file.flush()
+                os.fsync(file.fileno())
+                done = numbers.stop
+                labels = [answer.right for question in questions for answer in question.answers if not answer.gold]
+                right, total = right + sum(labels), total + len(labels)
+                progress.update(done, {"right": right / max(total, 1), "answers": total})
+        progress.close()
+
+    def _start(self) -> None:
+        if self._runner is not None:
+            return
+        setup, c = self._setup, self._config
+        self._runner = setup.runner(c.rollout.temperature, c.seed)
+        setup.sampler.publish(untuned_weights(setup), version=0)
+        speakers = [dataclasses.replace(speaker, sampler=self._known) for speaker in self._runner.speakers]
+        self._gold_runner = setup.runner(c.rollout.temperature, c.seed, speakers=speakers)
+
+    def _questions(self, part: str, places: Sequence[int], examples: Sequence[Any]) -> list[Question]:
+        """Some questions with their answers, and the gold solutions of those that have fewer right than wrong ones."""
+        step, samples = PARTS.index(part), self._config.algo.samples
+        jobs = [Job(step, place, k, examples[place]) for place in places for k in range(samples)]
+        episodes = self._runner.play(jobs)
+        found = []
+        for i, place in enumerate(places):
+            own = [e for e in episodes[i * samples : (i + 1) * samples] if not e.failed]
+            answers = tuple(Answer(_reply(e), e.outcome.success >= 1) for e in own)
+            messages = _messages(own[0]) if own else ()
+            found.append(Question(f"{part}/{place}", messages, answers))
+            self._learn_gold(own, examples[place])
+        few = [i for i, q in enumerate(found) if 2 * sum(a.right for a in q.answers) < len(q.answers)]
+        played = self._gold_runner.play([Job(step, places[i], -1, examples[places[i]]) for i in few])
+        for i, episode in zip(few, played, strict=True):
+            if not episode.failed and episode.outcome.success >= 1:
+                gold = Answer(_reply(episode), True, gold=True)
+                found[i] = dataclasses.replace(found[i], answers=(*found[i].answers, gold))
+        self._known.forget()
+        return found
+
+    def _learn_gold(self, episodes: Sequence[Episode], example: Any) -> None:
+        gold = getattr(self._setup.task, "gold_reply", lambda example: None)(example)
+        if gold and episodes:
+            said = episodes[0].chats[0].said[0]
+            tokenizer = said.speaker.tokenizer
+            ids = tokenizer.encode(tokenizer.strip_special(gold))
+            self._known.learn(episodes[0].chats[0].tokens[: said.start], [*ids, tokenizer.stop_ids[0]])
+
+    def _header(self, part: str, wanted: int, examples: Sequence[Any]) -> dict[str, Any]:
+        c, backbone = self._config, self._setup.backbone
+        model = model_identity(backbone)
+        return json.loads(json.dumps({
+            "format": labelled.FORMAT, "part": part, "questions": wanted, "samples": c.algo.samples, "seed": c.seed,
+            "temperature": c.rollout.temperature, "max_new_tokens": c.task.max_new_tokens,
+            "task": c.task.name, "params": c.task.params.to_dict(), "data": fingerprint_of(examples)[:16],
+            "model": {name: model[name] for name in ("model", "shape", "weights", "tokenizer", "init_from")},
+        }))  # fmt: skip
+
+
+class KnownAnswers:
+    """A sampler whose answers are known beforehand, by the tokens of the prompt; no answer where it knows none."""
+
+    def __init__(self):
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    def learn(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """What to answer to a prompt."""
+        self._answers[tuple(prompt)] = list(answer)
+
+    def forget(self) -> None:
+        """Forgets all answers."""
+        self._answers.clear()
+
+    async def answer(self, ids, sampling, policy=0, n=1, deadline=None) -> list[KnownAnswer]:
+        """As a `Sampler` does."""
+        tokens = self._answers.get(tuple(ids), [])
+        zeros = np.zeros((len(tokens),), np.float32)
+        known = KnownAnswer(np.asarray(tokens, np.int32), zeros, "stop" if tokens else "unknown", zeros.astype(int))
+        return [known] * n
+
+    def set_weights(self, policy: int, weights: Any, version: int) -> None:
+        """It has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownAnswer:
+    """An answer of `KnownAnswers`."""
+
+    tokens: np.ndarray
+    logps: np.ndarray
+    finish: str
+    versions: np.ndarray
+
+
+def _begin(path: Path, header: dict[str, Any]) -> int:
+    """Opens a file for more questions: how many it has. What was cut short is dropped, other settings are refused."""
+    if not path.exists() or b"\n" not in path.read_bytes():
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n")
+        return 0
+    before, questions = labelled.read_file(path)
+    for name in before.keys() | header.keys():
+        if name != "questions" and before.get(name) != header.get(name):
+            raise RunError(
+                f"{path} was labelled with {name} {before.get(name)!r}, and it is {header.get(name)!r} now; choose "
+                "another --workdir, or remove the file"
+            )
+    header = {**header, "questions": max(header["questions"], before["questions"])}
+    data = path.read_bytes()
+    lines = data[: data.rfind(b"\n") + 1].decode().splitlines(keepends=True)
+    if data.decode(errors="replace") != "".join(lines) or before != header:
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + "".join(lines[1:]))
+    return len(questions)
+
+
+def _reply(episode: Episode) -> str:
+    """The answer of an episode; a task that asks more than once has no single one."""
+    if len(episode.chats) != 1 or len(episode.chats[0].said) != 1:
+        raise RunError(
+            "the task had more than one turn or chat in an episode, and a verifier judges one answer; set its params "
+            "so that each question is answered once"
+        )
+    said = episode.chats[0].said[0]
+    return said.replies[said.kept or 0].text
+
+
+def _messages(episode: Episode) -> tuple[dict[str, str], ...]:
+    """What was asked, as messages."""
+    chat = episode.chats[0]
+    system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
+    return (*system, {"role": "user", "content": chat.said[0].text})

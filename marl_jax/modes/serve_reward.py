@@ -1,0 +1,31 @@
+"""`--mode=serve_reward`: the verifier of a run as a server, until SIGTERM or Ctrl-C.
+
+    MARL_JAX_KEY=… python launch.py --mode=serve_reward --workdir=runs/verifier --config.serve.port=8000
+
+See `marl_jax/serving/rewards.py` for the protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from marl_jax.modes.scorers import open_scorer
+from marl_jax.serving import http, server
+from marl_jax.serving.rewards import reward_app
+
+log = logging.getLogger(__name__)
+
+
+def main(config: ConfigDict, workdir: Path) -> None:
+    """Serves the checkpoint that `eval.step` names."""
+    keys, limits = http.read_settings(config.serve)
+    with open_scorer(workdir, config) as verifier:
+        app = reward_app(
+            verifier.scorer, model=verifier.model, version=verifier.version, step=verifier.step, keys=keys,
+            limits=limits,
+        )  # fmt: skip
+        server.serve(app, config.serve.host, config.serve.port, drain_seconds=config.serve.drain)
+    log.info("stopped")
