@@ -163,7 +163,7 @@ EVAL = {
     "samples": Field(
         1, integer(1, 1 << 16), "tasks: episodes of each example; above 1, temperature must be above 0"
     ),
-    "opponents": Field(("random",), TEXTS, "bots, or folders of runs; a cooperative game plays with itself besides"),
+    "opponents": Field(("random",), TEXTS, "bots, folders of runs, or remote models (URL#MODEL); tasks: remote models"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
     "temperature": Field(0.0, number(0), "of the answers; 0 is greedy"),
     "confidence": Field(0.95, number(0.5, 0.9999), "of the intervals"),
@@ -175,7 +175,9 @@ EVAL = {
 }
 
 PLAY = {
-    "opponent": Field("", TEXT, "a bot ('bot': the game's best) or the folder of a run; '' is this run's checkpoint"),
+    "opponent": Field(
+        "", TEXT, "a bot ('bot': the game's best), the folder of a run, or URL#MODEL; '' is this run's checkpoint"
+    ),
     "seat": Field(0, integer(-1), "of the person; -1 is nobody, to watch"),
     "temperature": Field(0.0, number(0), "of the opponent's answers; 0 is greedy"),
     "seed": Field(0, SEED, "of the game"),
