@@ -80,9 +80,9 @@ class TaskEvaluation:
         journal = Journal(None)
         episodes = runner.play(self._jobs[number::count], journal)
         calls: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-        for (id_, name), entry in journal.entries.items():
-            if name != END:
-                calls[id_][name] = _short(entry)
+        for (id_, call), entry in journal.entries.items():
+            if call != END:
+                calls[id_][call] = _short(entry)
         played = [record(episode, self._setup.roles, calls[episode.job.id]) for episode in episodes]
         found = [one for part in processes.gather(played) for one in part]
         records = sorted(found, key=lambda one: (one["example"], one["sample"]))
