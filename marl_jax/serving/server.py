@@ -1,7 +1,8 @@
-"""Running an application: on an address until a signal comes, or in a thread beside other work.
+"""Running an application: on an address until a signal comes, in a thread, or in an event loop beside other work.
 
     serve(app, "127.0.0.1", 8000)                     # returns after SIGTERM or Ctrl-C, when all requests are answered
     with in_thread(app) as url: ...                   # on a free port of this machine
+    async with in_loop(app) as url: ...               # the same in this event loop
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import h11
 import uvicorn
@@ -78,6 +79,26 @@ def in_thread(app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seco
         thread.join(drain_seconds + 10)
     if failure:
         raise failure[0]
+
+
+@contextlib.asynccontextmanager
+async def in_loop(
+    app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5
+) -> AsyncIterator[str]:
+    """Serves in this event loop while the context is open, so that others in it reach the application's objects."""
+    started = asyncio.Event()
+    server = _Server(app, drain_seconds, lambda _: started.set())
+    serving = asyncio.ensure_future(server.run_on(listen(host, port)))
+    waiting = asyncio.ensure_future(started.wait())
+    try:
+        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not started.is_set():
+            await serving  # raises what went wrong
+        yield server.url
+    finally:
+        waiting.cancel()
+        server.stop()
+        await serving
 
 
 def listen(host: str, port: int) -> socket.socket:
