@@ -102,6 +102,9 @@ def load_models(config: ConfigDict, workdir: Path) -> list[Source]:
     if not config.serve.models:
         return [_own_run(config, workdir)]
     places = [Place.parse(entry) for entry in config.serve.models]
+    names = [place.name for place in places]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError([f"config.serve.models has {', '.join(twice)} twice; accepted: NAME=PLACE with other names"])
     runs = [place for place in places if place.is_run]
     plain: dict[str, list[Place]] = {}
     for place in places:
@@ -117,10 +120,6 @@ def load_models(config: ConfigDict, workdir: Path) -> list[Source]:
     except BaseException:
         close_all(found)
         raise
-    names = [name for source in found for name in source.models]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        close_all(found)
-        raise ConfigError([f"config.serve.models has {', '.join(twice)} twice; accepted: NAME=PLACE with other names"])
     return found
 
 
