@@ -173,11 +173,12 @@ def _served_run(
             sampler.publish(new, number)
         return number
 
-    def tokenizer_of(policy: int) -> Tokenizer:
-        return setup.backbones[int(setup.team.backbone_of(policy))].tokenizer
+    def voice_of(policy: int) -> tuple[Tokenizer, int]:
+        backbone = setup.backbones[int(setup.team.backbone_of(policy))]
+        return backbone.tokenizer, backbone.model.cfg.vocab_size
 
     served = {
-        name: _served(name, sampler, tokenizer_of(policy), config, limit, policy) for policy, name in enumerate(names)
+        name: _served(name, sampler, *voice_of(policy), config, limit, policy) for policy, name in enumerate(names)
     }
     return Source(sampler, served, reload)
 
@@ -190,10 +191,10 @@ def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:
 
 
 def _served(
-    name: str, sampler: Any, tokenizer: Tokenizer, config: ConfigDict, limit: int, policy: int
+    name: str, sampler: Any, tokenizer: Tokenizer, vocab: int, config: ConfigDict, limit: int, policy: int
 ) -> ServedModel:
     sampling = Sampling(max_new_tokens=config.serve.max_new_tokens)
-    return ServedModel.of(name, Speaker(sampler, tokenizer, sampling, limit, policy, number=-1))
+    return ServedModel.of(name, Speaker(sampler, tokenizer, sampling, limit, policy, number=-1), vocab)
 
 
 # ----------------------------------------------------------------------------------------------------- plain models
@@ -220,7 +221,7 @@ def _plain(base: str, places: Sequence[Place], config: ConfigDict, share: float)
         sampler = BatcherThread(batcher)
     numbers = range(len(places)) if more else [0] * len(places)
     return Source(sampler, {
-        place.name: _served(place.name, sampler, tokenizer, config, limit, policy)
+        place.name: _served(place.name, sampler, tokenizer, cfg.vocab_size, config, limit, policy)
         for place, policy in zip(places, numbers, strict=True)
     })  # fmt: skip
 

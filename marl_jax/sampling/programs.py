@@ -69,6 +69,7 @@ class RowBatch:
     adapter_ids  int32 [B]
     table        int32 [B, M], the pages of each row
     filters      see `decode.Settings`
+    allowed      see `decode.Settings`
     """
 
     token: np.ndarray
@@ -80,6 +81,7 @@ class RowBatch:
     adapter_ids: np.ndarray
     table: np.ndarray
     filters: decode.Filters | None = None
+    allowed: np.ndarray | None = None
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -244,7 +246,7 @@ class Programs:
                 None if filters is None else filters.seen,
             )
             keys = row_keys(rows.seeds)
-            settings = decode.Settings(keys, rows.temperature, rows.stop_ids, rows.budget, filters)
+            settings = decode.Settings(keys, rows.temperature, rows.stop_ids, rows.budget, filters, rows.allowed)
             state, tokens, logps, taken = decode.chunk(
                 self.model, weights.params, spread(state), settings, steps, weights.lora(rows.adapter_ids), self.dtype
             )

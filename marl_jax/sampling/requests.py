@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from marl_jax.sampling.conversation import Answer
-from marl_jax.sampling.settings import Sampling, sample_seed, stop_width
+from marl_jax.sampling.settings import Constraint, Sampling, sample_seed, stop_width
 
 OnTokens = Callable[[int, Answer], None]
 """Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
@@ -66,11 +66,12 @@ class Read:
 class Sample:
     """Sample k of a request, waiting or in a row.
 
-    tokens   int32 [n], written before it got the row it has now; with their `logps` and `versions`
-    slot     its row, or None
-    read     what its row waits for, or None when it may decode
-    copy     (source, target): a page to copy when that has been read, so that samples do not write over each other
-    shown    tokens that the request's `on_tokens` has had
+    tokens      int32 [n], written before it got the row it has now; with their `logps` and `versions`
+    slot        its row, or None
+    read        what its row waits for, or None when it may decode
+    copy        (source, target): a page to copy when that has been read, so that samples do not write over each other
+    shown       tokens that the request's `on_tokens` has had
+    constraint  what it may write, or None
     """
 
     request: Request
@@ -83,6 +84,7 @@ class Sample:
     read: Read | None = None
     copy: tuple[int, int] | None = None
     shown: int = 0
+    constraint: Constraint | None = None
 
     @property
     def context(self) -> np.ndarray:
@@ -95,9 +97,10 @@ class Sample:
         return len(self.request.prompt) + self.sampling.max_new_tokens - 1
 
     @property
-    def program(self) -> tuple[bool, bool, int]:
+    def program(self) -> tuple[bool, bool, int, bool]:
         """What of its settings is part of a program's shape."""
-        return self.sampling.filters, self.sampling.repetition_penalty != 1, stop_width(self.sampling)
+        sampling = self.sampling
+        return sampling.filters, sampling.repetition_penalty != 1, stop_width(sampling), self.constraint is not None
 
     def extend(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
         """Adds tokens that were written under one version of the weights."""
@@ -132,8 +135,9 @@ class Sample:
 
 def samples_of(request: Request, sampling: Sampling) -> list[Sample]:
     """The samples of a request, each with a seed of its own that does not depend on how many there are."""
+    make = sampling.constraint or (lambda: None)
     return [
-        Sample(request, k, dataclasses.replace(sampling, seed=sample_seed(sampling.seed, k)))
+        Sample(request, k, dataclasses.replace(sampling, seed=sample_seed(sampling.seed, k)), constraint=make())
         for k in range(len(request.answers))
     ]
 

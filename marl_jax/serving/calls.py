@@ -20,6 +20,7 @@ from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import protocol, text, tool_calls
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.json_output import JsonOutput
 from marl_jax.serving.prompts import Renderer
 from marl_jax.serving.protocol import Asked
 from models.chat import ChatTemplateError
@@ -32,17 +33,21 @@ Record = Callable[..., Awaitable[None]]
 class ServedModel:
     """A model by the name that clients give: who answers for it, and how its prompts are written.
 
-    speaker  its `sampling` has the budget of a request that names none
+    speaker      its `sampling` has the budget of a request that names none
+    json_output  makes its answers follow a schema
     """
 
     name: str
     speaker: Speaker
     renderer: Renderer
+    json_output: JsonOutput
 
     @classmethod
-    def of(cls, name: str, speaker: Speaker) -> ServedModel:
-        """With the tokenizer and the template options of the speaker."""
-        return cls(name, speaker, Renderer(speaker.tokenizer, speaker.options))
+    def of(cls, name: str, speaker: Speaker, vocab: int | None = None) -> ServedModel:
+        """With the tokenizer and the template options of the speaker; `vocab`: V of the model, if it is larger."""
+        tokenizer = speaker.tokenizer
+        output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
+        return cls(name, speaker, Renderer(tokenizer, speaker.options), output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +193,14 @@ def budget(model: ServedModel, asked: Asked, length: int) -> int:
     return min(asked.max_tokens or model.speaker.sampling.max_new_tokens, room)
 
 
+def sampling_of(call: Call, seed: int) -> Sampling:
+    """The settings of the sampler for a call whose `ids` are set."""
+    model, asked = call.model, call.asked
+    tokens = budget(model, asked, len(call.ids))
+    constraint = None if asked.schema is None else model.json_output.constraint(asked.schema)
+    return asked.sampling(seed, tokens, model.speaker.tokenizer.stop_ids, constraint)
+
+
 async def answer_alone(call: Call) -> None:
     """Answers a call that belongs to no session: nothing is remembered."""
 
@@ -197,8 +210,7 @@ async def answer_alone(call: Call) -> None:
     model, asked = call.model, call.asked
     call.prefix = prefix_of(model, asked)
     call.ids = await opening(model, asked) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
-    seed = secrets.randbits(32) if asked.seed is None else asked.seed
-    call.sampling = asked.sampling(seed, budget(model, asked, len(call.ids)), model.speaker.tokenizer.stop_ids)
+    call.sampling = sampling_of(call, secrets.randbits(32) if asked.seed is None else asked.seed)
     await answer(call, record, asked.stream)
 
 

@@ -96,8 +96,6 @@ class Endpoint:
     async def _begin(self, request: Request, asked: Asked, number: int = 0) -> Call:
         """The call of a request: in the session of its key, or by itself."""
         owner = http.owner(request)
-        if asked.schema is not None:
-            raise ApiError(400, "response_format: JSON output is not available here", param="response_format")
         if isinstance(owner, Session):
             content = request.url.path.encode() + b"\0%d\0" % number + await request.body()
             body = hashlib.sha256(content).hexdigest()

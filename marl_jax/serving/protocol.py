@@ -10,10 +10,10 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_jax.sampling.settings import Sampling
+from marl_jax.sampling.settings import Constraint, Sampling
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.prompts import Message, read_messages
 
@@ -59,11 +59,13 @@ class Asked:
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     schema: dict | None = None
 
-    def sampling(self, seed: int, budget: int, stop_ids: Sequence[int]) -> Sampling:
+    def sampling(
+        self, seed: int, budget: int, stop_ids: Sequence[int], constraint: Callable[[], Constraint] | None = None
+    ) -> Sampling:
         """The settings of the sampler."""
         return Sampling(
             self.temperature, budget, tuple(stop_ids), seed, self.top_k, self.top_p, self.repetition_penalty,
-            self.stops,
+            self.stops, constraint,
         )  # fmt: skip
 
 
@@ -82,10 +84,13 @@ def read_chat(body: dict[str, Any]) -> Asked:
     if top and not logprobs:
         raise field.refusal("top_logprobs", "logprobs: true beside it")
     limits = [n for name in ("max_completion_tokens", "max_tokens") if (n := field.whole(name, 1, 2**31)) is not None]
+    schema = field.response_format()
+    if schema is not None and (top or forced is not None):
+        raise field.refusal("response_format", "text, where top_logprobs or a tool that must be called are wanted")
     return Asked(
         messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
         top_logprobs=top, max_tokens=min(limits, default=None), template=field.object("chat_template_kwargs") or {},
-        schema=field.response_format(), **field.common(),
+        schema=schema, **field.common(),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ nothing otherwise, and the reason is counted:
     template   the chat template cannot be continued
 
 Each answer belongs to one conversation, so it is trained on once; one that is continued twice is the past of both.
+Answers that had to follow a JSON schema are part of conversations and not trained on.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Session:
             await record({
                 "event": "call", "model": call.model.name, "fork": call.fork, "start": before,
                 "after": None if call.after is None else [call.after[0].id, call.after[1]],
-                "prompt": call.ids[before:], "n": call.asked.n, "sampling": dataclasses.asdict(call.sampling),
+                "prompt": call.ids[before:], "n": call.asked.n, "sampling": _settings(call),
             })  # fmt: skip
             recorded = True
             await calls.answer(call, record, call.asked.stream)
@@ -159,14 +160,12 @@ class Session:
         return ids + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
 
     def _sampling(self, call: Call):
-        asked, model, ids = call.asked, call.model, call.ids
-        budget = calls.budget(model, asked, len(ids))
-        seed = asked.seed
+        model, ids, seed = call.model, call.ids, call.asked.seed
         if seed is None:
             key = (model.name, hashlib.sha256(repr(ids).encode()).hexdigest())
             seed = derive_seed(self.seed, *key, self._asked[key])
             self._asked[key] += 1
-        sampling = asked.sampling(seed, budget, model.speaker.tokenizer.stop_ids)
+        sampling = calls.sampling_of(call, seed)
         if self.policy_sampling:
             own = model.speaker.sampling
             names = ("temperature", "top_k", "top_p", "repetition_penalty")
@@ -282,9 +281,10 @@ class Session:
             if chat is None:
                 chat = Conversation(seats[call.model.name], (len(found),), list(call.ids))
                 found.append(chat)
-            chat.said.append(Said(
-                len(call.ids), turn, None, call.model.speaker, call.answers, call.contents, call.replies
-            ))  # fmt: skip
+            speaker = call.model.speaker
+            if call.asked.schema is not None:  # drawn from another distribution than the policy's
+                speaker = dataclasses.replace(speaker, number=-1)
+            chat.said.append(Said(len(call.ids), turn, None, speaker, call.answers, call.contents, call.replies))
             chat.calls.append(call.id)
             place[call.id] = chat, turn
         for chat in found:
@@ -382,6 +382,13 @@ def unknown_model(name: str, known: Mapping[str, Any]) -> ApiError:
     """The error of a request for a model that is not served."""
     message = f"the model {name[:100]!r} is not served; models: {', '.join(known)}"
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def _settings(call: Call) -> dict[str, Any]:
+    """The settings of the sampler as a JSON value."""
+    plain = dataclasses.replace(call.sampling, constraint=None)
+    found = {name: value for name, value in dataclasses.asdict(plain).items() if name != "constraint"}
+    return found | ({} if call.asked.schema is None else {"schema": call.asked.schema})
 
 
 def _tools_key(asked: Asked) -> str:

@@ -42,7 +42,7 @@ def sampler():
 def real(sampler):
     """A client of a server with that model."""
     speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=32), MAX_LENGTH)
-    with in_thread(Endpoint({"tiny": ServedModel.of("tiny", speaker)}).application()) as url:
+    with in_thread(Endpoint({"tiny": ServedModel.of("tiny", speaker, CONFIG.vocab_size)}).application()) as url:
         yield client(url, timeout=120)
 
 
@@ -143,6 +143,39 @@ def test_many_clients_at_once_get_their_own_answers(real):
             return await asyncio.gather(*(gated(i) for i in range(100)))
 
     assert asyncio.run(everyone()) == [alone[i % 10] for i in range(100)]
+
+
+def test_answers_are_json_of_a_schema(real):
+    pytest.importorskip("llguidance", reason="llguidance is not installed (requirements-serving-test.txt)")
+    fields = {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}}
+    schema = {
+        "type": "object", "properties": fields,
+        "required": ["a", "b"], "additionalProperties": False,
+    }  # fmt: skip
+    strict = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+    found = []
+    for seed, stream in ((1, False), (2, False), (2, True)):
+        asked = dict(response_format=strict, max_tokens=150, seed=seed, n=2, temperature=1.5)
+        if stream:
+            texts = [text for text, _, _ in joined(ask(real, stream=True, **asked))[0].values()]
+        else:
+            texts = [choice.message.content for choice in ask(real, **asked).choices]
+        found += [json.loads(text) for text in texts]
+    assert all(set(one) == {"a", "b"} and 0 <= one["a"] <= 99 and one["b"] in ("x", "yy") for one in found)
+    assert found[2:4] == found[4:6] and len({json.dumps(one) for one in found}) > 2
+    beside = ask(real, seed=5, logprobs=True)  # who has no schema is answered as ever
+    assert beside.choices[0].message.content == ask(real, seed=5).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        broken = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "nothing"}}}
+        ask(real, response_format=broken)
+
+
+def test_json_without_its_package_is_refused(real, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for kind in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}):
+        with pytest.raises(openai.BadRequestError, match="needs the package llguidance"):
+            ask(real, response_format=kind)
+    assert ask(real, response_format={"type": "text"}).choices
 
 
 # ------------------------------------------------------------------------------------------------------- what is sent
