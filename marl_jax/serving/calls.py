@@ -96,7 +96,7 @@ class Call:
         self.contents: list[list[int]] = []
         self.replies: list[Reply] = []
         self.task: asyncio.Task | None = None
-        self.began = time.monotonic()
+        self.began, self.created = time.monotonic(), int(time.time())
         self._waiting, self._tick = 0, asyncio.Event()
 
     # For those who wait

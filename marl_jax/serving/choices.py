@@ -25,8 +25,7 @@ def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, 
         logprobs = {"content": _entries(call, k, tops), "refusal": None} if call.asked.logprobs else None
         message = choice.message()
         choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": choice.finish})
-    kind = "chat.completion"
-    return protocol.envelope(kind, call.id, call.model.name, version(call), choices, usage=total([call]))
+    return protocol.envelope("chat.completion", call, version(call), choices, usage=total([call]))
 
 
 def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = None) -> dict[str, Any]:
@@ -39,9 +38,7 @@ def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = Non
             choices.append({
                 "index": i * call.asked.n + k, "text": text, "logprobs": logprobs, "finish_reason": choice.finish
             })  # fmt: skip
-    first = calls[0]
-    kind = "text_completion"
-    return protocol.envelope(kind, first.id, first.model.name, version(first), choices, usage=total(calls))
+    return protocol.envelope("text_completion", calls[0], version(calls[0]), choices, usage=total(calls))
 
 
 def total(calls: Sequence[Call]) -> dict[str, int]:
@@ -128,7 +125,7 @@ class Pieces:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         if self.call.asked.include_usage:
             more = {"usage": None} | more
-        return protocol.envelope(kind, self.call.id, self.call.model.name, version(self.call), choices, **more)
+        return protocol.envelope(kind, self.call, version(self.call), choices, **more)
 
 
 def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -250,11 +249,11 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def envelope(kind: str, id_: str, model: str, version: int, choices: list, **more: Any) -> dict[str, Any]:
-    """An answer, or a piece of one."""
+def envelope(kind: str, call: Any, version: int, choices: list, **more: Any) -> dict[str, Any]:
+    """An answer to a `Call`, or a piece of one."""
     return {
-        "id": id_, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": f"v{version}",
-        "choices": choices, **more,
+        "id": call.id, "object": kind, "created": call.created, "model": call.model.name,
+        "system_fingerprint": f"v{version}", "choices": choices, **more,
     }  # fmt: skip
 
 
