@@ -2,7 +2,8 @@
 
 For whoever has the key of the server, or, where it has none, whoever reaches it:
 
-    POST /v1/sessions {seed?, models?, metadata?}    -> {id, key}: calls with that key belong to the session
+    POST /v1/sessions {seed?, models?, policy_sampling?, metadata?}
+                                                     -> {id, key}: calls with that key belong to the session
     GET  /v1/sessions/ID                             its calls and conversations, token by token
     POST /v1/sessions/ID/reward {reward, call?, choice?, level?}
     POST /v1/sessions/ID/end
@@ -25,6 +26,7 @@ from starlette.routing import Route
 from marl_jax.errors import RunError
 from marl_jax.serving import http
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.protocol import check_depth
 from marl_jax.serving.sessions import Session, Sessions, describe, unknown_model
 
 CURRENT = "current"
@@ -68,12 +70,17 @@ class Admin:
     async def _open(self, request: Request) -> Response:
         _check_admin(request)
         body = await http.read_json(request)
-        seed, models = body.get("seed"), body.get("models")
+        check_depth(body)
+        seed, models, own = body.get("seed"), body.get("models"), body.get("policy_sampling", False)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ApiError(400, f"seed is {seed!r}; expected a whole number", param="seed")
         if models is not None and not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
             raise ApiError(400, f"models is {models!r:.80}; expected a list of names", param="models")
-        session = await self._sessions.open(seed=seed, models=models, metadata=body.get("metadata"))
+        if not isinstance(own, bool):
+            raise ApiError(400, f"policy_sampling is {own!r:.80}; expected true or false", param="policy_sampling")
+        session = await self._sessions.open(
+            seed=seed, models=models, policy_sampling=own, metadata=body.get("metadata")
+        )
         return JSONResponse({"id": session.id, "key": session.key, "models": list(session.models)})
 
     async def _show(self, request: Request) -> Response:

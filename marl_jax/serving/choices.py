@@ -15,7 +15,8 @@ LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not 
 
 def version(call: Call) -> int:
     """The version of the weights that wrote the last token of a call."""
-    return max((int(answer.versions[-1]) for answer in call.answers or () if len(answer.versions)), default=0)
+    written = call.answers or [one for shown in call.shown for one in shown[-1:]]
+    return max((int(answer.versions[-1]) for answer in written if len(answer.versions)), default=0)
 
 
 def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, Any]:

@@ -183,6 +183,10 @@ class Endpoint:
         self.metrics.count(
             "serving_completion_tokens_total", "Tokens of answers.", figures["completion_tokens"], model=name
         )
+        if isinstance(call.fork, str) or call.after is not None:
+            kind = call.fork or "continued"
+            self.metrics.count("serving_continuations_total", "Calls of sessions with a history, by what came of it.",
+                               kind=kind, model=name)  # fmt: skip
         self.metrics.set("serving_open_sessions", "Sessions that have not ended.", len(self.sessions.open_sessions))
 
     def _observe_first(self, call: Call) -> None:

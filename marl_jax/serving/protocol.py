@@ -20,6 +20,9 @@ MOST_SAMPLES = 128
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
+MOST_LEVELS = 64
+RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
+"""Names that chat templates are given, or that the functions on the way to them have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Asked:
 
 def read_chat(body: dict[str, Any]) -> Asked:
     """The request of a chat completion."""
+    check_depth(body)
     field = _Fields(body)
     tools = field.tools()
     forced = field.tool_choice(tools)
@@ -88,7 +92,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         raise field.refusal("response_format", "text, where top_logprobs or a tool that must be called are wanted")
     return Asked(
         messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
-        top_logprobs=top, max_tokens=min(limits, default=None), template=field.object("chat_template_kwargs") or {},
+        top_logprobs=top, max_tokens=min(limits, default=None), template=field.template_options(),
         schema=schema, **field.common(),
     )  # fmt: skip
 
@@ -110,6 +114,16 @@ def read_completion(body: dict[str, Any]) -> Asked:
         prompts=prompts, logprobs=top is not None, top_logprobs=top or 0, max_tokens=16 if limit is None else limit,
         echo=field.switch("echo"), **field.common(),
     )  # fmt: skip
+
+
+def check_depth(body: Any) -> None:
+    """Refuses values that are nested deeper than any request needs: what walks through them may recurse."""
+    here = [body]
+    for _ in range(MOST_LEVELS):
+        inner = (x.values() if isinstance(x, dict) else x for x in here if isinstance(x, dict | list))
+        here = [item for items in inner for item in items]
+    if here:
+        raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
 
 
 class _Fields:
@@ -174,6 +188,14 @@ class _Fields:
         if not isinstance(value, dict | None):
             raise self.refusal(name, "an object")
         return value
+
+    def template_options(self) -> dict[str, Any]:
+        """Options of the chat template, none of which takes the place of what a template is given anyway."""
+        found = self.object("chat_template_kwargs") or {}
+        for name, value in found.items():
+            if not name.isidentifier() or name in RESERVED or isinstance(value, dict | list):
+                raise self.refusal("chat_template_kwargs", "names of options with texts, numbers or switches")
+        return found
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings."""

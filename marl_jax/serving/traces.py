@@ -38,6 +38,8 @@ class TraceFile:
     """Appends events to a file; one thread writes, so that the disk never holds up the event loop.
 
     path  None: nothing is kept
+
+    A file belongs to one event loop at a time.
     """
 
     def __init__(self, path: str | Path | None):

@@ -164,6 +164,11 @@ def test_nonsense_by_the_thousand_is_refused_and_leaves_no_trace(caplog):
         for _ in range(rng.randint(1, 5)):
             text[rng.randrange(len(text))] = rng.randrange(256)
         bodies.append(bytes(text[: rng.randrange(len(text) + 1)]))
+    deep = b"[" * 900 + b"]" * 900
+    odd = [{"chat_template_kwargs": {name: 1}} for name in ("messages", "self", "a-b", "template")]
+    bodies += [json.dumps(VALID | one).encode() for one in odd] * 3
+    placed = [json.dumps(VALID | {name: "DEEP"}).encode() for name in ("tools", "metadata")]
+    bodies += [body.replace(b'"DEEP"', deep) for body in placed] * 3
     statuses = set()
     with caplog.at_level(logging.WARNING), endpoint(Parrot()) as (url, found):
         paths = ("/v1/chat/completions", "/v1/completions", "/v1/sessions")
