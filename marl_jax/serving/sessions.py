@@ -28,42 +28,25 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
-import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.tasks.task import TaskError
-from marl_jax.rollouts.host.conversation import Said, derive_seed
+from marl_jax.rollouts.host.conversation import derive_seed
+from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import calls, protocol
 from marl_jax.serving.calls import Call, ServedModel
+from marl_jax.serving.conversations import Conversation, conversations
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.histories import Histories, continued_ids
 from marl_jax.serving.keys import Keys
-from marl_jax.serving.prompts import Message
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.traces import TraceFile
 from models.chat import ChatTemplateError
 
 LEVELS = ("team", "agent", "process")
-THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)
 MOST_ENDED = 1024  # sessions that are remembered after their end, for those who read them late
-
-
-@dataclasses.dataclass
-class Conversation:
-    """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
-
-    seat   number of the model in the session
-    path   tells the conversations of a session apart
-    calls  ids of the calls, one for each turn
-    """
-
-    seat: int
-    path: tuple[int, ...]
-    tokens: list[int]
-    said: list[Said] = dataclasses.field(default_factory=list)
-    calls: list[str] = dataclasses.field(default_factory=list)
 
 
 class Session:
@@ -86,9 +69,7 @@ class Session:
         self._traces = traces
         self._by_body: dict[str, Call] = {}
         self._asked: collections.Counter[tuple] = collections.Counter()
-        # Histories that can be continued, by a digest of their messages: as they were given out, and without thoughts.
-        self._histories: dict[str, list[tuple[Call, int, str]]] = collections.defaultdict(list)
-        self._thoughtless: set[str] = set()
+        self._histories = Histories()
 
     # Calls
 
@@ -128,7 +109,8 @@ class Session:
             })  # fmt: skip
             recorded = True
             await calls.answer(call, record, call.asked.stream)
-            self._remember(call)
+            if call.asked.messages:
+                self._histories.remember(call)
         except BaseException as error:
             if call.fork:
                 self.forks[call.fork] -= 1
@@ -140,7 +122,10 @@ class Session:
     async def _prompt(self, call: Call) -> list[int]:
         """The ids of a call, which continue an earlier answer if they can."""
         asked, model = call.asked, call.model
-        call.after, call.fork = self._continued(call)
+        if asked.prompts:
+            call.after = continued_ids(call, self.calls.values())
+        else:
+            call.after, call.fork = self._histories.find(call)
         ids = None
         if call.after is not None and asked.messages:
             earlier, k = call.after
@@ -159,7 +144,8 @@ class Session:
         call.prefix = calls.prefix_of(model, asked)
         return ids + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
 
-    def _sampling(self, call: Call):
+    def _sampling(self, call: Call) -> Sampling:
+        """The settings of a call: its seed follows from the session's and from what it asks, if it brings none."""
         model, ids, seed = call.model, call.ids, call.asked.seed
         if seed is None:
             key = (model.name, hashlib.sha256(repr(ids).encode()).hexdigest())
@@ -171,49 +157,6 @@ class Session:
             names = ("temperature", "top_k", "top_p", "repetition_penalty")
             sampling = dataclasses.replace(sampling, **{name: getattr(own, name) for name in names})
         return sampling
-
-    # Histories
-
-    def _continued(self, call: Call) -> tuple[tuple[Call, int] | None, str | None]:
-        """The last answer that a call continues, or None; and why it does not continue the last one it shows."""
-        if call.asked.prompts:
-            return self._continued_ids(call), None
-        messages, tools, fork = call.asked.messages, _tools_key(call.asked), None
-        ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-        for end in reversed(ends):  # an answer that is not ours may stand behind one that is
-            reason = "edited"
-            for earlier, k, offered in reversed(self._histories.get(_digest(messages[:end]), [])):
-                if earlier.model is call.model and offered == tools:
-                    return (earlier, k), fork
-                reason = "model" if earlier.model is not call.model else "tools"
-            if reason == "edited" and _digest(messages[:end], thoughts=False) in self._thoughtless:
-                reason = "reasoning"
-            fork = fork or reason
-        return None, fork
-
-    def _continued_ids(self, call: Call) -> tuple[Call, int] | None:
-        """For a completion: the longest earlier answer whose ids the prompt begins with."""
-        prompt, found, longest = call.asked.prompts[0], None, 0
-        if isinstance(prompt, str):
-            prompt = call.model.speaker.tokenizer.encode(prompt)
-        for earlier in self.calls.values():
-            for k, content in enumerate(earlier.contents if earlier.answers is not None else ()):
-                whole = earlier.ids + content
-                if earlier.model is call.model and longest < len(whole) < len(prompt) and prompt[: len(whole)] == whole:
-                    found, longest = (earlier, k), len(whole)
-        return found
-
-    def _remember(self, call: Call) -> None:
-        """Makes the answers of a call histories that others can continue."""
-        if not call.asked.messages:
-            return
-        for k, choice in enumerate(call.choices):
-            said: Message = {"role": "assistant", "content": choice.text}
-            if choice.calls:
-                said["tool_calls"] = [{"function": dataclasses.asdict(one)} for one in choice.calls]
-            history = [*call.asked.messages, said]
-            self._histories[_digest(history)].append((call, k, _tools_key(call.asked)))
-            self._thoughtless.add(_digest(history, thoughts=False))
 
     # Rewards, and the end
 
@@ -258,41 +201,9 @@ class Session:
     async def _record(self, event: dict, sync: bool = False) -> None:
         await self._traces.write({"session": self.id} | event, sync)
 
-    # What was said
-
     def conversations(self) -> list[Conversation]:
-        """The answered calls as conversations, each answer in one of them.
-
-        Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches.
-        """
-        seats = {name: i for i, name in enumerate(self.models)}
-        found: list[Conversation] = []
-        place: dict[str, tuple[Conversation, int]] = {}  # of a call: its conversation, and its turn
-        for call in self.calls.values():
-            if call.answers is None:
-                continue
-            turn, chat = 0, None
-            if call.after is not None:
-                earlier, k = call.after
-                before, turn = place[earlier.id]
-                turn += 1
-                if before.said[-1].turn == turn - 1 and before.said[-1].kept is None:
-                    before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
-            if chat is None:
-                chat = Conversation(seats[call.model.name], (len(found),), list(call.ids))
-                found.append(chat)
-            speaker = call.model.speaker
-            if call.asked.schema is not None:  # drawn from another distribution than the policy's
-                speaker = dataclasses.replace(speaker, number=-1)
-            chat.said.append(Said(len(call.ids), turn, None, speaker, call.answers, call.contents, call.replies))
-            chat.calls.append(call.id)
-            place[call.id] = chat, turn
-        for chat in found:
-            last = chat.said[-1]
-            if last.kept is None and len(last.answers) == 1:
-                last.kept = 0
-                chat.tokens = chat.tokens + last.contents[0]
-        return found
+        """The answered calls as conversations, see `conversations.conversations`."""
+        return conversations(self.calls.values(), {name: i for i, name in enumerate(self.models)})
 
 
 def describe(session: Session) -> dict[str, Any]:
@@ -333,7 +244,6 @@ class Sessions:
         self.models, self.traces, self.keys = dict(models), traces or TraceFile(None), keys or Keys()
         self.open_sessions: dict[str, Session] = {}
         self._ended: collections.OrderedDict[str, Session] = collections.OrderedDict()
-        self.forks: collections.Counter[str] = collections.Counter()
 
     async def open(
         self, *, seed: int | None = None, models: Sequence[str] | None = None, policy_sampling: bool = False,
@@ -367,7 +277,6 @@ class Sessions:
         await session.end()
         if self.open_sessions.pop(session.id, None) is None:
             return
-        self.forks.update(session.forks)
         self._ended[session.id] = session
         while len(self._ended) > MOST_ENDED:
             self.discard(next(iter(self._ended.values())))
@@ -389,33 +298,3 @@ def _settings(call: Call) -> dict[str, Any]:
     plain = dataclasses.replace(call.sampling, constraint=None)
     found = {name: value for name, value in dataclasses.asdict(plain).items() if name != "constraint"}
     return found | ({} if call.asked.schema is None else {"schema": call.asked.schema})
-
-
-def _tools_key(asked: Asked) -> str:
-    """What of a request besides its messages is part of the prompt."""
-    return json.dumps([asked.tools, asked.template], sort_keys=True)
-
-
-def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
-    """A digest of messages: the ends of texts and the spelling of a tool call's JSON do not matter.
-
-    thoughts  False: neither does what assistants thought
-    """
-    canonical = []
-    for message in messages:
-        words = message["content"]
-        if message["role"] == "assistant" and not thoughts:
-            words = THOUGHTS.sub("", words)
-        used = [[one["function"]["name"], _arguments(one["function"])] for one in message.get("tool_calls", ())]
-        canonical.append([message["role"], words.strip(), used])
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
-
-
-def _arguments(function: Mapping[str, Any]) -> Any:
-    found = function.get("arguments")
-    if isinstance(found, str):
-        try:
-            return json.loads(found)
-        except (ValueError, RecursionError):
-            return found
-    return found
