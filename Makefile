@@ -41,8 +41,8 @@ $(VENV)/run.stamp: requirements.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -r requirements.txt
 	@touch $@
 
-$(VENV)/test.stamp: requirements-test.txt requirements.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q -r requirements-test.txt
+$(VENV)/test.stamp: requirements-serving-test.txt requirements-test.txt requirements.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -r requirements-serving-test.txt
 	@touch $@ $(VENV)/run.stamp
 
 $(VENV)/bin/python:

@@ -1,13 +1,19 @@
 """Conformance: the endpoint as OpenAI's own client sees it, over a real model and over a scripted sampler."""
 
 import asyncio
+import functools
 import json
+import urllib.request
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax.agents import scoring
+from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
@@ -17,8 +23,8 @@ from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.server import in_thread
 from models.model import build
-from tests.marl_jax.tiny_engine import QuickEngine
-from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, merging_tokenizer
+from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
+from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, merging_tokenizer
 from tests.marl_jax.tiny_serving import Parrot, client, endpoint
 from tests.models.tiny_models import random_params
 
@@ -39,11 +45,18 @@ def sampler():
 
 
 @pytest.fixture(scope="module")
-def real(sampler):
-    """A client of a server with that model."""
+def server(sampler):
+    """(address, endpoint) of a server with that model."""
     speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=32), MAX_LENGTH)
-    with in_thread(Endpoint({"tiny": ServedModel.of("tiny", speaker, CONFIG.vocab_size)}).application()) as url:
-        yield client(url, timeout=120)
+    found = Endpoint({"tiny": ServedModel.of("tiny", speaker, CONFIG.vocab_size)})
+    with in_thread(found.application()) as url:
+        yield url, found
+
+
+@pytest.fixture(scope="module")
+def real(server):
+    """A client of that server."""
+    return client(server[0], timeout=120)
 
 
 def ask(client, **settings):
@@ -143,6 +156,43 @@ def test_many_clients_at_once_get_their_own_answers(real):
             return await asyncio.gather(*(gated(i) for i in range(60)))
 
     assert asyncio.run(everyone()) == [alone[i % 10] for i in range(60)]
+
+
+def test_log_probs_of_a_session_are_those_of_the_learner(server):
+    """Several turns, streamed and whole, several answers, a fork and tools: the learner finds what was recorded."""
+    url, found = server
+    opened = post_json(f"{url}/v1/sessions", {"seed": 1, "policy_sampling": True})
+    own = client(url, key=opened["key"], timeout=120)
+
+    def talk(messages, text, **more):
+        messages = [*messages, {"role": "user", "content": text}]
+        choices = ask(own, messages=messages, max_tokens=7, **more).choices
+        return [[*messages, choice.message.model_dump(exclude_none=True)] for choice in choices]
+
+    first, second = talk([{"role": "system", "content": "ab"}], "one", n=2)
+    (later,) = talk(second, "two")
+    talk(later, "three", temperature=0.1)
+    talk(second, "again")
+    talk([*first[:-1], {"role": "assistant", "content": "else"}], "edited")
+    talk([], "with a tool", tools=[ADD])
+    joined(ask(own, messages=[*later, {"role": "user", "content": "streamed"}], max_tokens=7, stream=True))
+    session = found.sessions.get(opened["id"])
+    chats = session.conversations()
+    assert [len(chat.said) for chat in chats] == [3, 1, 1, 1, 1] and dict(session.forks) == {"edited": 1}
+    episode = Episode(Job(0, 0, 0, None), chats)
+    samples = collate([episode], sizes_for([episode]), n_seats=1)
+    assert (samples.answer_lengths > 0).sum() == 8
+    params = random_params(build(CONFIG), 0)
+    scores = quick_jit(functools.partial(scoring.score, free_policy(1.0)))(
+        {"model": params}, jax.tree.map(jnp.asarray, samples)
+    )
+    np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
+
+
+def post_json(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
 
 
 def test_answers_are_json_of_a_schema(real):
