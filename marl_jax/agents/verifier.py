@@ -23,6 +23,7 @@ from marl_jax.agents.answering import at
 from marl_jax.agents.policy import Policy
 from marl_jax.errors import RunError
 from models import chat as templates
+from models import sharding
 from models.tokenizers import Tokenizer
 
 Message = Mapping[str, str]
@@ -152,7 +153,8 @@ def probabilities(policy: Policy, weights: dict, tokens: jax.Array, lengths: jax
     """float32 [N]: the scores at the last tokens of rows int32 [N, T] of lengths int32 [N]."""
     adapters = policy.adapters(weights, jnp.zeros((len(tokens),), jnp.int32))
     hidden, _ = policy.model.forward(weights["model"], tokens, lengths=lengths, adapters=adapters, dtype=policy.dtype)
-    return jax.nn.sigmoid(critics.read(weights["critic"], at(hidden, lengths - 1)))
+    scores = jax.nn.sigmoid(critics.read(weights["critic"], at(hidden, lengths - 1)))
+    return sharding.whole(scores)  # every process reads all of them
 
 
 def version_of(weights: Mapping, model: str) -> str:

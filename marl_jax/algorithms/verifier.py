@@ -94,7 +94,12 @@ def read_part(config: ConfigDict, workdir: Path | None, part: str) -> list[label
     header, questions = labelled.read_file(path)
     if not labelled.whole(header, questions):
         raise labelled.DataError(f"{path} is not whole; --mode=label with the same folder continues it")
-    return questions
+    return questions[: wanted(config, part)]
+
+
+def wanted(config: ConfigDict, part: str) -> int:
+    """How many questions of a part a run labels, or takes of those that were labelled."""
+    return config.algo.questions if part == "train" else config.algo.held_out
 
 
 def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.Balance:

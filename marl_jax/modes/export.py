@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
+from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import restore_weights
 from models import lora, peft
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 def main(config: ConfigDict, workdir: Path) -> list[Path]:
     """Writes every policy of the checkpoint that `eval.step` names (the newest by default)."""
     setup = setups.make(config)
+    if setup.algorithm.verifies:
+        raise RunError(f"{workdir} is a verifier, whose head has no place in these folders; see --mode=serve_reward")
     with jax.set_mesh(setup.mesh):
         step, weights = restore_weights(setup, workdir, config.eval.step)
         written = []

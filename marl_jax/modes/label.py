@@ -73,6 +73,7 @@ def summarise(config: ConfigDict, folder: Path) -> dict[str, Any]:
         chosen = verifier.choose(config, questions)
         found[part] = {
             "sampled": len(sampled),
+            "failed": sum(question.failed for question in questions),
             "sampled_right": sum(answer.right for answer in sampled),
             **chosen.counts,
         }
@@ -103,7 +104,7 @@ class Labeller:
         """Writes the questions of a part that its file does not have yet."""
         algo = self._config.algo
         examples = self._setup.task.examples(part)
-        wanted = min(algo.questions if part == "train" else algo.held_out, len(examples))
+        wanted = min(verifier.wanted(self._config, part), len(examples))
         if not wanted:
             raise RunError(f"the task {self._config.task.name} has no examples in the part {part!r}")
         header = self._header(part, wanted, examples)
@@ -144,12 +145,14 @@ class Labeller:
         step, samples = PARTS.index(part), self._config.algo.samples
         jobs = [Job(step, place, k, examples[place]) for place in places for k in range(samples)]
         episodes = self._runner.play(jobs)
+        if all(episode.failed for episode in episodes):
+            raise RunError(f"all {len(episodes)} episodes failed; the first: {episodes[0].error}")
         found = []
         for i, place in enumerate(places):
             own = [e for e in episodes[i * samples : (i + 1) * samples] if not e.failed]
             answers = tuple(Answer(_reply(e), e.outcome.success >= 1) for e in own)
             messages = _messages(own[0]) if own else ()
-            found.append(Question(f"{part}/{place}", messages, answers))
+            found.append(Question(f"{part}/{place}", messages, answers, failed=samples - len(own)))
             self._learn_gold(own, examples[place])
         few = [i for i, q in enumerate(found) if 2 * sum(a.right for a in q.answers) < len(q.answers)]
         played = self._gold_runner.play([Job(step, places[i], -1, examples[places[i]]) for i in few])
@@ -228,9 +231,10 @@ def _begin(path: Path, header: dict[str, Any]) -> int:
             )
     header = {**header, "questions": max(header["questions"], before["questions"])}
     data = path.read_bytes()
-    lines = data[: data.rfind(b"\n") + 1].decode().splitlines(keepends=True)
-    if data.decode(errors="replace") != "".join(lines) or before != header:
-        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + "".join(lines[1:]))
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data or before != header:
+        rest = whole.partition(b"\n")[2].decode()
+        replace_text(path, json.dumps(header, ensure_ascii=False) + "\n" + rest)
     return len(questions)
 
 

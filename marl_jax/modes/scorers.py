@@ -2,6 +2,8 @@
 
     with open_scorer(Path("runs/verifier")) as verifier:
         verifier.scorer([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])    # [0.97]
+    with serve_beside(Path("runs/verifier")) as (url, version):
+        ...  # tasks of this process reach it with envs.tasks.scorer_client.ScorerClient(url, version)
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from marl_jax.config import saved
 from marl_jax.errors import ConfigError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import restore_weights
+from marl_jax.serving import server
+from marl_jax.serving.keys import Keys
+from marl_jax.serving.rewards import reward_app
 from registries import load_plugins
 
 log = logging.getLogger(__name__)
@@ -55,3 +60,16 @@ def open_scorer(workdir: Path, config: ConfigDict | None = None) -> Iterator[Ver
         scorer = Scorer(backbone.policy, own, backbone.tokenizer, config.task.max_length, mesh=setup.mesh)
         log.info("%s: %s at step %d, version %s", workdir, backbone.config.name, step, version)
         yield Verifier(scorer, backbone.config.name, version, step)
+
+
+@contextlib.contextmanager
+def serve_beside(workdir: Path, config: ConfigDict | None = None) -> Iterator[tuple[str, str]]:
+    """The verifier of a run behind HTTP on a free port of this machine, in this process: its address and version.
+
+    Tasks import no JAX, so they reach a verifier on the devices of their own run in the same way as any other. Who may
+    connect is this machine; its users need no key.
+    """
+    with open_scorer(workdir, config) as found:
+        app = reward_app(found.scorer, model=found.model, version=found.version, step=found.step, keys=Keys.of(""))
+        with server.in_thread(app) as url:
+            yield url, found.version

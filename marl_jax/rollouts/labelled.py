@@ -3,7 +3,7 @@
 A file has a header and then one question per line, with all answers that were sampled to it:
 
     {"format": 1, "questions": 2000, "samples": 16, …}
-    {"id": "…", "messages": [{role, content}, …], "answers": [{"text", "right", "gold"}, …]}
+    {"id": "…", "messages": [{role, content}, …], "answers": [{"text", "right", "gold"}, …], "failed": 0}
 
 A verifier that sees more right answers to easy questions learns how hard a question is, not which answer is right. So
 each question gives as many right answers as wrong ones (`balance`), and a question that cannot is dropped and counted.
@@ -45,11 +45,15 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What was asked, as messages, and the answers to it; `id` tells questions apart."""
+    """What was asked, as messages, and the answers to it; `id` tells questions apart.
+
+    failed  episodes without an answer: too long, ended, or broken
+    """
 
     id: str
     messages: tuple[Message, ...]
     answers: tuple[Answer, ...]
+    failed: int = 0
 
     def to_json(self) -> str:
         """A line of a file."""
@@ -77,7 +81,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
             value = json.loads(line)
             if number:
                 answers = tuple(Answer(a["text"], bool(a["right"]), bool(a["gold"])) for a in value["answers"])
-                questions.append(Question(value["id"], tuple(value["messages"]), answers))
+                questions.append(Question(value["id"], tuple(value["messages"]), answers, int(value["failed"])))
             elif value["format"] != FORMAT:
                 raise ValueError(f"format is {value['format']!r}; expected {FORMAT}")
             else:

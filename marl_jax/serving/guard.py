@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import re
 import time
 import uuid
+from collections.abc import Iterator
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,20 +58,17 @@ class Guard:
         scope["request_id"] = given if SAFE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope["owner"] = None
         exchange = _Exchange(scope, receive, send, self.limits)
-        counted = scope["path"] not in UNLIMITED_PATHS
         began = time.perf_counter()
-        self.under_way += counted
         try:
-            error = await self._answer(exchange, headers, counted)
+            error = await self._answer(exchange, headers)
             if error is not None and not exchange.status:
                 await exchange.refuse(error, headers)
         except (ClientGone, ClientDisconnect):
             exchange.status = exchange.status or 499
         finally:
-            self.under_way -= counted
             self._measure(exchange, time.perf_counter() - began)
 
-    async def _answer(self, exchange: _Exchange, headers: dict[bytes, bytes], counted: bool) -> ApiError | None:
+    async def _answer(self, exchange: _Exchange, headers: dict[bytes, bytes]) -> ApiError | None:
         """Lets the handler answer; an error that is still to be answered is returned."""
         scope, limits = exchange.scope, self.limits
         try:
@@ -79,12 +78,9 @@ class Guard:
                 _check_host(headers.get(b"host", b""))
             if int(headers.get(b"content-length", b"0")) > limits.body_bytes:
                 raise exchange.too_large()
-            if counted and self.under_way > limits.concurrent:
-                message = f"{limits.concurrent} requests are under way; try again later"
-                wait = {"Retry-After": str(limits.retry_after)}
-                raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
-            async with asyncio.timeout(limits.seconds) as timer:
-                await self.app(scope, exchange.receive, exchange.send)
+            with self._counted(scope):
+                async with asyncio.timeout(limits.seconds) as timer:
+                    await self.app(scope, exchange.receive, exchange.send)
         except ApiError as error:
             return error
         except TimeoutError:
@@ -97,6 +93,26 @@ class Guard:
             return self._failed(scope)
         return None
 
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope) -> Iterator[None]:
+        """Around a request that was let in; one too many is refused. Those without a key do not count."""
+        if scope["path"] in UNLIMITED_PATHS:
+            yield
+            return
+        if self.under_way >= self.limits.concurrent:
+            message = f"{self.limits.concurrent} requests are under way; try again later"
+            wait = {"Retry-After": str(self.limits.retry_after)}
+            raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        self.under_way += by
+        self.metrics.set("http_requests_under_way", "Requests not answered yet.", self.under_way)
+
     def _failed(self, scope: Scope) -> ApiError:
         log.exception("%s %s failed, request %s", scope["method"], scope["path"], scope["request_id"])
         return ApiError(500, f"the server failed; its log has the request {scope['request_id']}", code="internal_error")
@@ -106,7 +122,6 @@ class Guard:
         labels = dict(path=getattr(route, "path", "other"))
         self.metrics.count("http_requests_total", "Requests answered.", status=exchange.status, **labels)
         self.metrics.observe("http_request_seconds", "Seconds from request to answer.", seconds, **labels)
-        self.metrics.set("http_requests_under_way", "Requests not answered yet.", self.under_way)
 
 
 class _Exchange:

@@ -33,6 +33,7 @@ from marl_jax.serving.prometheus import Metrics
 log = logging.getLogger(__name__)
 
 MAX_CHATS = 4096  # of one request
+STOP_SECONDS = 30.0
 MAX_WAITING = 1 << 16  # chats that wait for the device; more are asked to come again
 
 
@@ -60,9 +61,9 @@ class ScoringThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread behind the jobs that wait."""
+        """Ends the thread behind the jobs that wait; one that hangs is left behind."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)
 
     async def score(self, readings: Sequence[Reading]) -> list[float]:
         """The scores of some chats; called from the event loop."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0  # for the head of a request to arrive
 IDLE_SECONDS = 30  # that a connection is kept open between requests
-MAX_CONNECTIONS = 4096  # beyond them, uvicorn answers 503
+MAX_CONNECTIONS = 4096  # beyond them, or what the system allows, uvicorn answers 503
 BACKLOG = 2048
 
 
@@ -113,6 +114,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise RunError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
 
 
+def _max_connections() -> int:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - 128))
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
 
@@ -121,7 +127,7 @@ class _Server(uvicorn.Server):
         settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False, server_header=False)
         super().__init__(
             uvicorn.Config(
-                self._watched, http=_Protocol, ws="none", limit_concurrency=MAX_CONNECTIONS, backlog=BACKLOG,
+                self._watched, http=_Protocol, ws="none", limit_concurrency=_max_connections(), backlog=BACKLOG,
                 timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=drain_seconds, **settings,
             )  # fmt: skip
         )

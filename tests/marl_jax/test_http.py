@@ -196,6 +196,7 @@ def test_too_many_at_once_are_asked_to_come_again():
         answer = call(address, "/echo", {})
         assert is_error(answer, 429, "rate_limit_error") and answer[2]["retry-after"] == "7"
         assert call(address, "/health")[0] == 200, "the server is well"
+        assert "http_requests_under_way 2\n" in call(address, "/metrics")[1]
         assert [future.result()[0] for future in slow] == [200, 200]
         assert call(address, "/echo", {})[0] == 200
 

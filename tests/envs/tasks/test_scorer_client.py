@@ -8,6 +8,8 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envs.tasks import scorer_client
 from envs.tasks.scorer_client import BadScores, ScorerClient, ScorerRefused, ScorerUnavailable, WrongScorer
@@ -194,6 +196,33 @@ def test_chunks_and_bodies_without_a_length():
 def test_what_is_no_http_is_refused(text):
     with serving(raw(text)) as (url, _), pytest.raises(BadScores):
         score(url)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.builds(
+            lambda head, body: b"HTTP/1.1 " + head + b"\r\n\r\n" + body,
+            st.sampled_from([
+                b"200 OK", b"200 OK\r\nContent-Length: 7", b"200\r\nTransfer-Encoding: chunked", b"500 no", b"999 x",
+                b"401 no\r\n:\r\n\xff: \xfe", b"200 OK\r\nContent-Length: 0x10",
+            ]),
+            st.one_of(st.binary(max_size=40), st.just(b'{"result": [0.5]}'), st.just(b"11\r\n" + b"x" * 40)),
+        ),
+    )
+)  # fmt: skip
+def test_no_answer_breaks_the_client(text):
+    """Whatever a server sends is a score, an error of the episode, or a reason to try again."""
+
+    async def read():
+        client, reader = ScorerClient("http://x"), asyncio.StreamReader(limit=scorer_client.MAX_HEAD)
+        reader.feed_data(text)
+        reader.feed_eof()
+        return client._read(*await client._response(reader))
+
+    with contextlib.suppress(EpisodeError, EOFError, scorer_client._TryAgain):
+        assert isinstance(asyncio.run(read()), dict)
 
 
 def test_every_error_costs_an_episode_and_not_the_run():

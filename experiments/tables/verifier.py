@@ -1,0 +1,96 @@
+"""The verifier table: label once, train a balanced and an unbalanced verifier, and compare them on the test part.
+
+    python -m experiments.tables.verifier                                                # the embedded model
+    python -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b        # one GPU
+
+Each step is a `launch.py` of its own with its folder under --workdir, so the same command continues where it was
+stopped, and a step whose result is whole is not run again. `--config.FIELD=VALUE` goes to every run.
+
+Written to --workdir: verifier.md. The embedded model gives no right answers, so its table shows only that all works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from configs import verifier
+from experiments.tables.command import add_flags, read_flags, run_rounds
+from experiments.tables.runs import Runs, is_done
+
+TABLE = "verifier"
+ARMS = {"balanced": True, "unbalanced": False}
+SHOWN = {
+    "accuracy": "accuracy", "auc": "AUC", "auc_by_question": "AUC by question", "ece": "ECE", "brier": "Brier",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, TABLE)
+    parser.add_argument("--task", default="arithmetic", choices=tuple(verifier.TASKS))
+    flags, rest = read_flags(parser, TABLE, argv)
+    folder = Path(flags.workdir).absolute()
+    failed, stopped = ([], False) if flags.collect else run_rounds(rounds(flags, rest, folder), folder, flags.jobs)
+    text = table(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{TABLE}.md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    for name in failed:
+        sys.stderr.write(f"verifier.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
+    return 130 if stopped else 1 if failed else 0
+
+
+def rounds(flags: argparse.Namespace, rest: Sequence[str], folder: Path) -> Iterator[Runs]:
+    """Label, then train both arms, then evaluate both."""
+    form = f"{flags.task}+{flags.model}" if flags.model else flags.task
+    config = [f"--config=experiments/verifier.py:{form}"]
+    steps = flags.steps or verifier.verifier(form).steps
+    labels = folder / "labels"
+    yield {"labels": ([*config, "--mode=label", *rest], (labels / "labelled" / "summary.json").exists())}
+    arms = [*config, f"--config.steps={steps}", f"--config.algo.data={labels}", *rest]
+    yield {
+        name: ([*arms, f"--config.algo.balanced={balanced}"], is_done(folder / name, steps))
+        for name, balanced in ARMS.items()
+    }
+    yield {name: (["--mode=eval"], _evaluated(folder / name) == steps) for name in ARMS}
+
+
+def table(folder: Path) -> str:
+    """What there is, as Markdown."""
+    lines = ["| trained on | evaluated on | answers | questions | " + " | ".join(SHOWN.values()) + " |"]
+    lines.append("|" + " --- |" * (4 + len(SHOWN)))
+    for name in ARMS:
+        for row in _rows(folder / name):
+            values = [_interval(row, metric) for metric in SHOWN]
+            lines.append(f"| {name} | {row['opponent']} | {row['games']} | {row['distinct']} | {' | '.join(values)} |")
+    summary = folder / "labels" / "labelled" / "summary.json"
+    if summary.exists():
+        counts = json.loads(summary.read_text(encoding="utf-8"))["train"]
+        words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+        lines += ["", f"Labelled for training: {words}."]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(folder: Path) -> list[dict]:
+    path = folder / "evaluation.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+
+
+def _evaluated(folder: Path) -> int | None:
+    path = folder / "evaluation.json"
+    return json.loads(path.read_text(encoding="utf-8"))["step"] if path.exists() else None
+
+
+def _interval(row: dict, metric: str) -> str:
+    if metric not in row:
+        return "–"
+    return f"{row[metric]:.3f} [{row[f'{metric}_low']:.3f}, {row[f'{metric}_high']:.3f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
