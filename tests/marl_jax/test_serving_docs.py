@@ -15,6 +15,7 @@ import pytest
 
 import launch
 from marl_jax.config import flags, validate
+from marl_jax.errors import ConfigError
 from marl_jax.serving.traces import TraceFile, read_traces
 from tests.marl_jax import tiny_run
 from tests.marl_jax.tiny_serving import Parrot, endpoint, served
@@ -89,3 +90,5 @@ def test_the_commands_of_the_page_are_accepted(tmp_path):
         found = flags.parse(arguments, tuple(launch.MODES))
         validate.check(found.config, found.values.mode)
     assert flags.parse(shlex.split(commands[0])[1:], tuple(launch.MODES)).name == "serve"
+    with pytest.raises(ConfigError, match="serve.models is needed"):
+        flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(launch.MODES))
