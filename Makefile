@@ -16,7 +16,7 @@ WORKERS ?= 2
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
 # requirements-NAME.txt with ranges, or with LOCKED=1 exactly what locks/ has, checked by hash.
-SETS = requirements requirements-gpu requirements-tpu requirements-test
+SETS = requirements requirements-gpu requirements-tpu requirements-test requirements-serving-test
 install = $(VENV)/bin/python -m pip install -q $(if $(LOCKED),--require-hashes -r locks/$(1).lock,-r $(1).txt)
 
 .PHONY: run quick test test-matrix soak lint gpu tpu lock licences clean
@@ -50,8 +50,8 @@ $(VENV)/run.stamp: requirements.txt | $(VENV)/bin/python
 	$(call install,requirements)
 	@touch $@
 
-$(VENV)/test.stamp: requirements-test.txt requirements.txt | $(VENV)/bin/python
-	$(call install,requirements-test)
+$(VENV)/test.stamp: requirements-serving-test.txt requirements-test.txt requirements.txt | $(VENV)/bin/python
+	$(call install,requirements-serving-test)
 	@touch $@ $(VENV)/run.stamp
 
 $(VENV)/bin/python:
@@ -67,7 +67,8 @@ lock:
 	  --no-header --no-emit-find-links --no-emit-index-url $$set.txt -o locks/$$set.lock || exit 1; done
 
 licences: $(VENV)/test.stamp
-	$(VENV)/bin/python scripts/licences.py locks/requirements.lock locks/requirements-test.lock > docs/licences.md
+	$(VENV)/bin/python scripts/licences.py locks/requirements.lock locks/requirements-test.lock \
+	  locks/requirements-serving-test.lock > docs/licences.md
 
 clean:
 	rm -rf $(VENV) .cache

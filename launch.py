@@ -31,6 +31,7 @@ MODES = {  # mode: the function that carries it out and what it is given
     "eval": ("marl_jax.modes.evaluate:main", ("config", "workdir")),
     "play": ("marl_jax.modes.play:main", ("config", "workdir")),
     "report": ("marl_jax.modes.report:main", ("workdir",)),
+    "serve": ("marl_jax.modes.serve:main", ("config", "workdir")),
     "label": ("marl_jax.modes.label:main", ("config", "workdir")),
     "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-SETS = ("requirements", "requirements-gpu", "requirements-tpu", "requirements-test")
+SETS = ("requirements", "requirements-gpu", "requirements-tpu", "requirements-test", "requirements-serving-test")
 
 IMPORTS = """
 import importlib, pkgutil, socket, sys
@@ -72,7 +72,7 @@ def test_a_lock_file_fits_its_requirements_and_has_a_hash_for_everything(name):
 def test_every_locked_package_has_a_licence_in_the_list():
     text = (ROOT / "docs" / "licences.md").read_text()
     listed = {_canonical(name) for name in re.findall(r"^\| ([\w.-]+) \| [\d.]", text, re.M)}
-    for requirement in requirements("requirements-test"):
+    for requirement in requirements("requirements-serving-test"):
         assert _canonical(requirement.name) in listed, f"{requirement.name}: run `make lock licences`"
     assert "not stated" not in text
 

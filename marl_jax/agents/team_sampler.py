@@ -23,7 +23,7 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 from models import lora
 from models.sharding import MESH_AXES
@@ -63,10 +63,32 @@ class TeamSampler:
                     self._thread.set_weights(self.team.policies.index(name), weights, version)
 
     async def answer(
-        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
-    ) -> list[Answer]:
+        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> list[Answer]:  # fmt: skip
         """As `BatcherThread.answer`."""
-        return await self._thread.answer(ids, sampling, policy, n, deadline)
+        return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
+
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
+        """As `BatcherThread.top_logprobs`."""
+        return self._thread.top_logprobs(ids, start, sampling, policy, k)
+
+    @property
+    def running(self) -> bool:
+        """As `BatcherThread.running`; False before the first weights."""
+        return self._thread is not None and self._thread.running
+
+    def pause(self) -> None:
+        """As `BatcherThread.pause`."""
+        self._thread.pause()
+
+    def resume(self) -> None:
+        """As `BatcherThread.resume`."""
+        self._thread.resume()
+
+    def drain(self) -> None:
+        """As `BatcherThread.drain`."""
+        self._thread.drain()
 
     @property
     def usage(self) -> Usage:

@@ -29,6 +29,8 @@ from marl_jax.errors import ConfigError
 from registries import load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ALONE = ("serve",)
+"""Modes that need neither an experiment nor a run."""
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?$", re.DOTALL)
 
 
@@ -81,12 +83,16 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
     mode, _ = take(argv, "mode")
-    if place is None and workdir is None:
+    alone = mode in ALONE and place is None and not (workdir and Path(workdir, "config.json").expanduser().exists())
+    if place is None and workdir is None and not alone:
         raise ConfigError(["--config=experiments/NAME.py is needed, or the --workdir of a run"])
     path, _, variant = (place or "").partition(":")
     # A report is of a run that was; the other modes can begin with a config.
     hint = "" if mode == "report" else "; give --config=experiments/NAME.py"
-    base = saved.read(Path(workdir).expanduser(), hint) if place is None else load_experiment(path, variant or None)
+    if alone:
+        base = default_config()
+    else:
+        base = saved.read(Path(workdir).expanduser(), hint) if place is None else load_experiment(path, variant or None)
 
     argv = import_plugins(base, argv)
     if place is None and mode != "report":  # a file that was edited or damaged; an experiment is checked with the rest
@@ -94,6 +100,8 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
 
         validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
+    if alone and "serve.models" not in overrides:
+        raise ConfigError(["--config.serve.models is needed, or the --workdir of a run, or --config=experiments/NAME.py"])
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])
@@ -117,7 +125,15 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     set_open_fields(values.config, opened)
     follows = opponents is not None and "checkpoint.best_metric" not in overrides
     warnings = follow_opponents(values.config, opponents) if follows else ()
-    return Command(values, values.config, Path(path).stem + (f"-{variant}" if variant else ""), warnings)
+    name = mode if alone else Path(path).stem + (f"-{variant}" if variant else "")
+    return Command(values, values.config, name, warnings)
+
+
+def default_config() -> ConfigDict:
+    """A run with every default, for modes that are not about one."""
+    config = schema.defaults()
+    config.algo = ConfigDict({"name": config.algo.name, **fields.defaults(ALGORITHMS.get(config.algo.name).fields)})
+    return config
 
 
 def take(argv: list[str], flag: str) -> tuple[str | None, list[str]]:

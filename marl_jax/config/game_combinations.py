@@ -16,6 +16,7 @@ from envs.games.game import Game, Reward
 from marl_jax.agents.seating import BOT, seat_names
 from marl_jax.config import combinations
 from marl_jax.fields import STEP
+from marl_jax.serving.remote import is_remote
 
 
 def _made(c: ConfigDict) -> Game:
@@ -90,12 +91,13 @@ def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:
-    for name in c.eval.opponents:
+    local = [name for name in c.eval.opponents if not is_remote(name)]
+    for name in local:
         step = name.partition("@")[2]
         if "@" in name and not STEP.holds(step):
             yield f"config.eval.opponents has {name!r} with the step {step!r}; accepted: {STEP.accepted}"
-    runs = [name for name in c.eval.opponents if combinations.exists(name.partition("@")[0], "config.json")]
-    for problem in _bots("eval.opponents", [name for name in c.eval.opponents if name not in runs], c.env.name):
+    runs = [name for name in local if combinations.exists(name.partition("@")[0], "config.json")]
+    for problem in _bots("eval.opponents", [name for name in local if name not in runs], c.env.name):
         yield f"{problem}, or the folder of a run, with @STEP or not"
     if c.eval.swap_roles and (len(set(c.agents.values())) == 1 or games.game_class(c.env.name).competitive):
         yield (

@@ -163,7 +163,7 @@ EVAL = {
     "samples": Field(
         1, integer(1, 1 << 16), "tasks: episodes of each example; above 1, temperature must be above 0"
     ),
-    "opponents": Field(("random",), TEXTS, "bots, or folders of runs; a cooperative game plays with itself besides"),
+    "opponents": Field(("random",), TEXTS, "bots, folders of runs, or remote models (URL#MODEL); tasks: remote models"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
     "temperature": Field(0.0, number(0), "of the answers; 0 is greedy"),
     "confidence": Field(0.95, number(0.5, 0.9999), "of the intervals"),
@@ -175,13 +175,15 @@ EVAL = {
 }
 
 PLAY = {
-    "opponent": Field("", TEXT, "a bot ('bot': the game's best) or the folder of a run; '' is this run's checkpoint"),
+    "opponent": Field(
+        "", TEXT, "a bot ('bot': the game's best), the folder of a run, or URL#MODEL; '' is this run's checkpoint"
+    ),
     "seat": Field(0, integer(-1), "of the person; -1 is nobody, to watch"),
     "temperature": Field(0.0, number(0), "of the opponent's answers; 0 is greedy"),
     "seed": Field(0, SEED, "of the game"),
 }
 
-SERVE = {  # of --mode=serve_reward
+SERVE = {  # of --mode=serve and --mode=serve_reward
     "host": Field("127.0.0.1", TEXT, "address to listen on; one that other machines can reach needs a key"),
     "port": Field(8000, integer(0, 65535), "0 is any free one"),
     "key_env": Field("MARL_JAX_KEY", TEXT, "environment variable with the key that clients must send; unset: none"),
@@ -189,6 +191,11 @@ SERVE = {  # of --mode=serve_reward
     "max_requests": Field(256, integer(1, 1 << 16), "requests under way at most; more are asked to come again"),
     "time_limit": Field(600.0, number(0, above=True), "seconds in which a request is answered"),
     "drain": Field(30.0, number(0), "seconds that requests under way have when the server is stopped"),
+    "models": Field((), TEXTS, "what to serve, NAME=PLACE each (docs/serving.md); () is the policies of this run"),
+    "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
+    "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
+    "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),
+    "traces": Field(True, SWITCH, "write sessions to traces.jsonl in the folder of the run"),
 }
 
 CHECKPOINT = {

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents.seating import BOT
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import combinations
+from marl_jax.serving.remote import is_remote
 from registries import Registry
 
 
@@ -53,10 +54,10 @@ def _length(c: ConfigDict) -> Iterator[str]:
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:
-    if c.eval.opponents or c.eval.swap_roles:
+    if not all(map(is_remote, c.eval.opponents)) or c.eval.swap_roles:
         yield (
             f"config.eval has opponents {c.eval.opponents!r} and swap_roles {c.eval.swap_roles} with task.name "
-            f"{c.task.name!r}; accepted: () and False"
+            f"{c.task.name!r}; accepted: () or remote models (http://HOST:PORT/v1#MODEL), and False"
         )
     if c.eval.samples > 1 and c.eval.temperature == 0:
         yield (

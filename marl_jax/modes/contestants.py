@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envs.games import text as texts
 from envs.games.bots import Bot, bot_names, make_bot
 from marl_jax.agents.team import Backbone
 from marl_jax.config import saved
@@ -20,8 +21,11 @@ from marl_jax.modes.identity import check_run
 from marl_jax.modes.setup.parts import Setup
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.serving.remote import RemoteModel, is_remote
+from marl_jax.serving.remote_bot import RemoteBot
 from registries import load_plugins
 
+LEAST_TOKENS = 64  # of a remote model's answer: it has not learnt to be brief
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +50,13 @@ def find_contestants(names: Sequence[str], setup: Setup) -> list[Contestant]:
 
 
 def find_contestant(name: str, setup: Setup) -> Contestant:
-    """A bot by name, or the folder of a run with @STEP behind it or not."""
+    """A bot by name, the folder of a run with @STEP behind it or not, or a remote model (`serving/remote.py`)."""
+    if is_remote(name):
+        remote = RemoteModel.parse(name)
+        text = texts.make(setup.game, setup.config.env.text)
+        tokens = setup.config.rollout.max_new_tokens
+        temperature = setup.config.eval.temperature
+        return Contestant(name, RemoteBot(setup.game, text, remote, temperature, max(tokens, LEAST_TOKENS)))
     if name in bot_names(setup.game.name):
         return Contestant(name, make_bot(setup.game, name))
     folder, _, step = name.partition("@")

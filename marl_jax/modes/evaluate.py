@@ -3,7 +3,8 @@
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --config=... --workdir=runs/mine --mode=eval --config.eval.opponents="('random','runs/other@100')"
 
-An opponent is a bot by name, or the folder of another run, at its newest checkpoint or, with @STEP, at another one.
+An opponent is a bot by name, the folder of another run, at its newest checkpoint or, with @STEP, at another one, or a
+remote model, http://HOST:PORT/v1#MODEL.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 
 Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
@@ -43,6 +44,7 @@ from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.metrics import replace_text
+from marl_jax.serving.remote_bot import remote_failures
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +134,8 @@ class Evaluation:
     def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
         c = self._config
         seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
-        played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
+        with remote_failures():
+            played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
         same = repeats(match, played, seating, c.temperature)
         found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
@@ -273,7 +276,8 @@ def round_robin(
             kinds = (id(a.plays), id(b.plays))
             match = programs.setdefault(kinds, new_match(game, (a.plays, b.plays)))
             seating = matches.alone(games, game.n_players) if i == j else _in_turns(match, games)
-            played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
+            with remote_failures():
+                played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
             distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
                 points = _points(played.total.agent, np.argmax(seating == 0, axis=1)).mean()

@@ -31,6 +31,7 @@ from marl_jax.modes.setup import Setup
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.host.episodes import Episode
 from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.serving.remote_bot import remote_failures
 
 HELP = """\
 A move      the name of a legal action
@@ -279,11 +280,12 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
         names = [name] * setup.game.n_players
         if seat >= 0:
             seats[seat], names[seat] = Person(), "you"
-        return play(setup.game, setup.backbones[0].prompt, seats, names=names, seed=config.play.seed)
+        with remote_failures():
+            return play(setup.game, setup.backbones[0].prompt, seats, names=names, seed=config.play.seed)
 
 
 def _opponent(name: str, setup: Setup, workdir: Path, temperature: float) -> tuple[Bot, str]:
-    """A bot by name (`bot`: the game's best), the folder of a run, or for "" this run (random moves without one)."""
+    """A bot by name (`bot`: the game's best), a run, a remote model, or for "" this run (random moves without one)."""
     bots = bot_names(setup.game.name)
     if name == "":
         name = str(workdir) if (workdir / "checkpoints").is_dir() else "random"

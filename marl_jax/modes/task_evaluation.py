@@ -12,6 +12,7 @@ each role read and replied, the verdicts and their reasons, and what verifiers a
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,10 +27,11 @@ from marl_jax.modes import task_records, task_scores
 from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import TokenChat
-from marl_jax.rollouts.host.episodes import END, Episode, Job
+from marl_jax.rollouts.host.episodes import END, Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.running import processes, stats
 from marl_jax.running.metrics import replace_text
+from marl_jax.serving.remote import remote_speaker
 
 log = logging.getLogger(__name__)
 
@@ -56,22 +58,38 @@ class TaskEvaluation:
         self._records: list[dict[str, Any]] = []
 
     def __call__(self, weights: dict, baselines: bool = False) -> list[dict[str, Any]]:
-        """One row; there are no baselines. The same episodes at every call, so that two differ by the policy only."""
+        """The row of the run, and with `baselines` one of each remote model, which then answers for all roles.
+
+        The same episodes at every call, so that two differ by the policy only.
+        """
         self._setup.sampler.publish(weights, version=0)
+        rows = []
+        for name in self._config.opponents if baselines else ():
+            speaker = remote_speaker(name, self._runner.speakers[0].sampling)
+            runner = self._setup.runner(
+                self._config.temperature, self._config.seed, speakers=[speaker], seating=lambda seat, turn: 0
+            )
+            with contextlib.closing(runner):
+                rows.append(self._row(name, runner)[0])
+        row, self._records = self._row("self", self._runner)  # last, because its episodes are the ones to be written
+        return [row, *rows]
+
+    def _row(self, name: str, runner: EpisodeRunner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The metrics of one player, and its episodes."""
         number, count = self._setup.process
         journal = Journal(None)
-        episodes = self._runner.play(self._jobs[number::count], journal)
+        episodes = runner.play(self._jobs[number::count], journal)
         calls: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-        for (id_, name), entry in journal.entries.items():
-            if name != END:
-                calls[id_][name] = _short(entry)
+        for (id_, call), entry in journal.entries.items():
+            if call != END:
+                calls[id_][call] = _short(entry)
         played = [record(episode, self._setup.roles, calls[episode.job.id]) for episode in episodes]
         found = [one for part in processes.gather(played) for one in part]
-        self._records = sorted(found, key=lambda one: (one["example"], one["sample"]))
-        row = {"opponent": "self", "part": self._part, **task_scores.row(self._records, self._config.confidence)}
+        records = sorted(found, key=lambda one: (one["example"], one["sample"]))
+        row = {"opponent": name, "part": self._part, **task_scores.row(records, self._config.confidence)}
         log.info("evaluation on %s, %s (%d episodes of %d examples, %d failed)", self._part, stats.describe(row),
                  row["games"], row["distinct"], row["failed"])  # fmt: skip
-        return [row]
+        return row, records
 
     def write(self, workdir: Path, step: int) -> None:
         """Writes the episodes of the last call; process 0 does."""

@@ -27,6 +27,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.remote import is_remote, remote_speaker
 
 PART = "test"
 PATIENCE = 1e9  # seconds that a person may take
@@ -100,13 +101,16 @@ def play(
     source, output = source or sys.stdin, output or sys.stdout
     if not -1 <= c.seat < len(roles):
         raise RunError(f"config.play.seat is {c.seat}; accepted: 0 to {len(roles) - 1}, or -1 to watch")
-    if c.opponent:
-        raise RunError(f"config.play.opponent is {c.opponent!r} with a task; accepted: '', the policies of the run")
+    if c.opponent and not is_remote(c.opponent):
+        accepted = "'', the policies of the run, or a remote model (http://HOST:PORT/v1#MODEL)"
+        raise RunError(f"config.play.opponent is {c.opponent!r} with a task; accepted: {accepted}")
     lock = asyncio.Lock()
     speakers, numbers = [], {}
     for seat, role in enumerate(roles):
         for policy in setup.seating.policies(seat):
             speaker = setup.speakers(c.temperature)[policy]
+            if c.opponent and seat != c.seat:
+                speaker = remote_speaker(c.opponent, speaker.sampling)
             place = Terminal(role, speaker, source, output, lock, person=seat == c.seat, shown=c.seat == -1)
             numbers[seat, policy] = len(speakers)
             speakers.append(dataclasses.replace(speaker, sampler=place))

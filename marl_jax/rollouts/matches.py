@@ -144,8 +144,9 @@ class Match:
             who = jnp.take_along_axis(seating, player[:, None], axis=1)[:, 0]
             keys = row_keys(jax.random.fold_in(key, turn), rows)
             answers, spoken = [], []
-            for pair, talk in zip(pairs, talks, strict=True):
-                answer, talk = self._act(*pair, talk, state, player, turn, keys, temperature, width)
+            for i, (pair, talk) in enumerate(zip(pairs, talks, strict=True)):
+                asked = (who == i) & ~done
+                answer, talk = self._act(*pair, talk, state, player, turn, keys, temperature, width, asked)
                 answers.append(answer)
                 spoken.append(talk)
             of_mover = lambda *xs: jnp.select([like(who == i, x) for i, x in enumerate(xs)], xs, xs[0])  # noqa: E731
@@ -165,10 +166,14 @@ class Match:
         success = jax.vmap(game.success)(state) if game.solvable else None
         return whole(Played(total, length, *record, success))
 
-    def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width):
-        """What one contestant answers in all rows, as in `Played`, and its conversations with that."""
+    def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width, asked):
+        """What one contestant answers in all rows, as in `Played`, and its conversations with that.
+
+        asked  bool [B], where its answer matters: bots with `act_rows`, to whom a move costs something, move there only
+        """
         if not isinstance(contestant, SeatedTeam):
-            action = jax.vmap(contestant.act)(state, keys)
+            act_rows = getattr(contestant, "act_rows", None)
+            action = act_rows(state, keys, asked) if act_rows else jax.vmap(contestant.act)(state, keys)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             no = jnp.zeros(action.shape, bool)
             return (action, *nothing, no, no), talk

@@ -7,6 +7,7 @@ number, without anything being moved.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -99,6 +100,13 @@ class BatchRows:
             part.preempted = []
         return found
 
+    def show_progress(self) -> None:
+        """Hands new tokens to the requests that are watched."""
+        for part in self.parts:
+            for slot, sample in enumerate(part.slots.samples):
+                if sample is not None and sample.request.on_tokens is not None:
+                    part.slots.show(slot, self.engine.versions[sample.request.policy])
+
     def memory(self) -> Memory:
         """What pages hold now."""
         found = [part.memory() for part in self.parts]
@@ -160,14 +168,24 @@ class BatchRows:
     # Decoding
 
     def decode(self) -> Finished:
-        """One chunk for every sample whose context has been read."""
+        """One chunk for every sample whose context has been read, and one step for those with a constraint."""
         going = [part.grow() for part in self.parts]
+        bound = [part.slots.bound[slots] for part, slots in zip(self.parts, going, strict=True)]
+        free = [slots[~own] for slots, own in zip(going, bound, strict=True)]
+        finished = self._decode(free, self.chunk)
+        if any(own.any() for own in bound):
+            finished += self._decode([slots[own] for slots, own in zip(going, bound, strict=True)], 1)
+        return finished
+
+    def _decode(self, going: Sequence[np.ndarray], steps: int) -> Finished:
+        """Up to `steps` tokens for these rows of each part."""
         most = max(map(len, going))
         if not most:
             return []
         count = next(n for n in self._row_counts if n // len(self.parts) >= most)
         rows = self._row_batch(going, count)
-        run = self._program(_decode_key(count, rows), self._decode_lazily)
+        lazy = functools.partial(self._decode_lazily, steps=steps)
+        run = self._program(_decode_key(count, rows), lazy) if rows.allowed is None else lazy
         started = time.perf_counter()  # the loop of a chunk keeps the host at the call, before there is anything to get
         self.pages, new = run(self.engine.weights, self.pages, rows)
         *new, taken = jax.device_get(new)
@@ -186,6 +204,8 @@ class BatchRows:
         filters = any(slots.filters(own) for slots, own in pairs)
         vocab, share = self.engine.model.cfg.vocab_size, count // len(self.parts)
         batches = [slots.batch(own, share, vocab, stops, filters) for slots, own in pairs]
+        if any(batch.allowed is not None for batch in batches):
+            batches = [_with_allowed(batch, vocab) for batch in batches]
         if filters and any(batch.filters.seen is not None for batch in batches):
             batches = [_with_seen(batch, vocab) for batch in batches]
         return batches[0] if len(batches) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *batches)
@@ -194,6 +214,7 @@ class BatchRows:
         """Hands out new tokens and frees the rows that are done."""
         before = int(part.slots.written[slots].sum())
         part.slots.advance(slots, tokens, logps, written)
+        part.slots.advance_constraints(slots, tokens, written)
         reasons = {int(slots[i]): decode.FINISH[finish[i]] for i in np.flatnonzero(finish != decode.GOING)}
         reasons |= dict.fromkeys(part.slots.cut_at_stop_strings(slots, self.tokenizer), "stop")
         self.usage.generated += int(part.slots.written[slots].sum()) - before
@@ -240,8 +261,8 @@ class BatchRows:
         """The compiled program of a shape, or a function that compiles it when it is called."""
         return (None if self._compiled is None else self._compiled.get(key)) or lazy
 
-    def _decode_lazily(self, weights, pages, rows):
-        return self.engine._decode_rows(weights, pages, rows, self.chunk)
+    def _decode_lazily(self, weights, pages, rows, steps):
+        return self.engine._decode_rows(weights, pages, rows, steps)
 
 
 def _row_counts(rows: int, multiple: int) -> list[int]:
@@ -263,6 +284,13 @@ def _decode_key(count: int, rows: RowBatch) -> tuple:
     """What a decoding program depends on."""
     kind = None if rows.filters is None else rows.filters.seen is not None
     return "decode", count, rows.stop_ids.shape[1], kind
+
+
+def _with_allowed(batch: RowBatch, vocab: int) -> RowBatch:
+    """The batch with a mask of tokens that may come, whether one of its rows needs it or not."""
+    if batch.allowed is not None:
+        return batch
+    return dataclasses.replace(batch, allowed=np.ones((len(batch.token), vocab), bool))
 
 
 def _with_seen(batch: RowBatch, vocab: int) -> RowBatch:

@@ -28,7 +28,7 @@ from marl_jax.sampling import checks
 from marl_jax.sampling.batch_rows import BatchRows, Finished
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import Memory, Request, Sample, Usage, samples_of
+from marl_jax.sampling.requests import Memory, OnTokens, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
 
 MEMORY_FRAC = 0.3  # of a device's memory, for pages
@@ -139,12 +139,23 @@ class Batcher:
         if sampling.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer: give one to the Batcher")
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int, k: int):
+        """As `Engine.top_logprobs`; any thread may ask."""
+        return self.engine.top_logprobs(ids, start, sampling, policy, k)
+
     def cancel(self, request: int) -> bool:
         """Ends a request before the next chunk, with what it has; False when it is not open any more."""
         if request not in self._open:
             return False
         self._open[request].ended = "cancelled"
         return True
+
+    def watch(self, request: int, on_tokens: OnTokens) -> None:
+        """Calls `on_tokens(k, new)` after every chunk with what sample k has written since the last call.
+
+        What a sample writes in its last chunk is in its answer only.
+        """
+        self._open[request].on_tokens = on_tokens
 
     def results(self) -> list[tuple[int, list[Answer]]]:
         """What has finished since the last call, as (request number, its n answers)."""
@@ -165,7 +176,9 @@ class Batcher:
         self._swap()
         self._refill()
         self._rows.read()
-        self._finish(self._rows.decode())
+        finished = self._rows.decode()
+        self._rows.show_progress()
+        self._finish(finished)
         self._enqueue(self._rows.take_preempted(), first=True)
         self._counts.seconds += time.perf_counter() - started
 

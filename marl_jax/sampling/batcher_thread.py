@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
-from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
 SWITCH = 0.0003
@@ -72,11 +72,12 @@ class BatcherThread:
 
     def ask(
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
-        deadline: float | None = None,
+        deadline: float | None = None, on_tokens: OnTokens | None = None,
     ) -> Future[list[Answer]]:  # fmt: skip
         """The n answers to a prompt, in a future; a request that can never be answered is refused at once.
 
         Cancelling the future frees the request's rows. `cancel` does the same and keeps what was written.
+        `on_tokens` (see `Batcher.watch`) is called in the thread.
         """
         ids = [int(i) for i in ids]
         self._batcher.check_request(ids, sampling, policy, n)
@@ -87,6 +88,8 @@ class BatcherThread:
                 return
             request = self._batcher.submit(ids, sampling, policy, n, deadline)
             self._answers[request] = future
+            if on_tokens is not None:
+                self._batcher.watch(request, on_tokens)
             future.add_done_callback(functools.partial(self._forget, request))
 
         self._call(submit, future)
@@ -94,10 +97,21 @@ class BatcherThread:
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
-        deadline: float | None = None,
+        deadline: float | None = None, on_tokens: OnTokens | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """As `ask`, for coroutines."""
-        return await asyncio.wrap_future(self.ask(ids, sampling, policy, n, deadline))
+        """As `ask`, for coroutines; `on_tokens` is called in the coroutine's event loop."""
+        show = None
+        if on_tokens is not None:
+            loop = asyncio.get_running_loop()
+
+            def show(k: int, new: Answer) -> None:
+                loop.call_soon_threadsafe(on_tokens, k, new)
+
+        return await asyncio.wrap_future(self.ask(ids, sampling, policy, n, deadline, show))
+
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
+        """As `Engine.top_logprobs`, in the thread of the caller."""
+        return self._batcher.top_logprobs(ids, start, sampling, policy, k)
 
     def cancel(self, future: Future[list[Answer]]) -> None:
         """Ends the request of a future from `ask`: its answers come soon, unfinished ones as "cancelled"."""
@@ -161,6 +175,11 @@ class BatcherThread:
             self._thread.join()
         self._batcher.close()
         atexit.unregister(self.close)
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes requests: it was not closed and has not failed."""
+        return self._ended is None
 
     @property
     def usage(self) -> Usage:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.conversation import Answer
-from marl_jax.sampling.requests import Usage
+from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
 
@@ -47,10 +47,20 @@ class Batchers:
         which, own = self._route(policy)
         self.batchers[which].check_request(ids, sampling, own, n)
 
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int, k: int):
+        """As `Batcher.top_logprobs`."""
+        which, own = self._route(policy)
+        return self.batchers[which].top_logprobs(ids, start, sampling, own, k)
+
     def cancel(self, request: int) -> bool:
         """As `Batcher.cancel`."""
         own, which = divmod(request, len(self.batchers))
         return self.batchers[which].cancel(own)
+
+    def watch(self, request: int, on_tokens: OnTokens) -> None:
+        """As `Batcher.watch`."""
+        own, which = divmod(request, len(self.batchers))
+        self.batchers[which].watch(own, on_tokens)
 
     def check_weights(self, policy: int, weights: dict) -> None:
         """As `Batcher.check_weights`."""

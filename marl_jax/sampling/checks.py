@@ -62,6 +62,8 @@ def check_requests(conversation: Conversation, requests: Sequence[Sampling]) -> 
             )
         if request.stop_strings:
             raise ValueError("stop_strings need a tokenizer: use batcher.Batcher")
+        if request.constraint is not None:
+            raise ValueError("a constraint needs steps on the host: use batcher.Batcher")
 
 
 def check_legal(conversation: Conversation, legal: np.ndarray, actions: int, width: int) -> None:

@@ -32,6 +32,7 @@ class Settings:
     stop_ids     int32 [B, n], padded with −1
     budget       int32 [B], most tokens to write
     filters      None, or `Filters`: off for reinforcement learning, where they would change the distribution
+    allowed      None, or bool [B, V] of tokens that the next one may be; then only one step is taken
     """
 
     keys: jax.Array
@@ -39,6 +40,7 @@ class Settings:
     stop_ids: jax.Array
     budget: jax.Array
     filters: Filters | None = None
+    allowed: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +81,8 @@ def _next(model: Model, params, hidden, position, settings: Settings, seen):
     logits = model.logits(params, hidden)
     if seen is not None:
         logits = draw.penalise(logits, seen, settings.filters.penalty)
+    if settings.allowed is not None:
+        logits = jnp.where(settings.allowed, logits, -jnp.inf)
     logits = draw.scaled(logits, settings.temperature)
     if settings.filters is not None:
         logits = draw.keep_top_p(draw.keep_top_k(logits, settings.filters.top_k), settings.filters.top_p)

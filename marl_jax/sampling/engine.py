@@ -24,6 +24,8 @@ from models import lora
 from models.model import Model
 from models.sharding import param_shardings
 
+TOP = 20  # likeliest tokens that `top_logprobs` finds
+
 
 class Engine(Programs):
     """A model ready to answer.
@@ -232,6 +234,24 @@ class Engine(Programs):
         ]
         unread = np.ones_like(conversation.unread)
         return host, dataclasses.replace(conversation, cache=result.cache, history=history, unread=unread)
+
+    def top_logprobs(
+        self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = TOP
+    ) -> list[list[tuple[int, float]]]:
+        """For every token of `ids` from number `start` on: the k likeliest in its place, with their log-probs.
+
+        They are those of the distribution that `sampling` draws from, without a repetition penalty, and are computed
+        by reading the row again with the present weights. Any thread may ask.
+        """
+        batch, time = batch_bucket(1, self.row_multiple), self.bucket
+        while time < len(ids):
+            time *= 2
+        tokens, lengths = pad_rows([list(ids)], batch, min(time, self.model.cfg.max_positions))
+        settings = settings_for([dataclasses.replace(sampling, repetition_penalty=1.0)], batch)
+        policies, most = np.full((batch,), policy, np.int32), min(TOP, self.model.cfg.vocab_size)
+        found = self._top_logprobs(self.weights, tokens, lengths, policies, settings, most)
+        best, logps = (np.asarray(x)[0, start - 1 : len(ids) - 1, :k] for x in found)
+        return [list(zip(*pair, strict=True)) for pair in zip(best.tolist(), logps.tolist(), strict=True)]
 
     def limit(self, slots: int) -> int:
         """Tokens a row may hold when this many slots are asked for."""

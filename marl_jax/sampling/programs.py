@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.devices import compiler
-from marl_jax.sampling import choice, decode
+from marl_jax.sampling import choice, decode, draw
 from marl_jax.sampling.settings import row_keys
 from models import cache as kv
 from models import lora
@@ -69,6 +69,7 @@ class RowBatch:
     adapter_ids  int32 [B]
     table        int32 [B, M], the pages of each row
     filters      see `decode.Settings`
+    allowed      see `decode.Settings`
     """
 
     token: np.ndarray
@@ -80,6 +81,7 @@ class RowBatch:
     adapter_ids: np.ndarray
     table: np.ndarray
     filters: decode.Filters | None = None
+    allowed: np.ndarray | None = None
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -188,6 +190,25 @@ class Programs:
         return self.jit(run, donate_argnums=2)
 
     @functools.cached_property
+    def _top_logprobs(self):
+        def run(weights, tokens, lengths, ids, settings, k):
+            """The k likeliest tokens at every position of rows [B, T], and their log-probs: both [B, T, k]."""
+            hidden, _ = self.model.forward(
+                weights.params, tokens, lengths=lengths, adapters=weights.lora(ids), dtype=self.dtype
+            )
+
+            def one(x):  # hidden [B, D] of one position; all logits at once would be large
+                logits = draw.scaled(self.model.logits(weights.params, x), settings.temperature)
+                if settings.filters is not None:
+                    logits = draw.keep_top_p(draw.keep_top_k(logits, settings.filters.top_k), settings.filters.top_p)
+                values, found = jax.lax.top_k(logits, k)
+                return found, values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+            return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(one, jnp.moveaxis(hidden, 1, 0)))
+
+        return self.jit(run, static_argnums=5)
+
+    @functools.cached_property
     def _put_adapter(self):
         def run(adapters, new, which):
             new = lora.unstack(new, len(adapters), self.dtype)
@@ -225,7 +246,7 @@ class Programs:
                 None if filters is None else filters.seen,
             )
             keys = row_keys(rows.seeds)
-            settings = decode.Settings(keys, rows.temperature, rows.stop_ids, rows.budget, filters)
+            settings = decode.Settings(keys, rows.temperature, rows.stop_ids, rows.budget, filters, rows.allowed)
             state, tokens, logps, taken = decode.chunk(
                 self.model, weights.params, spread(state), settings, steps, weights.lora(rows.adapter_ids), self.dtype
             )

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from marl_jax.sampling.conversation import Answer
-from marl_jax.sampling.settings import Sampling, sample_seed, stop_width
+from marl_jax.sampling.settings import Constraint, Sampling, sample_seed, stop_width
+
+OnTokens = Callable[[int, Answer], None]
+"""Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
     """n samples of one prompt.
 
-    answers   one per sample, None until it is there
-    deadline  a value of time.monotonic(), or None
-    begun     whether a sample of it has a row or had one: from then on it belongs to the weights that read it
-    ended     "cancelled", or None; its rows are freed before the next chunk
-    unplaced  samples that wait for a row and have written nothing: what is read for one of them serves all
+    answers    one per sample, None until it is there
+    deadline   a value of time.monotonic(), or None
+    begun      whether a sample of it has a row or had one: from then on it belongs to the weights that read it
+    ended      "cancelled", or None; its rows are freed before the next chunk
+    unplaced   samples that wait for a row and have written nothing: what is read for one of them serves all
+    on_tokens  called between chunks with what is new, or None
     """
 
     id: int
@@ -29,6 +34,7 @@ class Request:
     begun: bool = False
     ended: str | None = None
     unplaced: int = 0
+    on_tokens: OnTokens | None = None
 
     def overdue(self, now: float) -> str | None:
         """Why it has to end now, or None."""
@@ -60,10 +66,12 @@ class Read:
 class Sample:
     """Sample k of a request, waiting or in a row.
 
-    tokens   int32 [n], written before it got the row it has now; with their `logps` and `versions`
-    slot     its row, or None
-    read     what its row waits for, or None when it may decode
-    copy     (source, target): a page to copy when that has been read, so that samples do not write over each other
+    tokens      int32 [n], written before it got the row it has now; with their `logps` and `versions`
+    slot        its row, or None
+    read        what its row waits for, or None when it may decode
+    copy        (source, target): a page to copy when that has been read, so that samples do not write over each other
+    shown       tokens that the request's `on_tokens` has had
+    constraint  what it may write, or None
     """
 
     request: Request
@@ -75,6 +83,8 @@ class Sample:
     slot: int | None = None
     read: Read | None = None
     copy: tuple[int, int] | None = None
+    shown: int = 0
+    constraint: Constraint | None = None
 
     @property
     def context(self) -> np.ndarray:
@@ -87,9 +97,10 @@ class Sample:
         return len(self.request.prompt) + self.sampling.max_new_tokens - 1
 
     @property
-    def program(self) -> tuple[bool, bool, int]:
+    def program(self) -> tuple[bool, bool, int, bool]:
         """What of its settings is part of a program's shape."""
-        return self.sampling.filters, self.sampling.repetition_penalty != 1, stop_width(self.sampling)
+        sampling = self.sampling
+        return sampling.filters, sampling.repetition_penalty != 1, stop_width(sampling), self.constraint is not None
 
     def extend(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
         """Adds tokens that were written under one version of the weights."""
@@ -104,6 +115,19 @@ class Sample:
             return None
         return next(n for n in range(len(tokens) + 1) if _holds(tokenizer.decode(own + tokens[:n].tolist()), stops))
 
+    def show(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
+        """Hands to `on_tokens` what it has not had yet; the arguments are what the sample's row has written."""
+        own = self.shown - len(self.tokens)
+        since, fresh = max(self.shown, 0), max(own, 0)
+        new = len(self.tokens) + len(tokens) - self.shown
+        if new <= 0:
+            return
+        versions = np.full((len(tokens),), version, np.int32)
+        pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
+        tokens, logps, versions = (np.concatenate([before[since:], row[fresh:]]) for before, row in pairs)
+        self.shown += new
+        self.request.on_tokens(self.k, Answer(tokens, logps, "going", versions))
+
     def answer(self, finish: str) -> Answer:
         """What it has written, for the caller."""
         return Answer(self.tokens, self.logps, finish, self.versions)
@@ -111,8 +135,9 @@ class Sample:
 
 def samples_of(request: Request, sampling: Sampling) -> list[Sample]:
     """The samples of a request, each with a seed of its own that does not depend on how many there are."""
+    make = sampling.constraint or (lambda: None)
     return [
-        Sample(request, k, dataclasses.replace(sampling, seed=sample_seed(sampling.seed, k)))
+        Sample(request, k, dataclasses.replace(sampling, seed=sample_seed(sampling.seed, k)), constraint=make())
         for k in range(len(request.answers))
     ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -11,9 +12,25 @@ import numpy as np
 from marl_jax.sampling import decode
 
 
+class Constraint(Protocol):
+    """What one answer may consist of, kept on the host: asked before every token, and told of it."""
+
+    def mask(self) -> np.ndarray:
+        """bool [V]: tokens that may come next; never none."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """This token has come."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to answer one request. Everything but the first four fields is off by default, as RL needs it."""
+    """How to answer one request. Everything but the first four fields is off by default, as RL needs it.
+
+    constraint  makes the constraint of an answer, one for each sample; such answers are decoded one step at a time, by
+                a `Batcher` only, and their log-probs are those of the constrained distribution
+    """
 
     temperature: float = 1.0
     max_new_tokens: int = 256
@@ -23,6 +40,7 @@ class Sampling:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     stop_strings: tuple[str, ...] = ()
+    constraint: Callable[[], Constraint] | None = None
 
     def __post_init__(self):
         checks = {

@@ -19,6 +19,7 @@ class Slots:
 
     samples  the sample of each line, or None
     ready    bool, whether its context has been read
+    bound    bool, whether its sample has a constraint
     came     int64, when it got its line: later ones have larger numbers
     lengths  int32, tokens it has in the cache
     budget   int32, tokens that it may still write
@@ -34,7 +35,7 @@ class Slots:
 
         self.samples: list[Sample | None] = [None] * rows
         self.filler, self._chunk, self._count = filler, chunk, 0
-        self.ready, self.came = column(bool), column(np.int64)
+        self.ready, self.bound, self.came = column(bool), column(bool), column(np.int64)
         self.lengths, self.budget, self.most, self.n_pages, self.written = (column() for _ in range(5))
         self.table = np.full((rows, width), filler, np.int32)
         self._token, self._adapter_ids, self._seeds = column(), column(), column(np.uint32)
@@ -66,6 +67,7 @@ class Slots:
         self._token[slot] = sample.tokens[-1] if len(sample.tokens) else sample.request.prompt[-1]
         self._adapter_ids[slot], self._seeds[slot] = sample.request.policy, sampling.seed
         self._temperature[slot], self._filters[slot] = sampling.temperature, sampling.filters
+        self.bound[slot] = sample.constraint is not None
         self._top_k[slot], self._top_p[slot] = sampling.top_k, sampling.top_p
         self._penalty[slot] = sampling.repetition_penalty
         self._stop_strings[slot], self._stop_width[slot] = bool(sampling.stop_strings), stop_width(sampling)
@@ -112,6 +114,11 @@ class Slots:
                 kept = decode.Filters(kept.top_k, kept.top_p, kept.penalty, np.zeros((count, vocab), bool))
                 for i in penalised:
                     kept.seen[i, self.context(slots[i])] = True
+        allowed = None
+        if self.bound[slots].any():
+            allowed = np.ones((count, vocab), bool)
+            for i, slot in enumerate(slots):
+                allowed[i] = self.samples[slot].constraint.mask()
         stop_ids = np.full((count, stops), -1, np.int32)
         own = min(stops, self._stop_ids.shape[1])
         stop_ids[: len(slots), :own] = self._stop_ids[slots, :own]
@@ -119,6 +126,7 @@ class Slots:
             token=column(self._token), lengths=column(self.lengths), budget=column(self.budget),
             seeds=column(self._seeds), temperature=column(self._temperature, 1), stop_ids=stop_ids,
             adapter_ids=column(self._adapter_ids), table=column(self.table, self.filler), filters=kept,
+            allowed=allowed,
         )  # fmt: skip
 
     def stops(self, slots: np.ndarray) -> int:
@@ -142,6 +150,17 @@ class Slots:
         self.budget[slots] -= new
         some = new > 0
         self._token[slots[some]] = tokens[some, new[some] - 1]
+
+    def advance_constraints(self, slots: np.ndarray, tokens: np.ndarray, new: np.ndarray) -> None:
+        """Tells the constraints of these lines what was written: the first `new` of tokens [n, steps]."""
+        for slot, line, n in zip(slots, tokens, new, strict=True):
+            for token in line[:n].tolist() if self.bound[slot] else ():
+                self.samples[slot].constraint.advance(token)
+
+    def show(self, slot: int, version: int) -> None:
+        """Hands to the request of a line what it has written, if somebody wants to see it."""
+        n, sample = self.written[slot], self.samples[slot]
+        sample.show(self._tokens[slot, :n], self._logps[slot, :n], version)
 
     def cut_at_stop_strings(self, slots: np.ndarray, tokenizer) -> list[int]:
         """Takes back what these lines have written behind a stop string; returns those that have completed one."""

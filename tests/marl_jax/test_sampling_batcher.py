@@ -10,7 +10,7 @@ import pytest
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling, sample_seed
-from tests.marl_jax.tiny_engine import CONFIG, greedy_chain, make_engine, model_and_params, random_prompts
+from tests.marl_jax.tiny_engine import CONFIG, full_logits, greedy_chain, make_engine, model_and_params, random_prompts
 
 SLOTS, PAGE = 48, 4
 LENGTHS = [5, 12, 1, 20, 7, 3, 16, 9, 2]
@@ -314,3 +314,39 @@ def test_requests_that_cannot_be_answered_are_refused(engine, act, message):
     with pytest.raises(ValueError, match=message):
         act(batcher)
     assert batcher.run() == {}
+
+
+# Constraints
+
+
+class Parity:
+    """Even and odd tokens in turns."""
+
+    def __init__(self):
+        self.written = []
+
+    def mask(self):
+        return np.arange(CONFIG.vocab_size) % 2 == len(self.written) % 2
+
+    def advance(self, token):
+        self.written.append(token)
+
+
+@pytest.mark.parametrize("rows", [2, 8])  # with the first, samples wait, and whoever comes last loses its row
+def test_a_constraint_binds_its_own_answers_and_nobody_elses(engine, requests, expected, rows):
+    batcher = make(engine, rows=rows, cache_tokens=SLOTS if rows == 2 else 4 * SLOTS)
+    numbers = [batcher.submit(*request) for request in requests]
+    bound = Sampling(max_new_tokens=7, seed=4, constraint=Parity)
+    prompt = random_prompts([6], seed=9)[0]
+    numbers.insert(3, batcher.submit(prompt, bound, 0, n=2))
+    answers = batcher.run()
+    check_idle(batcher)
+    check_same([only(answers[n]) for i, n in enumerate(numbers) if i != 3], expected)
+    for answer in answers[numbers[3]]:
+        tokens = answer.tokens.tolist()
+        assert [token % 2 for token in tokens] == [0, 1, 0, 1, 0, 1, 0]
+        logits = full_logits([[*prompt, *tokens]], [0])[0][len(prompt) - 1 : -1]
+        masked = np.where(np.arange(CONFIG.vocab_size) % 2 == np.arange(7)[:, None] % 2, logits, -np.inf)
+        logps = masked - np.logaddexp.reduce(masked, axis=1, keepdims=True)
+        np.testing.assert_allclose(answer.logps, logps[np.arange(7), tokens], atol=1e-4)
+    assert len({tuple(answer.tokens.tolist()) for answer in answers[numbers[3]]}) == 2

@@ -365,3 +365,37 @@ def test_requests_that_can_never_fit_are_refused():
     with pytest.raises(ValueError, match="20 tokens and max_new_tokens 5 do not fit into max_length 24"):
         batcher.submit([1] * 20, Sampling(max_new_tokens=5))
     assert not batcher.busy
+
+
+@pytest.mark.parametrize("tokens", [LENGTH, 4 * LENGTH])  # with the first, samples lose their rows and begin again
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_whoever_watches_sees_every_token_once_and_in_order(tokens, in_flight):
+    engine = FakeEngine(policies=1)
+    batcher = make(engine, cache_tokens=tokens, in_flight_updates=in_flight)
+    seen = {}
+
+    def watch(number):
+        def on_tokens(k, new):
+            assert new.finish == "going" and len(new.tokens) == len(new.logps) == len(new.versions) > 0
+            for name in ("tokens", "logps", "versions"):
+                seen.setdefault((number, k, name), []).extend(getattr(new, name).tolist())
+
+        batcher.watch(number, on_tokens)
+
+    numbers = [batcher.submit([1, 2, i], Sampling(max_new_tokens=5 + 2 * i, seed=i), n=2) for i in range(6)]
+    for number in numbers[1:]:
+        watch(number)
+    for step in range(1000):
+        if step == 3:
+            batcher.set_weights(0, {}, 1)
+        if not batcher.busy:
+            break
+        batcher.step()
+    answers = dict(batcher.results())
+    assert set(answers) == set(numbers) and (tokens > LENGTH or batcher.usage.preempted)
+    for number in numbers:
+        for k, answer in enumerate(answers[number]):
+            for name in ("tokens", "logps", "versions"):
+                found, whole = seen.get((number, k, name), []), getattr(answer, name).tolist()
+                assert found == whole[: len(found)] and (number == numbers[0]) == (not found)
+                assert len(whole) - len(found) <= 2 or number == numbers[0]  # at most a chunk comes with the answer

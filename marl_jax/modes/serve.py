@@ -1,0 +1,86 @@
+"""`--mode=serve`: models behind an OpenAI-compatible endpoint.
+
+    python launch.py --mode=serve --workdir=runs/mine                       # the policies of a run
+    python launch.py --mode=serve --config.serve.models="('qwen2.5-0.5b-instruct','mine=runs/mine@best')"
+
+It listens on the loopback address; on any other, clients need the key in the environment variable that `serve.key_env`
+names. Sessions are written to `traces.jsonl` in the folder of the run. What a model can be: `served_models.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from marl_jax.errors import RunError
+from marl_jax.modes.served_models import Source, close_all, load_models
+from marl_jax.serving import http, server
+from marl_jax.serving.endpoint import Endpoint
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.keys import Keys
+from marl_jax.serving.traces import TraceFile
+
+log = logging.getLogger(__name__)
+
+TRACES = "traces.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Samplers:
+    """All samplers of a server, paused and drained together."""
+
+    sources: Sequence[Source]
+
+    def pause(self) -> None:
+        """As `BatcherThread.pause`."""
+        self._each("pause")
+
+    def resume(self) -> None:
+        """As `BatcherThread.resume`."""
+        self._each("resume")
+
+    def drain(self) -> None:
+        """As `BatcherThread.drain`."""
+        self._each("drain")
+
+    def _each(self, name: str) -> None:
+        for source in self.sources:
+            getattr(source.sampler, name)()
+
+
+def main(config: ConfigDict, workdir: Path) -> None:
+    """Serves until SIGTERM or Ctrl-C, and then answers what is under way."""
+    keys, limits = http.read_settings(config.serve)  # what is refused is refused before models are loaded
+    traces = None
+    if config.serve.traces:
+        traces = TraceFile(workdir / TRACES)
+    sources = load_models(config, workdir)
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_all, sources)
+        if traces is not None:
+            stack.callback(traces.close)
+        endpoint = make_endpoint(sources, keys, limits, traces)
+        log.info("models: %s", ", ".join(endpoint.models))
+        server.serve(
+            endpoint.application(), config.serve.host, config.serve.port, drain_seconds=config.serve.drain
+        )
+
+
+def make_endpoint(sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None) -> Endpoint:
+    """The endpoint of all models of these sources."""
+    found = {name: (source, model) for source in sources for name, model in source.models.items()}
+
+    async def reload(name: str, step: str) -> int:
+        source = found[name][0]
+        if source.reload is None:
+            raise RunError(f"the weights of {name!r} come from no run")
+        return await asyncio.to_thread(source.reload, step)
+
+    models = {name: model for name, (_, model) in found.items()}
+    return Endpoint(models, keys=keys, limits=limits, traces=traces, reload=reload, control=Samplers(sources))

@@ -1,0 +1,262 @@
+"""The models that `--mode=serve` offers, each by its name: from runs, published weights, folders, files and adapters.
+
+    NAME=runs/mine            a run at its newest checkpoint (runs/mine@best, runs/mine@200); several policies are
+                              NAME/POLICY each
+    NAME=qwen2.5-0.5b-instruct    a registered model, fetched where its weights are missing
+    NAME=FOLDER, NAME=FILE.gguf   a Hugging Face folder or a GGUF file
+    NAME=MODEL+FOLDER             a PEFT adapter on one of these; adapters on one model share its weights
+    NAME=random:tiny              a registered model with random weights, for trying things out
+
+Without `NAME=` the name is the last part of the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from marl_jax.agents.team_sampler import TeamSampler, local_mesh
+from marl_jax.config import saved, schema
+from marl_jax.devices import mesh as meshes
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.fields import STEP
+from marl_jax.modes import setup as setups
+from marl_jax.modes.contestants import present_weights, restore_weights, untuned_weights
+from marl_jax.modes.setup import Setup
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.calls import ServedModel
+from models import lora, peft
+from models import registry as models
+from models.config import ModelConfig
+from models.model import build
+from models.sharding import param_shardings
+from models.tokenizers import Tokenizer
+from models.weights.load import load
+from registries import load_plugins
+
+log = logging.getLogger(__name__)
+
+RANDOM = "random:"
+
+
+@dataclasses.dataclass(eq=False)
+class Source:
+    """Models that one sampler answers for.
+
+    reload  from a step ("newest", "best" or a number) to the version from then on; None where there is none to read
+    """
+
+    sampler: TeamSampler | BatcherThread
+    models: dict[str, ServedModel]
+    reload: Callable[[str], int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """An entry of `serve.models`: where a model comes from, and the PEFT adapter on it, or ""."""
+
+    name: str
+    base: str
+    adapter: str
+
+    @classmethod
+    def parse(cls, entry: str) -> Place:
+        """Reads one entry."""
+        name, equals, place = entry.rpartition("=")
+        base, _, adapter = place.partition("+")
+        name = name if equals else Path(adapter or base.removeprefix(RANDOM)).name.partition("@")[0]
+        if not name or not base:
+            raise ConfigError([f"config.serve.models has {entry!r}; accepted: PLACE or NAME=PLACE"])
+        return cls(name, base, adapter)
+
+    @property
+    def folder(self) -> Path:
+        """The place as a path, without a step."""
+        return Path(self.base.partition("@")[0]).expanduser()
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is the folder of a run, and not that of a model, which has a config.json too."""
+        try:
+            return "algo" in json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError):
+            return False
+
+
+def load_models(config: ConfigDict, workdir: Path) -> list[Source]:
+    """What `serve.models` names, or else the policies of this run."""
+    if not config.serve.models:
+        return [_own_run(config, workdir)]
+    places = [Place.parse(entry) for entry in config.serve.models]
+    names = [place.name for place in places]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError([f"config.serve.models has {', '.join(twice)} twice; accepted: NAME=PLACE with other names"])
+    runs = [place for place in places if place.is_run]
+    plain: dict[str, list[Place]] = {}
+    for place in places:
+        if place not in runs:
+            plain.setdefault(place.base, []).append(place)
+    share = config.sampling.memory_frac / (len(runs) + len(plain))
+    found: list[Source] = []
+    try:
+        for place in runs:
+            found.append(_other_run(place, config, share))
+        for base, several in plain.items():
+            found.append(_plain(base, several, config, share))
+    except BaseException:
+        close_all(found)
+        raise
+    return found
+
+
+def close_all(sources: Sequence[Source]) -> None:
+    """Ends the samplers."""
+    for source in sources:
+        source.sampler.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def _own_run(config: ConfigDict, workdir: Path) -> Source:
+    setup = setups.make(config)
+    with jax.set_mesh(setup.mesh):
+        step, weights = present_weights(setup, workdir)
+    names = setup.team.policies if len(setup.team.policies) > 1 else (setup.backbones[0].config.name,)
+    return _served_run(setup, names, config, config.sampling.memory_frac, workdir, step, weights)
+
+
+def _other_run(place: Place, config: ConfigDict, share: float) -> Source:
+    step = place.base.partition("@")[2] or "newest"
+    if not STEP.holds(step):
+        raise ConfigError([f"config.serve.models has {place.base!r}; accepted: FOLDER@STEP with {STEP.accepted}"])
+    other = saved.read(place.folder).unlock()
+    load_plugins(other.plugins)
+    other.mesh, other.distributed = config.mesh, config.distributed
+    setup = setups.make(other)
+    with jax.set_mesh(setup.mesh):
+        if (place.folder / "checkpoints").is_dir():
+            number, weights = restore_weights(setup, place.folder, step)
+        else:
+            number, weights = 0, untuned_weights(setup)
+    policies = setup.team.policies
+    names = [f"{place.name}/{policy}" for policy in policies] if len(policies) > 1 else [place.name]
+    return _served_run(setup, names, config, share, place.folder, number, weights)
+
+
+def _served_run(
+    setup: Setup, names: Sequence[str], config: ConfigDict, share: float, workdir: Path, step: int, weights: dict
+) -> Source:
+    limit = min([config.serve.max_length, *(backbone.model.cfg.max_positions for backbone in setup.backbones)])
+    sampler = TeamSampler(setup.team, setup.sample_mesh, **_settings(config, limit, share))
+    sampler.publish(weights, step)
+
+    def reload(wanted: str) -> int:
+        if not STEP.holds(wanted):
+            raise RunError(f"step is {wanted!r}; accepted: {STEP.accepted}")
+        with jax.set_mesh(setup.mesh):
+            number, new = restore_weights(setup, workdir, wanted)
+            sampler.publish(new, number)
+        return number
+
+    def voice_of(policy: int) -> tuple[Tokenizer, int]:
+        backbone = setup.backbones[int(setup.team.backbone_of(policy))]
+        return backbone.tokenizer, backbone.model.cfg.vocab_size
+
+    served = {
+        name: _served(name, sampler, *voice_of(policy), config, limit, policy) for policy, name in enumerate(names)
+    }
+    return Source(sampler, served, reload)
+
+
+def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:
+    return dict(
+        rows=config.serve.rows, max_length=limit, in_flight_updates=config.rollout.in_flight_updates,
+        memory_frac=share, page_size=config.sampling.page_size,
+    )  # fmt: skip
+
+
+def _served(
+    name: str, sampler: Any, tokenizer: Tokenizer, vocab: int, config: ConfigDict, limit: int, policy: int
+) -> ServedModel:
+    sampling = Sampling(max_new_tokens=config.serve.max_new_tokens)
+    return ServedModel.of(name, Speaker(sampler, tokenizer, sampling, limit, policy, number=-1), vocab)
+
+
+# ----------------------------------------------------------------------------------------------------- plain models
+
+
+def _plain(base: str, places: Sequence[Place], config: ConfigDict, share: float) -> Source:
+    """A model and the adapters on it."""
+    chosen = _model_fields(base, config)
+    cfg, weights, tokenizer = setups.found(chosen)
+    mesh = local_mesh(meshes.for_sampling(meshes.make(config), config.mesh.sampling))
+    model, dtype = build(cfg), jnp.dtype(chosen.dtype)
+    more = _adapters(places, cfg)
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        params = _params(model, weights, dtype, mesh, config.seed)
+        engine = Engine(model, params, dtype=dtype, mesh=mesh, **more)
+        del params
+        limit = min(config.serve.max_length, cfg.max_positions)
+        try:
+            batcher = Batcher(engine, tokenizer=tokenizer, **_settings(config, limit, share))
+        except ValueError as error:
+            raise RunError(f"the sampler of {base} cannot be made: {error}") from error
+        if jax.default_backend() != "cpu":
+            batcher.compile()
+        sampler = BatcherThread(batcher)
+    numbers = range(len(places)) if more else [0] * len(places)
+    return Source(sampler, {
+        place.name: _served(place.name, sampler, tokenizer, cfg.vocab_size, config, limit, policy)
+        for place, policy in zip(places, numbers, strict=True)
+    })  # fmt: skip
+
+
+def _model_fields(base: str, config: ConfigDict) -> ConfigDict:
+    """The fields of a model by its place; arithmetic as for the run's own model."""
+    name = base.removeprefix(RANDOM)
+    registered = name.lower() in models.names() or name.lower() in models.ALIASES
+    if registered:
+        return schema.group("model", name=name, weights="random" if base != name else "", dtype=config.model.dtype)
+    if base != name or not Path(name).expanduser().exists():
+        near = ", ".join(models.names()[:4])
+        accepted = f"the folder of a run or a model, a GGUF file, or a registered model ({near} …)"
+        raise ConfigError([f"config.serve.models has {base!r}, which is not there; accepted: {accepted}"])
+    return schema.group("model", weights=str(Path(name).expanduser()), dtype=config.model.dtype)
+
+
+def _params(model, place: str | None, dtype, mesh: Mesh | None, seed: int) -> dict:
+    """The parameters as they are stored, or random ones, in the dtype of the arithmetic."""
+    shardings = None if mesh is None else param_shardings(mesh, model.axes(), model.abstract(dtype))
+    if place is not None:
+        return load(place, model.cfg, dtype, shardings)[1]
+    return jax.jit(lambda key: model.init(key, dtype), out_shardings=shardings)(jax.random.key(seed))
+
+
+def _adapters(places: Sequence[Place], cfg: ModelConfig) -> dict[str, Any]:
+    """The adapters of these places as a stack, those without one switched off; {} where none has one."""
+    found = [peft.load(place.adapter, cfg) if place.adapter else None for place in places]
+    ranks = [ab["a"].shape[-1] for one in found if one is not None for ab in one.weights.values()]
+    if not ranks:
+        return {}
+    targets = [t for t in lora.TARGETS if any(one is not None and t in one.weights for one in found)]
+    stack = lora.init(cfg, jax.random.key(0), len(found), max(ranks), targets)
+    stack, scale = jax.tree.map(jnp.zeros_like, stack), jnp.zeros((len(found),), jnp.float32)
+    for i, one in enumerate(found):
+        if one is not None:
+            stack, scale = peft.put(stack, scale, i, one)
+    return dict(adapters=stack, lora_scale=scale)

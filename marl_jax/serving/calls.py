@@ -1,0 +1,275 @@
+"""A call: one request for answers of one model, from its prompt to the choices that the client gets.
+
+It runs as a task of its own. Those who wait for it attach and detach; when the last one has left before the end (it
+hung up), the task is cancelled and its rows are freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from envs.tasks.task import Reply
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving import protocol, text, tool_calls
+from marl_jax.serving.errors import ApiError
+from marl_jax.serving.json_output import JsonOutput
+from marl_jax.serving.prompts import Renderer
+from marl_jax.serving.protocol import Asked
+from models.chat import ChatTemplateError
+
+Record = Callable[..., Awaitable[None]]
+"""`record(event, sync=False)` returns when the event is written."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model by the name that clients give: who answers for it, and how its prompts are written.
+
+    speaker      its `sampling` has the budget of a request that names none
+    json_output  makes its answers follow a schema
+    """
+
+    name: str
+    speaker: Speaker
+    renderer: Renderer
+    json_output: JsonOutput
+
+    @classmethod
+    def of(cls, name: str, speaker: Speaker, vocab: int | None = None) -> ServedModel:
+        """With the tokenizer and the template options of the speaker; `vocab`: V of the model, if it is larger."""
+        tokenizer = speaker.tokenizer
+        output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
+        return cls(name, speaker, Renderer(tokenizer, speaker.options), output)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One answer as the client sees it.
+
+    text    without stop strings and without the calls of tools
+    ids     of the calls of tools
+    finish  "stop", "length" or "tool_calls"
+    """
+
+    text: str
+    calls: tuple[tool_calls.ToolCall, ...]
+    ids: tuple[str, ...]
+    finish: str
+
+    def message(self) -> dict[str, Any]:
+        """The message of the answer, in OpenAI's shape."""
+        return protocol.assistant(self.text, self.calls, self.ids)
+
+
+class Call:
+    """One request and what has become of it.
+
+    ids       of the prompt; the last `len(prefix)` of them are how an answer was made to begin
+    after     the call and the number of its answer that this one continues, or None
+    fork      why it does not continue the last answer in its messages, or None
+    shown     ids of each answer that may be shown by now
+    answers   of the sampler; None until all are there
+    choices   the same as the client sees them
+    contents  their ids without the stop token
+    replies   the same with their rewards
+    """
+
+    def __init__(self, model: ServedModel, asked: Asked, id_: str | None = None):
+        self.id = id_ or protocol.new_id("chatcmpl" if asked.messages else "cmpl")
+        self.model, self.asked = model, asked
+        self.ids: list[int] = []
+        self.prefix: str = ""
+        self.sampling: Sampling | None = None
+        self.after: tuple[Call, int] | None = None
+        self.fork: str | None = None
+        self.shown: list[list[Answer]] = [[] for _ in range(asked.n)]
+        self.answers: list[Answer] | None = None
+        self.choices: list[Choice] = []
+        self.contents: list[list[int]] = []
+        self.replies: list[Reply] = []
+        self.task: asyncio.Task | None = None
+        self.began, self.created = time.monotonic(), int(time.time())
+        self._waiting, self._tick = 0, asyncio.Event()
+
+    # For those who wait
+
+    def start(self, work: Awaitable[None]) -> None:
+        """Begins to work on the answers."""
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(self._ended)
+
+    async def wait(self) -> Call:
+        """Returns when all answers are there, or raises what went wrong."""
+        with self._attached():
+            await self._result()
+        return self
+
+    async def follow(self) -> AsyncIterator[None]:
+        """Yields when sampling has begun and whenever there is more to show, the last time when all is there."""
+        with self._attached():
+            while True:
+                tick = self._tick
+                if self.task.done():
+                    await self._result()
+                    yield
+                    return
+                if self.sampling is not None:
+                    yield
+                await tick.wait()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without answers."""
+        return self.task is not None and self.task.done() and self.answers is None
+
+    async def _result(self) -> None:
+        try:
+            await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self.task.cancelled() and not asyncio.current_task().cancelling():
+                raise ApiError(403, "this session has ended", code="session_ended") from None
+            raise
+
+    @contextlib.contextmanager
+    def _attached(self) -> Iterator[None]:
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self.task.done():
+                self.task.cancel()
+
+    def _ended(self, task: asyncio.Task) -> None:
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; nobody may be waiting
+        self.changed()
+
+    def changed(self) -> None:
+        """Wakes those who follow."""
+        self._tick.set()
+        self._tick = asyncio.Event()
+
+
+# ---------------------------------------------------------------------------------------------------------- answering
+
+
+def prefix_of(model: ServedModel, asked: Asked) -> str:
+    """How the answer has to begin, where the request demands the call of a tool."""
+    return "" if asked.forced is None else model.renderer.parser.prefix(asked.forced or None)
+
+
+async def opening(model: ServedModel, asked: Asked) -> list[int]:
+    """The ids of a request as it stands, without any history."""
+    if asked.prompts:
+        (prompt,) = asked.prompts
+        return model.speaker.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return await render(model.renderer.opening, asked.messages, tools=asked.tools, options=asked.template)
+
+
+async def render(function: Callable[..., list[int]], *args: Any, **named: Any) -> list[int]:
+    """Ids from a chat template, in a thread, because long prompts take a while; its errors are the client's."""
+    try:
+        return await asyncio.to_thread(function, *args, **named)
+    except (ChatTemplateError, ValueError) as error:
+        raise ApiError(400, str(error)[:500], param="messages") from None
+
+
+def budget(model: ServedModel, asked: Asked, length: int) -> int:
+    """Tokens that the answer may have."""
+    limit = model.speaker.max_length
+    room = limit - length
+    if room < 1:
+        message = f"the prompt has {length} tokens; with an answer, {model.name} takes at most {limit}"
+        raise ApiError(400, message, param="messages" if asked.messages else "prompt", code="context_length_exceeded")
+    return min(asked.max_tokens or model.speaker.sampling.max_new_tokens, room)
+
+
+def sampling_of(call: Call, seed: int) -> Sampling:
+    """The settings of the sampler for a call whose `ids` are set."""
+    model, asked = call.model, call.asked
+    tokens = budget(model, asked, len(call.ids))
+    constraint = None if asked.schema is None else model.json_output.constraint(asked.schema)
+    return asked.sampling(seed, tokens, model.speaker.tokenizer.stop_ids, constraint)
+
+
+async def answer_alone(call: Call) -> None:
+    """Answers a call that belongs to no session: nothing is remembered."""
+
+    async def record(event: dict, sync: bool = False) -> None:
+        pass
+
+    model, asked = call.model, call.asked
+    call.prefix = prefix_of(model, asked)
+    call.ids = await opening(model, asked) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
+    call.sampling = sampling_of(call, secrets.randbits(32) if asked.seed is None else asked.seed)
+    await answer(call, record, asked.stream)
+
+
+async def answer(call: Call, record: Record, streamed: bool) -> None:
+    """Gets the answers to a call whose `ids` and `sampling` are set; each is recorded before it can be seen."""
+    speaker, queue = call.model.speaker, asyncio.Queue()
+    pump = asyncio.ensure_future(_pump(call, queue, record)) if streamed else None
+    call.changed()
+    try:
+        try:
+            more = {"on_tokens": lambda k, new: queue.put_nowait((k, new))} if streamed else {}
+            answers = await speaker.sampler.answer(
+                call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more
+            )
+        except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
+            raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
+        if pump is not None:
+            queue.put_nowait(None)
+            await pump
+    finally:
+        if pump is not None:
+            pump.cancel()
+    if wrong := next((a.finish for a in answers if a.finish not in ("stop", "length")), None):
+        raise ApiError(500, f"the model gave no answer ({wrong})", code="answer_lost")
+    written = [a.tokens.tolist() for a in answers]
+    call.contents = [call.model.renderer.content(tokens) for tokens in written]
+    choices = [choice(call, content, a.finish) for content, a in zip(call.contents, answers, strict=True)]
+    await record(
+        {"event": "answer", "answers": [
+            {"tokens": tokens, "logps": a.logps.tolist(), "versions": a.versions.tolist(), "finish": a.finish,
+             "text": one.text}
+            for tokens, a, one in zip(written, answers, choices, strict=True)
+        ]}, sync=True,
+    )  # fmt: skip
+    call.choices, call.answers = choices, list(answers)
+    call.replies = [Reply(c.text, t, a.finish) for c, t, a in zip(choices, written, answers, strict=True)]
+
+
+async def _pump(call: Call, queue: asyncio.Queue, record: Record) -> None:
+    """Records what is new and then shows it."""
+    while (item := await queue.get()) is not None:
+        k, new = item
+        await record({
+            "event": "tokens", "k": k, "tokens": new.tokens.tolist(), "logps": new.logps.tolist(),
+            "versions": new.versions.tolist(),
+        })  # fmt: skip
+        call.shown[k].append(new)
+        call.changed()
+
+
+def choice(call: Call, content: list[int], finish: str) -> Choice:
+    """An answer as the client sees it."""
+    asked, parser = call.asked, call.model.renderer.parser
+    words = text.visible(call.model.speaker.tokenizer, content, asked.stops)
+    names = {tool["function"]["name"] for tool in asked.tools}
+    calls: list[tool_calls.ToolCall] = []
+    if asked.forced:
+        words, calls = "", [tool_calls.forced(parser, asked.forced, words)]
+    elif names:
+        words, calls = parser.parse(call.prefix + words, names)
+    ids = tuple(protocol.new_id("call") for _ in calls)
+    return Choice(words, tuple(calls), ids, "tool_calls" if calls and finish == "stop" else finish)

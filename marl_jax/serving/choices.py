@@ -1,0 +1,168 @@
+"""The choices of an answer in OpenAI's shape, whole and in pieces: for chats and for completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from marl_jax.serving import protocol
+from marl_jax.serving.calls import Call
+from marl_jax.serving.prompts import Renderer
+from marl_jax.serving.text import TextStream, tokens_within, visible
+
+LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not have
+
+
+def version(call: Call) -> int:
+    """The version of the weights that wrote the last token of a call."""
+    written = call.answers or [one for shown in call.shown for one in shown[-1:]]
+    return max((int(answer.versions[-1]) for answer in written if len(answer.versions)), default=0)
+
+
+def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, Any]:
+    """A whole chat completion."""
+    choices = []
+    for k, choice in enumerate(call.choices):
+        logprobs = {"content": _entries(call, k, tops), "refusal": None} if call.asked.logprobs else None
+        message = choice.message()
+        choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": choice.finish})
+    return protocol.envelope("chat.completion", call, version(call), choices, usage=total([call]))
+
+
+def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = None) -> dict[str, Any]:
+    """A whole completion of one or several prompts."""
+    choices = []
+    for i, call in enumerate(calls):
+        for k, choice in enumerate(call.choices):
+            logprobs = _columns(_entries(call, k, tops and tops[i])) if call.asked.logprobs else None
+            text = (call.model.speaker.tokenizer.decode(call.ids) if call.asked.echo else "") + choice.text
+            choices.append({
+                "index": i * call.asked.n + k, "text": text, "logprobs": logprobs, "finish_reason": choice.finish
+            })  # fmt: skip
+    return protocol.envelope("text_completion", calls[0], version(calls[0]), choices, usage=total(calls))
+
+
+def total(calls: Sequence[Call]) -> dict[str, int]:
+    """Tokens of all prompts and answers; n answers read their prompt once."""
+    written = sum(len(answer.tokens) for call in calls for answer in call.answers)
+    return protocol.usage(sum(len(call.ids) for call in calls), written)
+
+
+class Pieces:
+    """The pieces of an answer as it is written: chunks in OpenAI's shape, as server-sent events."""
+
+    def __init__(self, call: Call):
+        self.call, self.chat = call, bool(call.asked.messages)
+        holds = call.model.renderer.parser.held_from if call.asked.tools else None
+        if call.asked.forced is not None:  # all of it is a call
+
+            def holds(text: str) -> int:
+                return 0
+
+        tokenizer, n = call.model.speaker.tokenizer, call.asked.n
+        self._streams = [TextStream(tokenizer, call.asked.stops, holds) for _ in range(n)]
+        self._read = [0] * n  # of `call.shown`
+        self._logprobs: list[list[float]] = [[] for _ in range(n)]
+        self._listed = [0] * n  # tokens whose log-probs were sent
+
+    def begin(self) -> Iterator[bytes]:
+        """The first piece of every choice."""
+        for k in range(self.call.asked.n if self.chat else 0):
+            yield self._event(k, {"role": "assistant", "content": ""})
+
+    def more(self) -> Iterator[bytes]:
+        """What can be shown since the last call; nothing where the likeliest tokens are wanted, found at the end."""
+        if self.call.asked.top_logprobs:
+            return
+        for k, stream in enumerate(self._streams):
+            new = self.call.shown[k][self._read[k] :]
+            self._read[k] += len(new)
+            self._logprobs[k] += [float(x) for one in new for x in one.logps]
+            text = stream.add([i for one in new for i in one.tokens]) if new else ""
+            if text:
+                yield self._event(k, {"content": text}, logprobs=self._new_entries(k))
+
+    def end(self, tops: Sequence[Any] | None = None) -> Iterator[bytes]:
+        """What is left when all answers are there, and how they ended."""
+        for k, (stream, choice) in enumerate(zip(self._streams, self.call.choices, strict=True)):
+            answer = self.call.answers[k]
+            stream.ids = list(self.call.contents[k])
+            self._logprobs[k] = [float(x) for x in answer.logps]
+            text = stream.end(choice.text)
+            entries = self._new_entries(k, last=True, tops=tops)
+            if text or (entries and entries["content" if self.chat else "tokens"]):
+                yield self._event(k, {"content": text}, logprobs=entries)
+            for i, (id_, call) in enumerate(zip(choice.ids, choice.calls, strict=True)):
+                function = {"name": call.name, "arguments": call.arguments}
+                delta = {"index": i, "id": id_, "type": "function", "function": function}
+                yield self._event(k, {"tool_calls": [delta]})
+            yield self._event(k, {}, finish=choice.finish)
+        if self.call.asked.include_usage:
+            yield protocol.event(self._envelope([], usage=total([self.call])))
+        yield protocol.event("[DONE]")
+
+    def _new_entries(self, k: int, last: bool = False, tops: Sequence[Any] | None = None) -> dict | None:
+        """The log-probs of tokens whose text has been shown by now and was not before."""
+        if not self.call.asked.logprobs:
+            return None
+        stream, begin = self._streams[k], self._listed[k]
+        if last:
+            entries = _entries(self.call, k, tops)[begin:]
+        else:
+            upto = tokens_within(self.call.model.speaker.tokenizer, stream.ids, stream.shown)
+            entries = [
+                _entry(self.call.model.renderer, i, logp)
+                for i, logp in zip(stream.ids[begin:upto], self._logprobs[k][begin:upto], strict=True)
+            ]
+        self._listed[k] = begin + len(entries)
+        return {"content": entries, "refusal": None} if self.chat else _columns(entries)
+
+    def _event(self, k: int, delta: dict, finish: str | None = None, logprobs: dict | None = None) -> bytes:
+        choice: dict[str, Any] = {"index": k, "finish_reason": finish, "logprobs": logprobs}
+        choice |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        return protocol.event(self._envelope([choice]))
+
+    def _envelope(self, choices: list, **more: Any) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        if self.call.asked.include_usage:
+            more = {"usage": None} | more
+        return protocol.envelope(kind, self.call, version(self.call), choices, **more)
+
+
+def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """The log-probs of an answer's tokens, without those behind the text that the client gets."""
+    ids, answer, tokenizer = call.contents[k], call.answers[k], call.model.speaker.tokenizer
+    n = len(ids)
+    if call.asked.stops:
+        length = len(visible(tokenizer, ids, call.asked.stops))
+        if length < len(visible(tokenizer, ids)):
+            n = tokens_within(tokenizer, ids, length)
+    return [
+        _entry(call.model.renderer, i, float(answer.logps[t]), None if tops is None else tops[k][t])
+        for t, i in enumerate(ids[:n])
+    ]
+
+
+def _entry(renderer: Renderer, token: int, logp: float, top: Sequence[tuple[int, float]] | None = None) -> dict:
+    """One token with its log-prob; `top` are the likeliest in its place."""
+    found = _token(renderer, token, logp)
+    return found | {"top_logprobs": [_token(renderer, i, p) for i, p in top or ()]}
+
+
+def _token(renderer: Renderer, token: int, logp: float) -> dict[str, Any]:
+    text = renderer.tokenizer.decode([token])
+    return {"token": text, "logprob": max(float(logp), LEAST), "bytes": list(renderer.token_bytes.of(token)) or None}
+
+
+def _columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same as completions show it."""
+    offsets, at = [], 0
+    for entry in entries:
+        offsets.append(at)
+        at += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries],
+        "text_offset": offsets,
+    }

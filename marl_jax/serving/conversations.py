@@ -1,0 +1,59 @@
+"""The calls of a session as conversations, in the form in which host tasks have their chats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from marl_jax.rollouts.host.conversation import Said
+from marl_jax.serving.calls import Call
+
+
+@dataclasses.dataclass
+class Conversation:
+    """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
+
+    seat   number of the model in the session
+    path   tells the conversations of a session apart
+    calls  ids of the calls, one for each turn
+    """
+
+    seat: int
+    path: tuple[int, ...]
+    tokens: list[int]
+    said: list[Said] = dataclasses.field(default_factory=list)
+    calls: list[str] = dataclasses.field(default_factory=list)
+
+
+def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Conversation]:
+    """The answered calls as conversations, each answer in one of them; `seats` are the numbers of the models.
+
+    Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches.
+    """
+    found: list[Conversation] = []
+    place: dict[str, tuple[Conversation, int]] = {}  # of a call: its conversation, and its turn
+    for call in calls:
+        if call.answers is None:
+            continue
+        turn, chat = 0, None
+        if call.after is not None:
+            earlier, k = call.after
+            before, turn = place[earlier.id]
+            turn += 1
+            if before.said[-1].turn == turn - 1 and before.said[-1].kept is None:
+                before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
+        if chat is None:
+            chat = Conversation(seats[call.model.name], (len(found),), list(call.ids))
+            found.append(chat)
+        speaker = call.model.speaker
+        if call.asked.schema is not None:  # drawn from another distribution than the policy's
+            speaker = dataclasses.replace(speaker, number=-1)
+        chat.said.append(Said(len(call.ids), turn, None, speaker, call.answers, call.contents, call.replies))
+        chat.calls.append(call.id)
+        place[call.id] = chat, turn
+    for chat in found:
+        last = chat.said[-1]
+        if last.kept is None and len(last.answers) == 1:
+            last.kept = 0
+            chat.tokens = chat.tokens + last.contents[0]
+    return found

@@ -1,0 +1,200 @@
+"""The OpenAI-compatible endpoint: chats and completions of any served model, and sessions for trainers.
+
+    POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /health    GET /metrics
+
+Calls with a session's key belong to the session; `admin.py` has the routes of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from marl_jax.serving import calls, choices, http, protocol
+from marl_jax.serving.admin import Admin, Control
+from marl_jax.serving.calls import Call, ServedModel
+from marl_jax.serving.errors import ApiError
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.keys import Keys
+from marl_jax.serving.prometheus import Metrics
+from marl_jax.serving.protocol import Asked
+from marl_jax.serving.sessions import Session, Sessions, unknown_model
+from marl_jax.serving.traces import TraceFile
+
+RETRY = "x-stainless-retry-count"
+
+
+class Endpoint:
+    """Models behind HTTP.
+
+    models           by the names that clients give
+    keys             that open it; sessions add theirs
+    traces           where sessions are written; None: nowhere
+    reload, control  as for `Admin`
+    """
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
+        traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
+        control: Control | None = None,
+    ):  # fmt: skip
+        self.models, self.keys = dict(models), keys or Keys(required=False)
+        self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys)
+        self._limits, self._reload, self._control = limits or Limits(), reload, control
+        self._created = int(time.time())
+
+    def application(self) -> Starlette:
+        """The routes behind keys and limits."""
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._completion, methods=["POST"]),
+            Route("/v1/models", self._list_models),
+            Route("/v1/models/{model:path}", self._show_model),
+            *Admin(self.sessions, self._reload, self._control).routes(),
+        ]
+        return http.application(
+            routes, keys=self.keys, limits=self._limits, metrics=self.metrics, health=self._health
+        )
+
+    # Answers
+
+    async def _chat(self, request: Request) -> Response:
+        body = await http.read_json(request)
+        asked = protocol.read_chat(body)
+        call = await self._begin(request, asked)
+        if asked.stream:
+            return await self._streamed(call)
+        await http.unless_gone(request, call.wait())
+        self._count(call)
+        return JSONResponse(choices.chat_completion(call, await self._tops(call)))
+
+    async def _completion(self, request: Request) -> Response:
+        body = await http.read_json(request)
+        asked = protocol.read_completion(body)
+        if asked.echo and (asked.logprobs or asked.stream):
+            raise ApiError(400, "echo is true; with logprobs or stream, expected false", param="echo")
+        if asked.stream and len(asked.prompts) > 1:
+            raise ApiError(400, "prompt has several texts; with stream, expected one", param="prompt")
+        begun = [await self._begin(request, one, number) for number, one in enumerate(_one_by_one(asked))]
+        if asked.stream:
+            return await self._streamed(begun[0])
+        await http.unless_gone(request, asyncio.gather(*(call.wait() for call in begun)))
+        for call in begun:
+            self._count(call)
+        return JSONResponse(choices.completion(begun, [await self._tops(call) for call in begun]))
+
+    async def _begin(self, request: Request, asked: Asked, number: int = 0) -> Call:
+        """The call of a request: in the session of its key, or by itself."""
+        owner = http.owner(request)
+        if isinstance(owner, Session):
+            content = request.url.path.encode() + b"\0%d\0" % number + await request.body()
+            body = hashlib.sha256(content).hexdigest()
+            retried = request.headers.get(RETRY, "0") not in ("", "0")
+            return owner.call(asked, body if retried else None, body)
+        if asked.model not in self.models:
+            raise unknown_model(asked.model, self.models)
+        call = Call(self.models[asked.model], asked)
+        call.start(calls.answer_alone(call))
+        return call
+
+    async def _streamed(self, call: Call) -> Response:
+        follow = call.follow()
+        try:
+            await anext(follow)  # what is wrong with the request is an error of its own, not one inside of a stream
+        except BaseException:
+            await follow.aclose()
+            raise
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._events(call, follow), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, call: Call, follow: AsyncIterator[None]) -> AsyncIterator[bytes]:
+        pieces = choices.Pieces(call)
+        async with contextlib.aclosing(follow):
+            try:
+                for piece in pieces.begin():
+                    yield piece
+                first = True
+                while call.answers is None:
+                    for piece in pieces.more():
+                        if first:
+                            self._observe_first(call)
+                            first = False
+                        yield piece
+                    await anext(follow)
+                if first:
+                    self._observe_first(call)
+                self._count(call)
+                for piece in pieces.end(await self._tops(call)):
+                    yield piece
+            except ApiError as error:  # the status is out already
+                found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+                yield protocol.event({"error": found})
+
+    async def _tops(self, call: Call) -> list[list] | None:
+        """For each answer and token, the likeliest tokens in its place; None where nobody asked for them."""
+        speaker, k = call.model.speaker, call.asked.top_logprobs
+        if not k:
+            return None
+        rows = [call.ids + content for content in call.contents]
+        return [
+            await asyncio.to_thread(
+                speaker.sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k
+            )
+            for row in rows
+        ]
+
+    # Models
+
+    async def _list_models(self, request: Request) -> Response:
+        names = http.owner(request).models if isinstance(http.owner(request), Session) else self.models
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+
+    async def _show_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in self.models:
+            raise unknown_model(name, self.models)
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        limit = self.models[name].speaker.max_length
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "marl_jax", "max_model_len": limit}
+
+    # Figures
+
+    def _health(self) -> dict[str, Any]:
+        failed = [name for name, model in self.models.items() if not getattr(model.speaker.sampler, "running", True)]
+        found = {"models": list(self.models), "sessions": len(self.sessions.open_sessions)}
+        return found | ({"status": "failed", "failed": failed} if failed else {})
+
+    def _count(self, call: Call) -> None:
+        """Counts the tokens of a call that has been answered."""
+        figures, name = choices.total([call]), call.model.name
+        self.metrics.count("serving_prompt_tokens_total", "Tokens of prompts.", figures["prompt_tokens"], model=name)
+        self.metrics.count(
+            "serving_completion_tokens_total", "Tokens of answers.", figures["completion_tokens"], model=name
+        )
+        if isinstance(call.fork, str) or call.after is not None:
+            kind = call.fork or "continued"
+            self.metrics.count("serving_continuations_total", "Calls of sessions with a history, by what came of it.",
+                               kind=kind, model=name)  # fmt: skip
+        self.metrics.set("serving_open_sessions", "Sessions that have not ended.", len(self.sessions.open_sessions))
+
+    def _observe_first(self, call: Call) -> None:
+        """Notes how long a client has waited for the first piece of a stream."""
+        seconds, name = time.monotonic() - call.began, call.model.name
+        self.metrics.observe("serving_first_token_seconds", "From request to first text.", seconds, model=name)
+
+
+def _one_by_one(asked: Asked) -> list[Asked]:
+    """A completion of several prompts as several of one."""
+    return [dataclasses.replace(asked, prompts=(prompt,)) for prompt in asked.prompts]

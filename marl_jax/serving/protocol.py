@@ -1,0 +1,295 @@
+"""What clients of OpenAI's API send and expect: the fields of a request, and the objects of an answer.
+
+Fields that would change the answer and cannot be honoured are refused; others (`user`, `store`, `metadata` …) are
+ignored, as clients send many. Beyond OpenAI's, `top_k`, `repetition_penalty` and `chat_template_kwargs` are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marl_jax.sampling.settings import Constraint, Sampling
+from marl_jax.serving.errors import ApiError
+from marl_jax.serving.prompts import Message, read_messages
+
+MOST_SAMPLES = 128
+MOST_STOPS = 16
+MOST_TOP_LOGPROBS = 20
+MOST_TOOLS = 128
+MOST_LEVELS = 64
+RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
+"""Names that chat templates are given, or that the functions on the way to them have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request, checked.
+
+    messages       of a chat; empty for a completion
+    prompts        of a completion, texts or ids; empty for a chat
+    tools          that the model may call
+    forced         name of the tool it has to call, "" for any of them, None: it need not call one
+    max_tokens     of the answer; None: as many as the server allows
+    seed           of the client, or None
+    logprobs       whether log-probs are wanted, and of how many likely tokens besides
+    template       options of the chat template
+    schema         a JSON schema that the answer has to follow, or None
+    """
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    prompts: tuple[str | list[int], ...] = ()
+    tools: tuple[dict, ...] = ()
+    forced: str | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    stops: tuple[str, ...] = ()
+    seed: int | None = None
+    max_tokens: int | None = None
+    echo: bool = False
+    template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    schema: dict | None = None
+
+    def sampling(
+        self, seed: int, budget: int, stop_ids: Sequence[int], constraint: Callable[[], Constraint] | None = None
+    ) -> Sampling:
+        """The settings of the sampler."""
+        return Sampling(
+            self.temperature, budget, tuple(stop_ids), seed, self.top_k, self.top_p, self.repetition_penalty,
+            self.stops, constraint,
+        )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- requests
+
+
+def read_chat(body: dict[str, Any]) -> Asked:
+    """The request of a chat completion."""
+    check_depth(body)
+    field = _Fields(body)
+    tools = field.tools()
+    forced = field.tool_choice(tools)
+    if body.get("tool_choice") == "none":
+        tools = ()
+    top = field.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    logprobs = field.switch("logprobs")
+    if top and not logprobs:
+        raise field.refusal("top_logprobs", "logprobs: true beside it")
+    limits = [n for name in ("max_completion_tokens", "max_tokens") if (n := field.whole(name, 1, 2**31)) is not None]
+    schema = field.response_format()
+    if schema is not None and (top or forced is not None):
+        raise field.refusal("response_format", "text, where top_logprobs or a tool that must be called are wanted")
+    return Asked(
+        messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
+        top_logprobs=top, max_tokens=min(limits, default=None), template=field.template_options(),
+        schema=schema, **field.common(),
+    )  # fmt: skip
+
+
+def read_completion(body: dict[str, Any]) -> Asked:
+    """The request of a completion."""
+    field = _Fields(body)
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and not all(_is_id(x) for x in prompt)
+    prompts = tuple(prompt) if several else (prompt,)
+    for one in prompts:
+        if not (isinstance(one, str) and one) and not (isinstance(one, list) and one and all(map(_is_id, one))):
+            raise field.refusal("prompt", "a text or a list of token ids, not empty, or a list of these")
+    if body.get("suffix"):
+        raise field.refusal("suffix", "null: it is not supported")
+    top = field.whole("logprobs", 0, MOST_TOP_LOGPROBS)
+    limit = field.whole("max_tokens", 1, 2**31)
+    return Asked(
+        prompts=prompts, logprobs=top is not None, top_logprobs=top or 0, max_tokens=16 if limit is None else limit,
+        echo=field.switch("echo"), **field.common(),
+    )  # fmt: skip
+
+
+def check_depth(body: Any) -> None:
+    """Refuses values that are nested deeper than any request needs: what walks through them may recurse."""
+    here = [body]
+    for _ in range(MOST_LEVELS):
+        inner = (x.values() if isinstance(x, dict) else x for x in here if isinstance(x, dict | list))
+        here = [item for items in inner for item in items]
+    if here:
+        raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
+
+
+class _Fields:
+    """The fields of a body; each is checked as it is read, and null counts as absent."""
+
+    def __init__(self, body: dict[str, Any]):
+        self.body = body
+
+    def common(self) -> dict[str, Any]:
+        """What chats and completions share."""
+        model = self.body.get("model")
+        if not isinstance(model, str):
+            raise self.refusal("model", "the name of a model")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if self.number(name, -2, 2, 0.0):
+                raise self.refusal(name, "0; repetition_penalty is supported instead")
+        if self.body.get("logit_bias"):
+            raise self.refusal("logit_bias", "null: it is not supported")
+        options = self.object("stream_options") or {}
+        seed = self.whole("seed", -(2**63), 2**63 - 1)
+        return dict(
+            model=model,
+            n=self.whole("n", 1, MOST_SAMPLES) or 1,
+            stream=self.switch("stream"),
+            include_usage=bool(options.get("include_usage")),
+            temperature=self.number("temperature", 0, 2, 1.0),
+            top_p=self.number("top_p", 0, 1, 1.0) or 1e-6,
+            top_k=max(self.whole("top_k", -1, 2**31 - 1) or 0, 0),
+            repetition_penalty=self.number("repetition_penalty", 0.01, 100, 1.0),
+            stops=self.stops(),
+            seed=None if seed is None else seed % 2**32,
+        )
+
+    def whole(self, name: str, low: int, high: int) -> int | None:
+        """A whole number, or None."""
+        value = self.body.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.refusal(name, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float) -> float:
+        """A number."""
+        value = self.body.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.refusal(name, f"a number from {low} to {high}")
+        return float(value)
+
+    def switch(self, name: str) -> bool:
+        """True or false; false if it is absent."""
+        value = self.body.get(name)
+        if not isinstance(value, bool | None):
+            raise self.refusal(name, "true or false")
+        return bool(value)
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """An object, or None."""
+        value = self.body.get(name)
+        if not isinstance(value, dict | None):
+            raise self.refusal(name, "an object")
+        return value
+
+    def template_options(self) -> dict[str, Any]:
+        """Options of the chat template, none of which takes the place of what a template is given anyway."""
+        found = self.object("chat_template_kwargs") or {}
+        for name, value in found.items():
+            if not name.isidentifier() or name in RESERVED or isinstance(value, dict | list):
+                raise self.refusal("chat_template_kwargs", "names of options with texts, numbers or switches")
+        return found
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        value = self.body.get("stop")
+        found = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(found, list) or len(found) > MOST_STOPS or not all(isinstance(x, str) and x for x in found):
+            raise self.refusal("stop", f"a text or a list of at most {MOST_STOPS} texts, none of them empty")
+        return tuple(found)
+
+    def tools(self) -> tuple[dict, ...]:
+        """Tools, in OpenAI's shape."""
+        found = self.body.get("tools") or []
+        if not isinstance(found, list) or len(found) > MOST_TOOLS:
+            raise self.refusal("tools", f"a list of at most {MOST_TOOLS} tools")
+        for tool in found:
+            function = tool.get("function") if isinstance(tool, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise self.refusal("tools", 'objects {"type": "function", "function": {"name", "parameters"}}')
+        shown = ("name", "description", "parameters")
+        return tuple(
+            {"type": "function", "function": {k: tool["function"][k] for k in shown if k in tool["function"]}}
+            for tool in found
+        )
+
+    def tool_choice(self, tools: Sequence[dict]) -> str | None:
+        """The tool that has to be called, see `Asked.forced`."""
+        choice = self.body.get("tool_choice")
+        names = [tool["function"]["name"] for tool in tools]
+        if choice in (None, "none", "auto"):
+            return None
+        if choice == "required" and names:
+            return names[0] if len(names) == 1 else ""
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if name is None or name not in names:
+            offered = ", ".join(names) or "none are given"
+            raise self.refusal("tool_choice", f"none, auto, required or one of the tools ({offered})")
+        return name
+
+    def response_format(self) -> dict | None:
+        """The JSON schema of the answer, or None."""
+        found = self.object("response_format")
+        kind = "text" if found is None else found.get("type")
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return {"type": "object"}
+        schema = found.get("json_schema") if kind == "json_schema" else None
+        if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+            raise self.refusal("response_format", "the type text, json_object, or json_schema with a schema")
+        return schema["schema"]
+
+    def refusal(self, name: str, expected: str) -> ApiError:
+        """The error of a field."""
+        text = json.dumps(self.body.get(name), ensure_ascii=False)
+        return ApiError(400, f"{name} is {text[:80]}; expected {expected}", param=name)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody guesses."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    """Tokens that were read and written."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def envelope(kind: str, call: Any, version: int, choices: list, **more: Any) -> dict[str, Any]:
+    """An answer to a `Call`, or a piece of one."""
+    return {
+        "id": call.id, "object": kind, "created": call.created, "model": call.model.name,
+        "system_fingerprint": f"v{version}", "choices": choices, **more,
+    }  # fmt: skip
+
+
+def assistant(text: str, calls: Sequence[Any], ids: Sequence[str]) -> dict[str, Any]:
+    """The message of an answer; `ids` are those of its tool calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for id_, call in zip(ids, calls, strict=True)
+        ]
+    return message
+
+
+def event(value: Mapping[str, Any] | str) -> bytes:
+    """A server-sent event."""
+    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n".encode()

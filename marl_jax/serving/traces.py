@@ -1,0 +1,202 @@
+"""Traces: everything that happens in sessions, as JSON lines in one file.
+
+    {"event": "open", "session", "seed", "models", "metadata"}
+    {"event": "call", "session", "call", "model", "after": [call, k] | null, "fork": reason | null,
+     "start", "prompt": [ids that follow the answer `after`], "n", "sampling"}
+    {"event": "tokens", "session", "call", "k", "tokens", "logps", "versions"}         while an answer is streamed
+    {"event": "answer", "session", "call", "answers": [{"tokens", "logps", "versions", "finish", "text"}]}
+    {"event": "cancelled", "session", "call", "reason"}
+    {"event": "reward", "session", "call", "k", "level", "amount"}
+    {"event": "end", "session"}
+
+A line is with the operating system before the bytes that depend on it are sent, and on disk (fsync) before an answer is
+complete for its client. So a process that is killed loses no answer that a client has; its last line may be torn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from marl_jax.errors import RunError
+
+log = logging.getLogger(__name__)
+
+
+class TraceError(RunError):
+    """The traces cannot be written or read."""
+
+
+class TraceFile:
+    """Appends events to a file; one thread writes, so that the disk never holds up the event loop.
+
+    path  None: nothing is kept
+
+    A file belongs to one event loop at a time.
+    """
+
+    def __init__(self, path: str | Path | None):
+        self.path = None if path is None else Path(path)
+        self._pending: list[tuple[str, bool, asyncio.Future]] = []
+        self._writing: asyncio.Task | None = None
+        self._error: TraceError | None = None
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole = _whole_bytes(self.path)
+            self._file = open(self.path, "ab")  # noqa: SIM115 (closed by `close`)
+            self._file.truncate(whole)
+        except OSError as error:
+            raise TraceError(f"the traces {self.path} cannot be opened: {error}") from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="traces")
+
+    async def write(self, event: dict[str, Any], sync: bool = False) -> None:
+        """Returns when the event is written; with `sync` it is on disk. Events keep their order."""
+        if self.path is None:
+            return
+        if self._error is not None:
+            raise self._error
+        written = asyncio.get_running_loop().create_future()
+        self._pending.append((json.dumps(event, ensure_ascii=False) + "\n", sync, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_pending())
+        await asyncio.shield(written)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Closes the file; what was written is complete."""
+        if self.path is not None:
+            self._thread.shutdown()
+            self._file.close()
+
+    async def _write_pending(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:  # those that came meanwhile are written, and synced, together
+            batch, self._pending = self._pending, []
+            text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
+            try:
+                await loop.run_in_executor(self._thread, self._append, text, sync)
+            except (OSError, ValueError) as error:  # a closed file is a ValueError
+                self._error = TraceError(f"the traces {self.path} cannot be written: {error}")
+                log.error("%s", self._error)
+            for _, _, written in batch:
+                if not written.done():
+                    written.set_result(None)
+
+    def _append(self, text: str, sync: bool) -> None:
+        self._file.write(text.encode())
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclasses.dataclass
+class TracedAnswer:
+    """One answer; `finish` is None while it is incomplete."""
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logps: list[float] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
+    finish: str | None = None
+    text: str = ""
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class TracedCall:
+    """One call with its whole prompt; `after` is the answer (call, k) that it continues, or None."""
+
+    model: str
+    prompt: list[int]
+    after: tuple[str, int] | None
+    fork: str | None
+    answers: list[TracedAnswer]
+    cancelled: bool = False
+
+
+@dataclasses.dataclass
+class Trace:
+    """One session as its events tell it; calls by their ids, in order."""
+
+    session: str
+    models: tuple[str, ...] = ()
+    metadata: Any = None
+    calls: dict[str, TracedCall] = dataclasses.field(default_factory=dict)
+    ended: bool = False
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The events of a file in order; a last line that was cut short is left out, a damaged one elsewhere refused."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise TraceError(f"{path}:{number} is no JSON: {error}") from error
+
+
+def read_traces(path: str | Path) -> dict[str, Trace]:
+    """Every session of a file."""
+    traces: dict[str, Trace] = {}
+    for event in read_events(path):
+        _apply(traces.setdefault(event["session"], Trace(event["session"])), event)
+    return traces
+
+
+def _apply(trace: Trace, event: dict[str, Any]) -> None:
+    kind, call = event["event"], trace.calls.get(event.get("call", ""))
+    if kind == "open":
+        trace.models, trace.metadata = tuple(event["models"]), event["metadata"]
+    elif kind == "call":
+        after = None if event["after"] is None else tuple(event["after"])
+        before: list[int] = []
+        if after is not None:
+            earlier = trace.calls[after[0]]
+            answer = earlier.answers[after[1]].tokens
+            before = (earlier.prompt + answer)[: event["start"]]
+        trace.calls[event["call"]] = TracedCall(
+            event["model"], before + event["prompt"], after, event["fork"], [TracedAnswer() for _ in range(event["n"])]
+        )
+    elif kind == "tokens":
+        answer = call.answers[event["k"]]
+        for name in ("tokens", "logps", "versions"):
+            getattr(answer, name).extend(event[name])
+    elif kind == "answer":
+        call.answers = [TracedAnswer(**one) for one in event["answers"]]
+    elif kind == "cancelled":
+        call.cancelled = True
+    elif kind == "reward":
+        rewards = call.answers[event["k"]].rewards
+        rewards[event["level"]] = rewards.get(event["level"], 0.0) + event["amount"]
+    elif kind == "end":
+        trace.ended = True
+
+
+def _whole_bytes(path: Path) -> int:
+    """The size of a file without a last line that was cut short."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            step = min(at, 1 << 16)
+            file.seek(at - step)
+            found = file.read(step).rfind(b"\n")
+            if found >= 0:
+                return at - step + found + 1
+            at -= step
+    return 0

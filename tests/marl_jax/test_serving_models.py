@@ -1,0 +1,136 @@
+"""What `--mode=serve` loads: each model answers with its own weights, whatever it came from."""
+
+import asyncio
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import serve, served_models
+from marl_jax.modes import setup as setups
+from marl_jax.modes.served_models import Place, load_models
+from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.keys import Keys
+from models import lora, peft, registry, tokenizers
+from models.model import build
+from models.weights.export import export
+from tests.marl_jax import tiny_run
+from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
+from tests.models.tiny_models import random_params
+
+CONFIG = dataclasses.replace(
+    registry.get("tiny").config, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16
+)
+PROMPT = list(b"hello")
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Programs are compiled without optimisation."""
+    monkeypatch.setattr(served_models, "Engine", QuickEngine)
+    monkeypatch.setattr("marl_jax.agents.team_sampler.Engine", QuickEngine)
+
+
+def serve_config(*places):
+    config = tiny_run.get_config()
+    config.serve.update(dict(models=tuple(places), rows=2, max_length=64))
+    return config
+
+
+def greedy(params, steps=6):
+    """The most likely answer of parameters, every token from a forward pass over the whole row."""
+    model, row = build(CONFIG), list(PROMPT)
+    padded = np.zeros((1, 16), np.int32)
+    for _ in range(steps):
+        padded[0, : len(row)] = row
+        row.append(int(np.argmax(_logits(model, params, padded)[0, len(row) - 1])))
+    return row[len(PROMPT) :]
+
+
+def _run_logits(model, params, tokens):
+    return model.logits(params, model.forward(params, tokens, dtype=jnp.float32)[0])
+
+
+_logits = quick_jit(_run_logits, static_argnums=0)
+
+
+def answer(model):
+    """What a served model answers."""
+    speaker, sampling = model.speaker, Sampling(0.0, max_new_tokens=6)
+    (found,) = asyncio.run(speaker.sampler.answer(PROMPT, sampling, policy=speaker.policy))
+    return found.tokens.tolist(), int(found.versions[-1])
+
+
+def test_adapters_of_any_rank_share_a_model(tmp_path):
+    model, rng = build(CONFIG), np.random.default_rng(0)
+    params = random_params(model)
+    folder = export(tmp_path / "base", CONFIG, params, tokenizer=tokenizers.load("tiny"))
+    expected, places = {"base": greedy(params)}, [f"base={folder}"]
+    for name, rank, targets in (("one", 2, ("q", "v")), ("two", 3, ("v", "down"))):
+        stack = lora.init(CONFIG, jax.random.key(rank), 1, rank, targets)
+        stack = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), stack)
+        scale = jnp.asarray([0.7], jnp.float32)
+        place = peft.export(tmp_path / name, CONFIG, peft.take(stack, scale, 0))
+        places.append(f"{name}={folder}+{place}")
+        expected[name] = greedy(lora.merge(params, stack, scale, 0))
+    assert len({tuple(tokens) for tokens in expected.values()}) == 3
+    sources = load_models(serve_config(*places), tmp_path)
+    assert len(sources) == 1
+    assert {name: answer(model)[0] for name, model in sources[0].models.items()} == expected
+    served_models.close_all(sources)
+
+
+def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
+    config = tiny_run.get_config()
+    config.rollout.games = 2
+    made = setups.make(config)
+    checkpoints = Checkpoints(tmp_path)
+    steps = {}
+    for step in (1, 2):
+        trained = made.backbone.weights_at_start()[0]
+        trained["model"] = random_params(made.backbone.model, step)
+        checkpoints.save(step, {"trained": {"main": trained}}, {})
+        steps[step] = greedy(trained["model"])
+    checkpoints.close()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert steps[1] != steps[2]
+    sources = load_models(serve_config(f"mine={tmp_path}@1"), tmp_path)
+    endpoint = serve.make_endpoint(sources, Keys(required=False), Limits(), None)
+    assert answer(endpoint.models["mine"]) == (steps[1], 1)
+    assert asyncio.run(endpoint._reload("mine", "newest")) == 2
+    assert answer(endpoint.models["mine"]) == (steps[2], 2)
+    for wrong in ("9", "x"):
+        with pytest.raises(RunError):
+            asyncio.run(endpoint._reload("mine", wrong))
+    samplers = serve.Samplers(sources)
+    samplers.pause()
+    samplers.resume()
+    samplers.drain()
+    assert endpoint._health()["models"] == ["mine"] and "failed" not in endpoint._health()
+    served_models.close_all(sources)
+    assert endpoint._health()["status"] == "failed"
+
+
+def test_places_are_read_and_refused(tmp_path):
+    assert Place.parse("a=b+c") == Place("a", "b", "c")
+    assert Place.parse("runs/mine@best").name == "mine"
+    assert Place.parse("random:tiny").name == "tiny"
+    assert Place.parse("x/base+y/adapter").name == "adapter"
+    for wrong, message in (
+        (("a=",), "accepted: PLACE or NAME=PLACE"),
+        (("nothing/there",), "is not there"),
+        (("random:nothing",), "is not there"),
+        (("tiny",), "has no published weights"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_models(serve_config(*wrong), tmp_path)
+    with pytest.raises(ConfigError, match="has tiny twice"):
+        load_models(serve_config("random:tiny", "random:tiny"), tmp_path)

@@ -1,0 +1,163 @@
+"""Remote models as players: a bot behind HTTP plays as the same bot here does, and tasks take them for any role."""
+
+import asyncio
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.games import text as texts
+from envs.games.bots import UniformBot
+from envs.games.registry import make
+from envs.tasks.task import EpisodeError
+from marl_jax.config import validate
+from marl_jax.errors import ConfigError
+from marl_jax.modes import play, task_play
+from marl_jax.modes import setup as setups
+from marl_jax.modes.task_evaluation import TaskEvaluation
+from marl_jax.rollouts import matches
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.matches import Match
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.keys import Keys
+from marl_jax.serving.remote import RemoteError, RemoteModel, messages_of, remote_speaker
+from marl_jax.serving.remote_bot import RemoteBot, remote_failures
+from models.chat import chat_parts
+from tests.marl_jax import tiny_run, tiny_task
+from tests.marl_jax.tiny_serving import Parrot, endpoint
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """Takes the first free cell."""
+
+    game: object
+
+    def act(self, state, key):
+        return jnp.argmax(self.game.legal(state)).astype(jnp.int32)
+
+
+def first_free(prompt):
+    """What a model writes that takes the first free cell, read from the board of its prompt."""
+    board = prompt.rpartition("Board:")[2].partition("Which")[0]
+    return f"I take {re.search(r'[1-9]', board)[0]}."
+
+
+@pytest.fixture
+def game():
+    return make("tic_tac_toe")
+
+
+def test_a_remote_bot_plays_as_the_same_bot_here(game):
+    sampler = Parrot(first_free)
+    with endpoint(sampler) as (url, _):
+        bot = RemoteBot(game, texts.make(game), RemoteModel.parse(f"{url}/v1#one"), temperature=1.0)
+        seating, key = matches.in_turns(6, 2), jax.random.key(3)
+        played = Match(game, (bot, UniformBot(game)))((None, None), seating, key)
+        expected = Match(game, (First(game), UniformBot(game)))((None, None), seating, key)
+        np.testing.assert_array_equal(played.action, expected.action)
+        np.testing.assert_array_equal(played.total.agent, expected.total.agent)
+        mover = np.arange(9)[:, None] % 2 == np.argmax(np.asarray(seating) == 0, axis=1)
+        going = np.arange(9)[:, None] < np.asarray(played.length)
+        assert len(sampler.asked) == (mover & going).sum()  # nothing is asked for others or after the end
+
+
+def test_a_remote_model_sits_at_the_terminal(game, capsys, monkeypatch):
+    config = tiny_run.get_config()
+    config.env.text = "full"
+    monkeypatch.setattr("sys.stdin", io.StringIO("7\n8\n9\n"))
+    with endpoint(Parrot(first_free)) as (url, _):
+        config.play.opponent = f"{url}/v1#one"
+        validate.check(config, "play")
+        play.main(config, Path("nowhere"))
+    screen = capsys.readouterr().out
+    assert f"({url}/v1#one): 1" in screen and screen.endswith("player 0 (you) wins.\n")
+
+
+def test_evaluations_accept_remote_models():
+    config = tiny_run.get_config()
+    config.eval.opponents = ("random", "http://127.0.0.1:1/v1#m@x")
+    validate.check(config, "eval")
+    config = tiny_task.get_config("grpo")
+    config.eval.opponents = ("https://example.com/v1#m",)
+    validate.check(config, "eval")
+    config.eval.opponents = ("random",)
+    with pytest.raises(ConfigError, match="remote models"):
+        validate.check(config, "eval")
+
+
+def test_a_remote_model_answers_for_all_roles_of_a_task(tmp_path):
+    config = tiny_task.get_config("grpo")
+    sampler = Parrot(lambda prompt: "AAAA")
+    with endpoint(sampler) as (url, _):
+        config.eval.opponents = (f"{url}/v1#two",)
+        setup = setups.make(config)
+        own = Parrot(lambda prompt: "BB", tokenizer=setup.backbone.tokenizer)
+        setup.sampler.publish, setup.sampler.answer = lambda weights, version: None, own.answer
+        evaluation = TaskEvaluation(setup, "test")
+        mine, remote = evaluation({}, baselines=True)
+        assert (mine["opponent"], remote["opponent"]) == ("self", f"{url}/v1#two")
+        assert (mine["games"], remote["games"], remote["failed"]) == (4, 4, 0)
+        assert len(sampler.asked) == len(own.asked) > 4
+        assert remote["answer_length"] > mine["answer_length"]
+        (alone,) = evaluation({})  # while a run trains, nobody else is asked
+        assert alone == mine and len(sampler.asked) == len(own.asked) // 2
+
+        config.play.seat, config.play.opponent, said = 0, f"{url}/v1#two", io.StringIO()
+        episode = task_play.play(setup, {}, io.StringIO("AAA\nBBBB\n"), said)
+        assert not episode.failed and {chat.said[0].replies[0].text for chat in episode.chats} == {"AAA", "AAAA"}
+        evaluation.close()
+        setup.close()
+
+
+def test_messages_are_found_again_in_a_chat():
+    speaker = remote_speaker("http://127.0.0.1:1/v1#m", Sampling())
+    assert isinstance(speaker, Speaker)
+    parts = chat_parts(speaker.tokenizer)
+    for system in (None, "", "S €\n"):
+        ids = speaker.opening(system, "U\n") + speaker.tokenizer.encode("A") + speaker.continuation("V <|im_end|>")
+        expected = [("system", system)] if system is not None else []
+        expected += [("user", "U\n"), ("assistant", "A"), ("user", "V ")]
+        found = messages_of(speaker.tokenizer.decode(ids), parts)
+        assert [(m["role"], m["content"]) for m in found] == expected
+    with pytest.raises(ValueError):
+        messages_of("x", parts)
+
+
+def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
+    for wrong in ("http://", "http://host/v1", "ftp://host/v1#m", "runs/mine"):
+        with pytest.raises(RemoteError, match="accepted: http"):
+            RemoteModel.parse(wrong)
+    down = dataclasses.replace(RemoteModel.parse("http://127.0.0.1:9/v1#m"), deadline=0.3)
+    with pytest.raises(RemoteError, match="no answer in 0.3 s"):
+        down.ask([{"role": "user", "content": "x"}])
+    bot = RemoteBot(game, texts.make(game), down)
+    with pytest.raises(RemoteError, match="no answer in 0.3 s"), remote_failures():
+        jax.block_until_ready(jax.jit(bot.act)(game.reset(jax.random.key(0)), jax.random.key(1)))
+    with endpoint(Parrot(), keys=Keys.of("the-admins-key"), limits=Limits(concurrent=1)) as (url, _):
+        remote = RemoteModel.parse(f"{url}/v1#one")
+        with pytest.raises(RemoteError, match="status 401"):
+            remote.ask([{"role": "user", "content": "x"}])
+        monkeypatch.setenv("OPENAI_API_KEY", "the-admins-key")
+        with pytest.raises(RemoteError, match="status 404"):
+            RemoteModel.parse(f"{url}/v1#nine").ask([{"role": "user", "content": "x"}])
+        # More at once than the server takes: those that come too soon come again.
+        answers = remote.ask_all([[{"role": "user", "content": f"{i}"}] for i in range(4)], seed=1)
+        assert len(answers) == 4
+
+    async def lost():
+        sampler = remote_speaker("http://127.0.0.1:9/v1#m", Sampling()).sampler
+        object.__setattr__(sampler.remote, "deadline", 0.1)
+        ids = remote_speaker("http://127.0.0.1:9/v1#m", Sampling()).opening(None, "x")
+        await sampler.answer(ids, Sampling())
+
+    with pytest.raises(EpisodeError):
+        asyncio.run(lost())
