@@ -265,7 +265,8 @@ class Task(Protocol):
     roles  names of the seats
 
     A task may have a method `prepare()`, called before the first episode. A RuntimeError of it, such as a sandbox that
-    is not available, ends the run with its text.
+    is not available, ends the run with its text. It may also have a method `for_evaluation()`, which returns the task
+    as evaluations play it; its seats may be more or fewer, and further ones get the policies of the first, in turn.
     """
 
     roles: tuple[str, ...]

@@ -46,8 +46,9 @@ class TaskEvaluation:
 
     def __init__(self, setup: TaskSetup, part: str):
         self._setup, self._part, self._config = setup, part, setup.config.eval
-        self._runner = setup.runner(self._config.temperature, self._config.seed)
-        examples = setup.task.examples(part)
+        self._task = setup.evaluated_task
+        self._runner = setup.runner(self._config.temperature, self._config.seed, task=self._task)
+        examples = self._task.examples(part)
         if not len(examples):
             raise ValueError(f"the task has no examples in the part {part!r}")
         n = len(examples)
@@ -65,7 +66,7 @@ class TaskEvaluation:
         for (id_, name), entry in journal.entries.items():
             if name != END:
                 calls[id_][name] = _short(entry)
-        played = [record(episode, self._setup.roles, calls[episode.job.id]) for episode in episodes]
+        played = [record(episode, tuple(self._task.roles), calls[episode.job.id]) for episode in episodes]
         found = [one for part in processes.gather(played) for one in part]
         self._records = sorted(found, key=lambda one: (one["example"], one["sample"]))
         row = {"opponent": "self", "part": self._part, **task_scores.row(self._records, self._config.confidence)}
