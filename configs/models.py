@@ -37,6 +37,11 @@ def qwen2_5_coder_half_billion() -> ConfigDict:
     return model("qwen2.5-coder-0.5b-instruct")
 
 
+def qwen2_5_coder_1_5_billion() -> ConfigDict:
+    """Qwen2.5-Coder-1.5B-Instruct, all weights trained."""
+    return model("qwen2.5-coder-1.5b-instruct")
+
+
 def qwen3_two_billion() -> ConfigDict:
     """Qwen3-1.7B, all weights trained."""
     return model("qwen3-1.7b")

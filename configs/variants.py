@@ -49,6 +49,13 @@ def qwen2_5_coder_half_billion(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
+    """Qwen2.5-Coder-1.5B on one GPU, all weights."""
+    config = qwen3_two_billion(config)
+    config.model = models.qwen2_5_coder_1_5_billion()
+    return config
+
+
 def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
     """Qwen3-1.7B on one GPU, all weights."""
     config.model = models.qwen3_two_billion()
@@ -74,6 +81,7 @@ VARIANTS = {
     "smollm2-lora": smollm2_lora,
     "qwen2.5-0.5b": qwen2_5_half_billion,
     "qwen2.5-coder-0.5b": qwen2_5_coder_half_billion,
+    "qwen2.5-coder-1.5b": qwen2_5_coder_1_5_billion,
     "qwen2.5-7b": qwen2_5_seven_billion,
     "qwen3-1.7b": qwen3_two_billion,
     "qwen3-8b": qwen3_eight_billion,
