@@ -120,12 +120,12 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
 
 
 def _turn(chat: TokenChat, i: int, role: str) -> dict[str, Any]:
-    """One turn; of several candidates the one that was kept."""
+    """One turn; of several candidates the one that was kept. `context`: tokens of the chat before the answer."""
     said = chat.said[i]
     reply = said.replies[said.kept or 0]
     return {
         "role": role, "turn": said.turn, "label": said.label, "prompt": task_records.prompt(chat, i),
-        "text": reply.text, "finish": reply.finish, "tokens": len(reply.tokens),
+        "text": reply.text, "finish": reply.finish, "tokens": len(reply.tokens), "context": said.start,
         "verdict": reply.verdict,
         "rewards": dataclasses.asdict(reply.rewards),
     }  # fmt: skip
