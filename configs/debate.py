@@ -81,8 +81,8 @@ def params(dataset: str, **changes: Any) -> dict[str, Any]:
     """The parameters of a debate, all of them, so that each can be changed on the command line."""
     return dict(
         dataset=dataset, agents=AGENTS, eval_agents=EVAL_AGENTS, turns=TURNS, stop_at_consensus=False, scorer="gold",
-        verifier_lines=False, preset="paper", credit="influence", gamma=-1.0, alpha0=0.0, alpha1=0.0, beta0=0.0,
-        beta1=0.0, format_penalty=-1.0, min_words=0, continuation="best",
+        scorer_version="", verifier_lines=False, preset="paper", credit="influence", gamma=-1.0, alpha0=0.0,
+        alpha1=0.0, beta0=0.0, beta1=0.0, format_penalty=-1.0, min_words=0, continuation="best",
     ) | changes  # fmt: skip
 
 

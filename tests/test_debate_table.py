@@ -134,7 +134,11 @@ def test_paired_differences_have_the_width_that_theory_says():
     half = 1.96 * (ours - theirs).std() / np.sqrt(1000)
     assert found.value == pytest.approx((ours - theirs).mean())
     assert (found.high - found.value, found.value - found.low) == pytest.approx((half, half), rel=0.1)
-    assert intervals.difference(ours, ours) == runs.Rate(0, 0, 0)
+    same = intervals.difference(ours, ours)
+    assert same.value == 0 and -0.01 < same.low < 0 < same.high < 0.01
+    few = intervals.difference([1.0] * 3, [0.0] * 3)
+    assert few.value == 1 and few.low < 0, "three questions prove nothing"
+    assert intervals.difference([1.0] * 30, [0.0] * 30).low > 0.5
     with pytest.raises(ValueError, match="3 and 2 values"):
         intervals.difference([1, 0, 1], [1, 0])
 
@@ -199,7 +203,7 @@ def test_finished_rows_are_collected_and_written(finished, capsys):
     assert ("single", "transfer vote 2") in rows and ("pair", "maj@6") not in rows
     drawn = ElementTree.fromstring((finished / "debate.svg").read_text())
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert "GSM8K: maj@6" in words and "trained as a single agent" in words
+    assert "GSM8K (built-in examples): maj@6" in words and "trained as a single agent" in words
 
     path = finished / "gsm8k" / "single" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 50}))

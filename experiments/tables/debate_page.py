@@ -32,13 +32,17 @@ def markdown(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
     ]  # fmt: skip
     for task in dict.fromkeys(task for task, _ in wanted):
         rows = [row for t, row in wanted if t == task]
-        page += [f"## {TASKS[task].words}", "", *_by_turn(task, rows, "debate", turns, found)]
+        page += [f"## {words(flags, task)}", "", *_by_turn(task, rows, "debate", turns, found)]
         page += ["### As many answers", "", *_equal_budgets(flags, task, rows, found)]
         page += [*comparisons(flags, [(task, row) for row in rows], found), ""]
         page += ["### Changes of answers", "", *_transitions(task, rows, found)]
-        transfer = f"### Transfer: debates on {TASKS[OTHER[task]].words}"
-        page += [transfer, "", *_by_turn(task, rows, "transfer", turns, found)]
+        page += [f"### Transfer: debates on {words(flags, OTHER[task])}", "", *_by_turn(task, rows, "transfer", turns, found)]
     return "\n".join(page)
+
+
+def words(flags: argparse.Namespace, task: str) -> str:
+    """The name of a task; the embedded model has built-in examples in its place."""
+    return TASKS[task].words + ("" if flags.model else " (built-in examples)")
 
 
 def _by_turn(task: str, rows: Sequence[str], test: str, turns: int, found: Found) -> Iterator[str]:
@@ -58,7 +62,7 @@ def _by_turn(task: str, rows: Sequence[str], test: str, turns: int, found: Found
 
 
 def lines(flags: argparse.Namespace, task: str, row: str, found: Found) -> Iterator[tuple[str, Rate, read.Cost]]:
-    """What a row comes to with equal budgets: (words, accuracy, cost)."""
+    """What a row comes to with equal budgets: (method, accuracy, cost)."""
     agents, turns = size(flags)
     most = agents * turns
     debate, samples, refine = (found.get((task, row, test)) for test in ("debate", "samples", "refine"))
@@ -85,8 +89,8 @@ def _equal_budgets(flags: argparse.Namespace, task: str, rows: Sequence[str], fo
     yield "| model | method | accuracy | answers | tokens written | tokens of all chats |"
     yield "| --- |" + " --- |" * 5
     for row in rows:
-        for words, value, spent in lines(flags, task, row, found):
-            yield f"| {ROWS[row].words} | {words} | {value} | {spent} |"
+        for method, value, spent in lines(flags, task, row, found):
+            yield f"| {ROWS[row].words} | {method} | {value} | {spent} |"
     yield ""
 
 
@@ -127,9 +131,9 @@ def write_csv(flags: argparse.Namespace, wanted: Wanted, found: Found, path: Pat
                         for t, one in enumerate(read.by_turn(records, metric, turns), 1):
                             what = f"{test} {metric} {t}"
                             writer.writerow([task, row, what, one.value, one.low, one.high, "", "", ""])
-            for words, one, spent in lines(flags, task, row, found):
+            for method, one, spent in lines(flags, task, row, found):
                 cost = (spent.answers, spent.written, spent.processed)
-                writer.writerow([task, row, words, one.value, one.low, one.high, *cost])
+                writer.writerow([task, row, method, one.value, one.low, one.high, *cost])
 
 
 def drawing(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
@@ -142,9 +146,9 @@ def drawing(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
         return None if one is None else (one.value, one.low, one.high)
 
     groups: dict[str, list[Bar]] = {}
-    for test, words in (("debate", f"{agents} × {turns} debate"), ("samples", f"maj@{agents * turns}")):
+    for test, method in (("debate", f"{agents} × {turns} debate"), ("samples", f"maj@{agents * turns}")):
         for task, row in wanted:
             if ROWS[row].untuned and test in ROWS[row].tests:
                 both = bar(task, ROWS[row].untuned, test), bar(task, row, test)
-                groups.setdefault(f"{TASKS[task].words}: {words}", []).append(Bar(ROWS[row].words, *both))
+                groups.setdefault(f"{words(flags, task)}: {method}", []).append(Bar(ROWS[row].words, *both))
     return chart(groups)

@@ -14,14 +14,15 @@ GLOSSES = ((0.3, "probably wrong"), (0.6, "doubtful"), (0.8, "probably right"), 
 """What a score below each bound means, in words."""
 
 
-def system(name: str, instructions: str) -> str:
-    """An agent's system text."""
-    return f"You are {name}. {instructions}".strip()
+def system(name: str | None, text: str) -> str | None:
+    """An agent's system text, or None; an agent that meets no other has no name."""
+    named = text if name is None else f"You are {name}. {text}"
+    return named.strip() or None
 
 
 def again(
     question: str,
-    instructions: str,
+    form: str,
     names: Sequence[str],
     seat: int,
     answers: Sequence[str],
@@ -29,6 +30,7 @@ def again(
 ) -> str:
     """A later turn of the agent in `seat`: the others' last answers, the question, and the request to revise.
 
+    form     how an answer is to end
     answers  of all agents at the turn before
     scores   of these answers by a verifier, where they are to be shown
     """
@@ -41,7 +43,7 @@ def again(
             parts.append(said if scores is None else f"{said}\nThe verifier scores it {gloss(scores[other])}.")
     compare = "Compare these answers with your own" if len(names) > 1 else "Check your answer step by step"
     parts.append(f"The question was: {question}")
-    parts.append(f"{compare}. Revise your answer if it is wrong, and keep it if it is right. {instructions}".strip())
+    parts.append(f"{compare}. Revise your answer if it is wrong, and keep it if it is right. {form}".strip())
     return "\n\n".join(parts)
 
 

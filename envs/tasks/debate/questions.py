@@ -35,8 +35,12 @@ class Questions(Protocol):
         """The text of a question."""
         ...
 
-    def instructions(self, example: Any) -> str:
-        """How it is to be answered."""
+    def system(self, example: Any) -> str:
+        """What an agent alone reads before it, as in the task of its own."""
+        ...
+
+    def format(self, example: Any) -> str:
+        """How an answer is to end."""
         ...
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: Any) -> list[Verdict]:
@@ -60,7 +64,11 @@ class ArithmeticQuestions:
         """The text of a problem."""
         return example.question
 
-    def instructions(self, example: arithmetic.Problem) -> str:
+    def system(self, example: arithmetic.Problem) -> str:
+        """That of `Arithmetic`."""
+        return arithmetic.SYSTEM
+
+    def format(self, example: arithmetic.Problem) -> str:
         """An answer ends with `answer: N`."""
         return arithmetic.FORMAT
 
@@ -96,7 +104,11 @@ class MathQuestions:
         """The text of a problem."""
         return example.question
 
-    def instructions(self, example: sources.Problem) -> str:
+    def system(self, example: sources.Problem) -> str:
+        """That of a reasoner alone."""
+        return math_prompts.reasoner_system(self.answer, with_tool_agent=False)
+
+    def format(self, example: sources.Problem) -> str:
         """An answer ends with a box."""
         return math_prompts.ANSWER[self.answer]
 
@@ -129,9 +141,11 @@ class KnownAnswers:
         """The task's prompt."""
         return self.task.prompt(example)
 
-    def instructions(self, example: Mapping[str, Any]) -> str:
-        """The task's system text."""
+    def system(self, example: Mapping[str, Any]) -> str:
+        """The task's system text, which says how to answer."""
         return fill(self.task.system, example)
+
+    format = system
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: Mapping[str, Any]) -> list[Verdict]:
         """By the task's comparison."""

@@ -19,7 +19,7 @@ Chats = list[list[dict[str, str]]]
 class Scorer(Protocol):
     """A verifier: how likely each answer is right."""
 
-    async def scores(self, chats: Chats) -> list[float]:
+    async def score(self, chats: Chats) -> list[float]:
         """A number from 0 to 1 for each conversation's last answer."""
         ...
 
@@ -38,8 +38,12 @@ def check_scorer(scorer: Any) -> None:
         raise ValueError(f"scorer is {scorer!r}; accepted: {GOLD!r}, or the http:// or https:// address of a verifier")
 
 
-def make_scorer(scorer: str | Scorer, limit: float) -> Scorer | None:
-    """The verifier of a task's `scorer`; None where the known answer scores."""
+def make_scorer(scorer: str | Scorer, version: str, limit: float) -> Scorer | None:
+    """The verifier of a task's `scorer`; None where the known answer scores.
+
+    version  that a server must have; "" is any
+    limit    seconds in which it must have answered
+    """
     check_scorer(scorer)
     if scorer == GOLD:
         return None
@@ -47,13 +51,13 @@ def make_scorer(scorer: str | Scorer, limit: float) -> Scorer | None:
         return scorer
     from envs.tasks.scorer_client import ScorerClient
 
-    return ScorerClient(scorer, deadline=limit)
+    return ScorerClient(scorer, version=version, deadline=limit)
 
 
 async def ask_scores(ask: Ask, scorer: Scorer, name: str, chats: Chats, limit: float) -> list[float]:
     """The scores of some answers, written down under `name`. Raises `ScoreMissing`."""
     try:
-        found = await ask.record(name, scorer.scores(chats), limit=limit)
+        found = await ask.record(name, scorer.score(chats), limit=limit)
     except (CallTimeout, CallFailed) as error:
         raise ScoreMissing(f"{name}: {error}") from error
     if problem := _problem(found, len(chats)):

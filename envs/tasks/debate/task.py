@@ -35,6 +35,7 @@ class Debate:
     eval_agents        agents in evaluations; 0: as many
     stop_at_consensus  whether a debate ends once all agree; a single agent, once it repeats its answer
     scorer             "gold": a right answer scores 1; or the address of a verifier, whose scores are paid
+    scorer_version     that the verifier must have, as its server shows it; "" is any
     score_limit        seconds in which the verifier must have answered
     verifier_lines     whether agents see the verifier's scores of their own and the others' last answers
     preset             "paper" or "released", see `credit.py`
@@ -53,6 +54,7 @@ class Debate:
     eval_agents: int = 0
     stop_at_consensus: bool = False
     scorer: str | Scorer = GOLD
+    scorer_version: str = ""
     score_limit: float = 60.0
     verifier_lines: bool = False
     preset: str = "paper"
@@ -114,13 +116,14 @@ class Debate:
 
     @functools.cached_property
     def _scorer(self) -> Scorer | None:
-        return make_scorer(self.scorer, self.score_limit)
+        return make_scorer(self.scorer, self.scorer_version, self.score_limit)
 
     async def play(self, ask: Ask, example: Any) -> Outcome:
         """Up to `turns` turns; success is that of the vote, 1/n for a right answer among n that tie."""
-        names = prompts.NAMES[: self.agents]
-        instructions = self.questions.instructions(example)
-        chats = [ask.chat(seat, system=prompts.system(name, instructions)) for seat, name in enumerate(names)]
+        system = self.questions.system(example)
+        meet = self.agents > 1 and self.turns > 1
+        names = [name if meet else None for name in prompts.NAMES[: self.agents]]
+        chats = [ask.chat(seat, system=prompts.system(name, system)) for seat, name in enumerate(names)]
         turns: list[_Turn] = []
         over = False
         while len(turns) < self.turns and not over:
@@ -177,20 +180,20 @@ class Debate:
         if not before:
             return question
         return prompts.again(
-            question, self.questions.instructions(example), prompts.NAMES[: self.agents], seat,
+            question, self.questions.format(example), prompts.NAMES[: self.agents], seat,
             [reply.text for reply in before[-1].replies], before[-1].scores if self.verifier_lines else None,
         )  # fmt: skip
 
     async def _scores(
         self, ask: Ask, name: str, replies: Sequence[Reply], verdicts: Sequence[Verdict], example: Any
     ) -> list[float]:
-        """Of each reply; a verifier reads the question and the reply, not the debate."""
+        """Of each reply; a verifier reads it as the answer of an agent that met no other."""
         if self._scorer is None:
             return [float(verdict["right"]) for verdict in verdicts]
-        question = self.questions.question(example)
-        chats = [
-            [{"role": "user", "content": question}, {"role": "assistant", "content": reply.text}] for reply in replies
-        ]
+        asked = [{"role": "user", "content": self.questions.question(example)}]
+        if system := prompts.system(None, self.questions.system(example)):
+            asked.insert(0, {"role": "system", "content": system})
+        chats = [[*asked, {"role": "assistant", "content": reply.text}] for reply in replies]
         return await ask_scores(ask, self._scorer, name, chats, self.score_limit)
 
     def _pay(self, turns: Sequence[_Turn]) -> None:

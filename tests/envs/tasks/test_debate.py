@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.tasks.arithmetic import Problem
+from envs.tasks import TASKS
+from envs.tasks.arithmetic import SYSTEM, Problem
 from envs.tasks.debate import prompts, votes
 from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
@@ -38,12 +39,12 @@ def rewards(ask, level="agent"):
 class FakeVerifier:
     """Scores by a function of the answer, and remembers what it was shown."""
 
-    def __init__(self, score):
-        self.score, self.seen = score, []
+    def __init__(self, function):
+        self.function, self.seen = function, []
 
-    async def scores(self, chats):
+    async def score(self, chats):
         self.seen.append(chats)
-        return [self.score(chat[-1]["content"]) for chat in chats]
+        return [self.function(chat[-1]["content"]) for chat in chats]
 
 
 # ------------------------------------------------------------------------------------------------------- what is read
@@ -79,6 +80,33 @@ def test_later_turns_ask_to_revise_and_say_how_to_end(dataset, ending):
     play(task, example, lambda seat, messages, k: seen.append(messages[-1]["content"]) or "hm")
     assert all(task.questions.question(example) in text for text in seen)
     assert all("Revise your answer if it is wrong" in text and ending in text for text in seen[2:])
+
+
+@pytest.mark.parametrize(("agents", "turns", "named"), [(2, 2, True), (1, 3, False), (4, 1, False)])
+def test_only_agents_who_meet_have_names(agents, turns, named):
+    """So samples of one agent, and what a verifier reads, are those of an agent alone."""
+    seen = []
+    task = ArithmeticDebate(agents=agents, turns=turns)
+    play(task, EXAMPLE, lambda seat, messages, k: seen.append(messages[0]["content"]) or "hm")
+    assert {text.startswith("You are ") for text in seen} == {named} and (named or set(seen) == {SYSTEM})
+    source = dict(template="Box it: {question}", system="")
+    task = Debate("question", source, agents=agents, turns=turns)
+    seen.clear()
+    play(task, task.examples("train")[0], lambda seat, messages, k: seen.append(messages[0]) or "hm")
+    assert {message["role"] for message in seen} == {"system" if named else "user"}
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "math", "nli", "arc", "question"])
+def test_an_agent_alone_reads_what_the_task_itself_asks(name):
+    """So a verifier that was trained on a task's answers judges those of a debate in the same form."""
+    alone, seen = TASKS.get(name)(), []
+    example = alone.examples("train")[0]
+    for task in (alone, Debate({"math": "sample"}.get(name, name), agents=1, turns=1)):
+        play(task, example, lambda seat, messages, k: seen.append([dict(m) for m in messages]) or "hm")
+    assert len(seen) == 2 and seen[0] == seen[1]
+    verifier = FakeVerifier(lambda text: 0.5)
+    play(Debate({"math": "sample"}.get(name, name), turns=2, scorer=verifier), example, lambda *_: "hm")
+    assert all(chat == [*seen[0], {"role": "assistant", "content": "hm"}] for chats in verifier.seen for chat in chats)
 
 
 FENCE = re.compile(r"(?P<fence>`{3,})\n(?P<text>.*?)\n(?P=fence)$", re.DOTALL | re.MULTILINE)
@@ -257,7 +285,8 @@ def test_a_verifiers_scores_are_paid_and_shown():
     assert "A verifier scores your last answer 0.450 (doubtful)." in seen[0, 4]
     assert "```\nThe verifier scores it 0.650 (probably right)." in seen[0, 4]
     assert verifier.seen[0][1] == [
-        {"role": "user", "content": EXAMPLE.question}, {"role": "assistant", "content": "the answer: 4"},
+        {"role": "system", "content": SYSTEM}, {"role": "user", "content": EXAMPLE.question},
+        {"role": "assistant", "content": "the answer: 4"},
     ]  # fmt: skip
     assert outcome.success == 1 and outcome.score == pytest.approx(0.45)
     assert outcome.metrics["score_turn_1"] == pytest.approx(0.55) and isinstance(verifier, Scorer)
@@ -282,7 +311,7 @@ class Broken:
     def __init__(self, found):
         self.found = found
 
-    async def scores(self, chats):
+    async def score(self, chats):
         if isinstance(self.found, Exception):
             raise self.found
         if self.found == "hang":
