@@ -159,8 +159,9 @@ def test_nothing_is_claimed_that_was_not_shown(rate, words):
 def test_only_questions_of_both_are_compared():
     ours = [record(i, ["555"]) for i in range(4)]
     theirs = [record(i, ["444444"]) for i in (1, 3, 9)]
-    difference, n = read.paired(ours, theirs)
-    assert n == 2 and difference.value == 1 and read.paired(ours[:1], theirs) is None
+    difference, n = read.paired(ours, theirs, lambda record: record["success"])
+    assert n == 2 and difference.value == 1 and read.paired(ours[:1], theirs, lambda record: 1.0) is None
+    assert read.paired(ours, theirs, read.best_of) is None, "nothing was scored"
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -195,6 +196,7 @@ def test_finished_rows_are_collected_and_written(finished, capsys):
     assert "| trained for correct answers | maj@6 |" in text and "| self-refinement, 6 turns |" in text
     assert "- trained for correct answers: the debate **beats** maj@6 of the untuned model (+" in text
     assert "- trained for correct answers: the debate is **worse than** maj@6 of the same model (-" in text
+    assert "self-refinement of the same model" in text and "by the verifier" not in text
     assert "points on 200 questions)" in text and "### Transfer: debates on ANLI" in text
     with (finished / "debate.csv").open() as file:
         rows = {(row["row"], row["what"]): row for row in csv.DictReader(file)}

@@ -36,7 +36,8 @@ def markdown(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
         page += ["### As many answers", "", *_equal_budgets(flags, task, rows, found)]
         page += [*comparisons(flags, [(task, row) for row in rows], found), ""]
         page += ["### Changes of answers", "", *_transitions(task, rows, found)]
-        page += [f"### Transfer: debates on {words(flags, OTHER[task])}", "", *_by_turn(task, rows, "transfer", turns, found)]
+        page += [f"### Transfer: debates on {words(flags, OTHER[task])}", ""]
+        page += _by_turn(task, rows, "transfer", turns, found)
     return "\n".join(page)
 
 
@@ -95,17 +96,22 @@ def _equal_budgets(flags: argparse.Namespace, task: str, rows: Sequence[str], fo
 
 
 def comparisons(flags: argparse.Namespace, wanted: Wanted, found: Found) -> Iterator[str]:
-    """Whether each debate beats independent samples: of its own model, of the untuned one, of a single agent."""
+    """Whether each debate beats as many answers without one: of its own model, the untuned one, a single agent's."""
     agents, turns = size(flags)
+    baselines = (
+        (f"maj@{agents * turns}", "samples", lambda record: record["success"]),
+        (f"best-of-{agents * turns} by the verifier", "samples", read.best_of),
+        ("self-refinement", "refine", lambda record: record["success"]),
+    )
     for task, row in wanted:
-        debate = found.get((task, row, "debate"))
-        for other in dict.fromkeys((row, *MODELS)):
-            samples = found.get((task, other, "samples"))
-            both = read.paired(debate, samples) if debate and samples else None
-            if both is not None:
-                whose = "the same model" if other == row else MODELS[other]
-                said = read.verdict(both[0], f"maj@{agents * turns} of {whose}")
-                yield f"- {ROWS[row].words}: {said} ({read.points(both[0])} points on {both[1]:,} questions)."
+        debate = found.get((task, row, "debate"), ())
+        for method, test, value in baselines:
+            for other in dict.fromkeys((row, *MODELS)):
+                both = read.paired(debate, found.get((task, other, test), ()), value)
+                if both is not None:
+                    whose = "the same model" if other == row else MODELS[other]
+                    said = read.verdict(both[0], f"{method} of {whose}")
+                    yield f"- {ROWS[row].words}: {said} ({read.points(both[0])} points on {both[1]:,} questions)."
 
 
 def _transitions(task: str, rows: Sequence[str], found: Found) -> Iterator[str]:

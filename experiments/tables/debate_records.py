@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.tables.intervals import difference, rate
@@ -97,10 +97,12 @@ def equal_tokens(samples: Sequence[Record], written: float) -> int:
 # ------------------------------------------------------------------------------------------------------ comparison
 
 
-def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[Rate, int] | None:
-    """The success of `ours` less that of `theirs` on the questions of both, and how many these are; None: none."""
-    other = {record["id"]: record["success"] for record in theirs}
-    both = [(record["success"], other[record["id"]]) for record in ours if record["id"] in other]
+def paired(
+    ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float | None]
+) -> tuple[Rate, int] | None:
+    """The success of debates less the `value` of `theirs` on the questions of both, and how many these are; or None."""
+    other = {record["id"]: value(record) for record in theirs}
+    both = [(record["success"], other[record["id"]]) for record in ours if other.get(record["id"]) is not None]
     return (difference(*zip(*both, strict=True)), len(both)) if both else None
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,8 @@ from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
 from envs.tasks.scripted import play
 from envs.tasks.task import PARTS
+from marl_jax.config import flags, validate
+from tests.conftest import shared_data
 
 EXAMPLE = Problem("What is 2 + 3?", 5, 1)
 
@@ -351,6 +355,21 @@ def test_every_kind_of_question_can_be_debated(dataset, monkeypatch):
         assert json.loads(json.dumps(dict(outcome.metrics))) == outcome.metrics and len(ask.replies) == 4
 
 
+@pytest.mark.parametrize(
+    ("dataset", "file", "size"), [("gsm8k", "open/gsm8k_test.jsonl.gz", 1319), ("nli", "nc/anli_test.jsonl.gz", None)]
+)
+def test_known_answers_win_debates_on_published_questions(dataset, file, size, monkeypatch):
+    monkeypatch.setenv("MARL_JAX_DATA", str(shared_data(file).parents[1]))
+    task = Debate(dataset, agents=3, turns=1)
+    examples = task.examples("test")
+    assert size in (None, len(examples))
+    for example in list(examples)[:40]:
+        gold = example["label"] if dataset == "nli" else example.answer
+        texts = [rf"\boxed{{{gold}}}", "hm", rf"So it is \boxed{{{gold}}}."]
+        outcome, _ = play(task, example, lambda seat, *_, texts=texts: texts[seat])
+        assert outcome.success == 1 and outcome.metrics["accuracy_turn_1"] == pytest.approx(2 / 3)
+
+
 def test_questions_have_parameters_of_their_own(tmp_path):
     rows = [{"q": f"How much is {i} and {i}?", "a": 2 * i} for i in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -405,3 +424,24 @@ def test_whatever_agents_say_a_debate_ends_in_order(agents, turns, stop, data):
     assert set(rewards(ask, "process").values()) <= {0, -0.1}
     last = [reply.verdict["answer"] for _, _, reply in ask.replies[-agents:]]
     assert outcome.answer in last and (outcome.success > 0) <= ("5" in last)
+
+
+# ---------------------------------------------------------------------------------------------------------------- docs
+
+PAGE = (Path(__file__).parents[3] / "docs" / "debate.md").read_text()
+
+
+def test_the_example_prints_what_the_page_shows(capsys):
+    code, shown = re.search(r"```python\n(.*?)```\n\n````text\n(.*?)````", PAGE, re.DOTALL).groups()
+    exec(compile(code, "docs/debate.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == shown
+
+
+def test_the_commands_of_the_page_are_accepted(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
+    commands = re.findall(r"python launch.py (.*)", blocks)
+    assert len(commands) == 7
+    for command in commands:
+        given = shlex.split(command.partition("#")[0])
+        validate.check(flags.parse(["launch.py", *given], ("train", "eval")).config)
