@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from envs.tasks.task import Ask, CallFailed, CallTimeout, EpisodeError
+from envs.tasks.task import Ask, EpisodeError, TaskError
 
 GOLD = "gold"
 URLS = ("http://", "https://")
@@ -58,7 +58,9 @@ async def ask_scores(ask: Ask, scorer: Scorer, name: str, chats: Chats, limit: f
     """The scores of some answers, written down under `name`. Raises `ScoreMissing`."""
     try:
         found = await ask.record(name, scorer.score(chats), limit=limit)
-    except (CallTimeout, CallFailed) as error:
+    except TaskError:
+        raise
+    except EpisodeError as error:
         raise ScoreMissing(f"{name}: {error}") from error
     if problem := _problem(found, len(chats)):
         raise ScoreMissing(f"{name}: {problem}")

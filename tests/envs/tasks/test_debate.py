@@ -16,7 +16,7 @@ from envs.tasks.debate import prompts, votes
 from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
 from envs.tasks.scripted import play
-from envs.tasks.task import PARTS
+from envs.tasks.task import PARTS, EpisodeError
 from marl_jax.config import flags, validate
 from tests.conftest import shared_data
 
@@ -326,7 +326,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (ConnectionError("refused"), "ConnectionError: refused"), ("hang", "took more than 0.01 s"),
+        (ConnectionError("refused"), "ConnectionError: refused"), (EpisodeError("no luck"), "no luck"), ("hang", "took more than 0.01 s"),
         ([0.5], r"returned \[0.5\]; expected a list of 2 numbers"), ("0.5", "expected a list of 2 numbers"),
         ([0.5, float("nan")], "score nan"), ([0.5, 1.5], "1.5; expected 0 to 1"), ([0.5, "1"], "score '1'"),
         ([0.5, True], "score True"), (None, "returned None"),
