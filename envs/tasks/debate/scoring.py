@@ -51,7 +51,8 @@ def make_scorer(scorer: str | Scorer, version: str, limit: float) -> Scorer | No
         return scorer
     from envs.tasks.scorer_client import ScorerClient
 
-    return ScorerClient(scorer, version=version, deadline=limit)
+    # Its own error, which says more than that time is up, comes first.
+    return ScorerClient(scorer, version=version, deadline=0.9 * limit)
 
 
 async def ask_scores(ask: Ask, scorer: Scorer, name: str, chats: Chats, limit: float) -> list[float]:

@@ -326,7 +326,8 @@ class Broken:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (ConnectionError("refused"), "ConnectionError: refused"), (EpisodeError("no luck"), "no luck"), ("hang", "took more than 0.01 s"),
+        (ConnectionError("refused"), "ConnectionError: refused"), (EpisodeError("no luck"), "no luck"),
+        ("hang", "took more than 0.01 s"),
         ([0.5], r"returned \[0.5\]; expected a list of 2 numbers"), ("0.5", "expected a list of 2 numbers"),
         ([0.5, float("nan")], "score nan"), ([0.5, 1.5], "1.5; expected 0 to 1"), ([0.5, "1"], "score '1'"),
         ([0.5, True], "score True"), (None, "returned None"),
