@@ -67,11 +67,12 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
     if model is None:
         # Two CPU cores and a model that has never read a word.
         questions, config.steps, config.optim.warmup = GROUP, 2, 0
-        config.task.update(dict(max_new_tokens=4, rows=16, max_length=1536, time_limit=120.0))
+        config.task.update(dict(max_new_tokens=4, rows=16, max_length=1024, time_limit=120.0))
         config.eval.games = 4
-    elif not config.model.lora.rank:
-        config.model.lora.update(ADAPTER)
+    else:
+        adapters(config.model)
         config.optim.lr = max(config.optim.lr, ADAPTER_LR)
+        config.algo.grad_accum_steps = max(config.algo.grad_accum_steps, 8)  # rows are whole chats
     config.task.n_episodes = episodes(questions, algorithm, single, TURNS if model else SMALL_TURNS)
     share(config, parameters, turns)
     return config
@@ -114,12 +115,25 @@ def share(config: ConfigDict, parameters: str, turns: int = TURNS) -> None:
     config.agents = ConfigDict(agents)
     config.policies = ConfigDict({name: defaults.policy() for name in dict.fromkeys(agents.values())})
     if parameters == "pair":
-        other = models.smollm2()
-        other.lora.update(ADAPTER)
-        if config.model.name == "tiny":
-            other = models.tiny()
-            other.shape.d_model = config.model.shape.d_model // 2
-        config.policies.ben.model = other
+        config.policies.ben.model = _other(config.model)
+
+
+def adapters(model: ConfigDict) -> None:
+    """LoRA on every projection over a bf16 base, where there are no adapters yet."""
+    if not model.lora.rank:
+        model.lora.update(ADAPTER)
+        model.param_dtype = "bfloat16"
+
+
+def _other(model: ConfigDict) -> ConfigDict:
+    """The second model of a pair: SmolLM2, or beside the embedded one another that is half as wide."""
+    if model.name == "tiny":
+        other = models.tiny()
+        other.shape.d_model = model.shape.d_model // 2
+        return other
+    other = models.smollm2()
+    adapters(other)
+    return other
 
 
 def at(name: str, turn: int) -> str:
