@@ -82,10 +82,13 @@ def record(example, table, tokens=10, scores=None, gold="5"):
     given = [[None if a == "-" else a for a in row] for row in table]
     verdicts = [[{"right": float(a == gold), "answer": a, "reason": ""} for a in row] for row in given]
     turns = [
-        {"role": f"agent_{a}", "turn": t, "tokens": tokens, "context": 100 * (t + 1), "verdict": verdict}
+        {
+            "role": f"agent_{a}", "turn": t, "tokens": tokens, "context": 100 * (t + 1), "verdict": verdict,
+            "text": verdict["answer"] or "",
+        }
         for t, row in enumerate(verdicts)
         for a, verdict in enumerate(row)
-    ]
+    ]  # fmt: skip
     calls = {} if scores is None else {read.SCORES: {"result": scores}}
     return {
         "example": example, "id": f"q{example}", "success": votes.vote(verdicts[-1]), "failed": None, "turns": turns,
@@ -112,7 +115,10 @@ def test_votes_of_samples_are_those_of_debates(answers, n):
 def test_the_best_sample_is_the_verifiers_choice():
     assert read.best_of(record(0, ["455"], scores=[0.1, 0.9, 0.3])) == 1
     assert read.best_of(record(0, ["455"], scores=[0.9, 0.9, 0.3])) == 0.5
-    assert read.best_of(record(0, ["455"])) is None and read.best_of(record(0, ["4"]) | {"failed": "timeout"}) == 0
+    assert read.best_of(record(0, ["-55"], scores=[0.9, 0.3])) == 1 and read.best_of(record(0, ["---"])) == 0
+    assert read.best_of(record(0, ["4"]) | {"failed": "score_missing"}) == 0
+    some = [record(0, ["455"]), record(1, ["455"], scores=[0, 1, 0])]
+    assert read.scored(some) == some and not read.scored(some[:1])
 
 
 def test_as_many_tokens_as_the_debate():
@@ -161,7 +167,6 @@ def test_only_questions_of_both_are_compared():
     theirs = [record(i, ["444444"]) for i in (1, 3, 9)]
     difference, n = read.paired(ours, theirs, lambda record: record["success"])
     assert n == 2 and difference.value == 1 and read.paired(ours[:1], theirs, lambda record: 1.0) is None
-    assert read.paired(ours, theirs, read.best_of) is None, "nothing was scored"
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -178,7 +183,9 @@ def finished(tmp_path):
             (folder / "answers").mkdir(parents=True)
             (folder / "evaluation.json").write_text("{}")
             draw = lambda: "5" if rng.random() < right else "4"  # noqa: B023, E731
-            records = [record(i, [[draw() for _ in range(agents)] for _ in range(turns)]) for i in range(200)]
+            scores = [0.1 * k for k in range(6)] if (row, test) == ("single", "samples") else None
+            tables = [[[draw() for _ in range(agents)] for _ in range(turns)] for _ in range(200)]
+            records = [record(i, table, scores=scores) for i, table in enumerate(tables)]
             text = "".join(json.dumps(one) + "\n" for one in records)
             (folder / "answers" / "test_00000005.jsonl").write_text(text)
         if ROWS[row].untuned:
@@ -192,11 +199,13 @@ def test_finished_rows_are_collected_and_written(finished, capsys):
     text = (finished / "debate.md").read_text()
     assert text == capsys.readouterr().out
     assert "| | vote, turn 1 | vote, turn 2 | one agent, first turn | one agent, last turn |" in text
-    assert "| two models, untuned | – | – | – | – |" in text and "best-of" not in text
+    assert "| two models, untuned | – | – | – | – |" in text
+    assert text.count("| best-of-6 by the verifier |") == 1, "only what a verifier has scored"
+    assert "best-of-6 by the verifier of the model trained as a single agent (+" in text
     assert "| trained for correct answers | maj@6 |" in text and "| self-refinement, 6 turns |" in text
     assert "- trained for correct answers: the debate **beats** maj@6 of the untuned model (+" in text
     assert "- trained for correct answers: the debate is **worse than** maj@6 of the same model (-" in text
-    assert "self-refinement of the same model" in text and "by the verifier" not in text
+    assert "self-refinement of the same model" in text
     assert "points on 200 questions)" in text and "### Transfer: debates on ANLI" in text
     with (finished / "debate.csv").open() as file:
         rows = {(row["row"], row["what"]): row for row in csv.DictReader(file)}

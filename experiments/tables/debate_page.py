@@ -75,8 +75,7 @@ def lines(flags: argparse.Namespace, task: str, row: str, found: Found) -> Itera
             n = read.equal_tokens(samples, read.cost(debate).written)
             votes = rate([read.majority(record, n) for record in samples])
             yield f"maj@{n}, nearest to the debate in tokens written", votes, read.cost(samples, n)
-        best = [read.best_of(record) for record in samples]
-        if None not in best:
+        if best := [read.best_of(record) for record in read.scored(samples)]:
             yield f"best-of-{most} by the verifier", rate(best), read.cost(samples)
     if refine:
         yield f"self-refinement, {most} turns", _success(refine), read.cost(refine)
@@ -99,15 +98,15 @@ def comparisons(flags: argparse.Namespace, wanted: Wanted, found: Found) -> Iter
     """Whether each debate beats as many answers without one: of its own model, the untuned one, a single agent's."""
     agents, turns = size(flags)
     baselines = (
-        (f"maj@{agents * turns}", "samples", lambda record: record["success"]),
-        (f"best-of-{agents * turns} by the verifier", "samples", read.best_of),
-        ("self-refinement", "refine", lambda record: record["success"]),
+        (f"maj@{agents * turns}", "samples", tuple, lambda record: record["success"]),
+        (f"best-of-{agents * turns} by the verifier", "samples", read.scored, read.best_of),
+        ("self-refinement", "refine", tuple, lambda record: record["success"]),
     )
     for task, row in wanted:
         debate = found.get((task, row, "debate"), ())
-        for method, test, value in baselines:
+        for method, test, usable, value in baselines:
             for other in dict.fromkeys((row, *MODELS)):
-                both = read.paired(debate, found.get((task, other, test), ()), value)
+                both = read.paired(debate, usable(found.get((task, other, test), ())), value)
                 if both is not None:
                     whose = "the same model" if other == row else MODELS[other]
                     said = read.verdict(both[0], f"{method} of {whose}")

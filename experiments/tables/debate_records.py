@@ -75,15 +75,18 @@ def majority(record: Record, n: int) -> float:
     return len(right & set(top)) / len(top) if top else 0.0
 
 
-def best_of(record: Record) -> float | None:
-    """How right the answer is that the verifier scores highest, of equals the mean; None where it scored none."""
-    scores = record["calls"].get(SCORES, {}).get("result")
-    if record["failed"]:
+def scored(records: Sequence[Record]) -> Sequence[Record]:
+    """The records, if a verifier was asked about them; none otherwise."""
+    return records if any(SCORES in record["calls"] for record in records) else ()
+
+
+def best_of(record: Record) -> float:
+    """How right the answer is that the verifier scores highest, of equals the mean; empty answers are not scored."""
+    said = [turn for turn in judged(record) if turn["text"].strip()]
+    if not said:
         return 0.0
-    if scores is None:
-        return None
-    right = [float(turn["verdict"]["right"]) for turn in judged(record)]
-    top = [r for r, score in zip(right, scores, strict=True) if score == max(scores)]
+    scores = record["calls"][SCORES]["result"]
+    top = [t["verdict"]["right"] for t, score in zip(said, scores, strict=True) if score == max(scores)]
     return sum(top) / len(top)
 
 
@@ -98,11 +101,11 @@ def equal_tokens(samples: Sequence[Record], written: float) -> int:
 
 
 def paired(
-    ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float | None]
+    ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float]
 ) -> tuple[Rate, int] | None:
     """The success of debates less the `value` of `theirs` on the questions of both, and how many these are; or None."""
     other = {record["id"]: value(record) for record in theirs}
-    both = [(record["success"], other[record["id"]]) for record in ours if other.get(record["id"]) is not None]
+    both = [(record["success"], other[record["id"]]) for record in ours if record["id"] in other]
     return (difference(*zip(*both, strict=True)), len(both)) if both else None
 
 

@@ -187,14 +187,17 @@ class Debate:
     async def _scores(
         self, ask: Ask, name: str, replies: Sequence[Reply], verdicts: Sequence[Verdict], example: Any
     ) -> list[float]:
-        """Of each reply; a verifier reads it as the answer of an agent that met no other."""
+        """Of each reply; a verifier reads it as the answer of an agent that met no other. An empty one scores 0."""
         if self._scorer is None:
             return [float(verdict["right"]) for verdict in verdicts]
         asked = [{"role": "user", "content": self.questions.question(example)}]
         if system := prompts.system(None, self.questions.system(example)):
             asked.insert(0, {"role": "system", "content": system})
-        chats = [[*asked, {"role": "assistant", "content": reply.text}] for reply in replies]
-        return await ask_scores(ask, self._scorer, name, chats, self.score_limit)
+        said = [k for k, reply in enumerate(replies) if reply.text.strip()]
+        chats = [[*asked, {"role": "assistant", "content": replies[k].text}] for k in said]
+        found = await ask_scores(ask, self._scorer, name, chats, self.score_limit) if chats else []
+        scores = dict(zip(said, found, strict=True))
+        return [scores.get(k, 0.0) for k in range(len(replies))]
 
     def _pay(self, turns: Sequence[_Turn]) -> None:
         paid = pay(self.rules, *([getattr(t, name) for t in turns] for name in ("scores", "right", "malformed")))

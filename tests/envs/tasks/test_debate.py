@@ -298,6 +298,13 @@ def test_a_verifiers_scores_are_paid_and_shown():
     assert "verifier" not in seen[0, 4]
 
 
+def test_a_verifier_is_not_asked_about_empty_answers():
+    verifier = FakeVerifier(lambda text: 0.8)
+    _, ask = play(ArithmeticDebate(scorer=verifier, credit="immediate"), EXAMPLE, debaters([["", 5], [" ", "\n"]]))
+    assert rewards(ask) == {(0, 0): 0, (0, 1): 0.8, (1, 0): 0, (1, 1): 0}
+    assert [len(chats) for chats in verifier.seen] == [1]
+
+
 @pytest.mark.parametrize(
     ("score", "words"),
     [
