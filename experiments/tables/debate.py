@@ -4,8 +4,8 @@
     python -m experiments.tables.debate --model=qwen2.5-coder-1.5b --scorer=http://127.0.0.1:8100 --only=gsm8k
     python -m experiments.tables.debate --only=gsm8k/untuned,gsm8k/correctness        # the embedded model
 
-Rows: the untuned model; trained in debates for correct answers, and for a verifier's scores (with `--scorer`); trained
-as a single agent; and pairs of different models, untuned and trained. All rows that learn sample as many answers, which
+Rows: the untuned model; trained in debates, or as a single agent, for correct answers, and for a verifier's scores
+(with `--scorer`); and pairs of different models, untuned and trained. All rows that learn sample as many answers, which
 is checked; the checkpoint that was best on the validation part (`--step`) is tested, and no test set chooses anything.
 
 Each row is tested in debates of 3 agents and 3 turns, on its own task and on the other one (transfer); as nine
@@ -69,11 +69,14 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def rows_of(flags: argparse.Namespace) -> Wanted:
-    """The (task, row) pairs that are asked for; the row of the verifier needs one."""
+    """The (task, row) pairs that are asked for; rows with a verifier need one, which judges one task."""
     wanted = select("debate", flags.only, TASKS, ROWS)
-    if not flags.scorer and "/verifier" in flags.only:
-        raise SystemExit("debate.py: the row 'verifier' needs --scorer=http://…, the address of a verifier")
-    return [(task, row) for task, row in wanted if row != "verifier" or flags.scorer]
+    asked = [row for row, about in ROWS.items() if about.verifier and f"/{row}" in flags.only]
+    if asked and not flags.scorer:
+        raise SystemExit(f"debate.py: the row {asked[0]!r} needs --scorer=http://…, the address of a verifier")
+    if flags.scorer and len({task for task, _ in wanted}) > 1:
+        raise SystemExit(f"debate.py: a verifier judges one task; accepted with --scorer: --only={' or '.join(TASKS)}")
+    return [(task, row) for task, row in wanted if flags.scorer or not ROWS[row].verifier]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -117,7 +120,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
         start = []
         if ROWS[row].untuned:
             command = [experiment, f"--config.steps={config.steps}", f"--config.optim.warmup={config.optim.warmup}"]
-            command += [f"--config.task.params.scorer={flags.scorer}"] * (row == "verifier")
+            command += [f"--config.task.params.scorer={flags.scorer}"] * ROWS[row].verifier
             training[name] = ([*command, *passed], is_done(folder / name, config.steps))
             own = [f"policies.{policy}.model" for policy, about in config.policies.items() if about.model]
             place = f"{(folder / name).absolute()}@{flags.step}"

@@ -30,21 +30,30 @@ OTHER = {"gsm8k": "anli", "anli": "gsm8k"}
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line: its words, the words of its form, the untuned row it starts from ("": it is untuned), and its tests."""
+    """A line.
+
+    words     that stand in it
+    form      words of its form
+    untuned   the untuned row it starts from; "": it is untuned itself
+    verifier  whether a verifier's scores are paid, in place of correct answers
+    tests     that it is put to
+    """
 
     words: str
     form: tuple[str, ...] = ()
     untuned: str = ""
+    verifier: bool = False
     tests: tuple[str, ...] = ("debate", "samples", "refine", "transfer")
 
 
 ROWS = {
     "untuned": Row("untuned", ("untuned",)),
     "correctness": Row("trained for correct answers", (), "untuned"),
-    "verifier": Row("trained with the verifier", (), "untuned"),
+    "verifier": Row("trained with the verifier", (), "untuned", verifier=True),
     "single": Row("trained as a single agent", ("single",), "untuned"),
+    "single_verifier": Row("trained as a single agent with the verifier", ("single",), "untuned", verifier=True),
     "pair_untuned": Row("two models, untuned", ("untuned", "pair"), tests=("debate",)),
-    "pair": Row("two models, trained for correct answers", ("pair",), "pair_untuned", ("debate",)),
+    "pair": Row("two models, trained for correct answers", ("pair",), "pair_untuned", tests=("debate",)),
 }
 
 
