@@ -79,11 +79,14 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
 
 
 def params(dataset: str, **changes: Any) -> dict[str, Any]:
-    """The parameters of a debate, all of them, so that each can be changed on the command line."""
+    """The parameters of a debate, all of them, so that each can be changed on the command line.
+
+    AT-GRPO continues with any candidate: with the best of several, agents would hardly ever meet a wrong answer.
+    """
     return dict(
         dataset=dataset, agents=AGENTS, eval_agents=EVAL_AGENTS, turns=TURNS, stop_at_consensus=False, scorer="gold",
         scorer_version="", verifier_lines=False, preset="paper", credit="influence", gamma=-1.0, alpha0=0.0,
-        alpha1=0.0, beta0=0.0, beta1=0.0, format_penalty=-1.0, min_words=0, continuation="best",
+        alpha1=0.0, beta0=0.0, beta1=0.0, format_penalty=-1.0, min_words=0, continuation="random",
     ) | changes  # fmt: skip
 
 
