@@ -1,6 +1,7 @@
 """Debates in whole runs: more agents in evaluations than in training, and verifiers that do not answer."""
 
 import contextlib
+import dataclasses
 
 import pytest
 from ml_collections import ConfigDict
@@ -11,9 +12,11 @@ from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
+from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.sampling.settings import Sampling
 from tests.marl_jax import tiny_task
-from tests.marl_jax.tiny_host import make_rollout
+from tests.marl_jax.tiny_host import FakeSampler, make_rollout, merging_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -61,6 +64,20 @@ def test_a_score_that_does_not_come_costs_an_episode_and_not_the_run():
     failed = metrics["episodes/failed/score_missing"]
     assert metrics["episodes"] == 12 and 0 < failed == metrics["episodes/failed"] < 12
     assert int((samples.answer_lengths > 0).sum()) == 4 * (12 - failed)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_models_that_take_turns_in_one_chat_need_equal_tokenizers(same):
+    """Equal, not the same object: copies of a model each have their own."""
+    first = merging_tokenizer()
+    second = merging_tokenizer.__wrapped__() if same else dataclasses.replace(first, template=f"{first.template} ")
+    assert second is not first
+    speakers = [Speaker(FakeSampler(tokenizer=t), t, Sampling(max_new_tokens=8), 4000) for t in (first, second)]
+    seating = lambda seat, turn: min(turn, 1)  # noqa: E731
+    rollout = make_rollout(ArithmeticDebate(n_examples=12), n_examples=2, speakers=speakers, seating=seating)
+    with contextlib.closing(rollout):
+        _, _, metrics = rollout({}, rollout.init(None, None))
+    assert metrics["episodes/finished"] == (4 if same else 0) and metrics["episodes/failed"] == (0 if same else 4)
 
 
 def test_policies_of_agents_and_turns_are_refused_for_agents_that_are_not_there():
