@@ -16,7 +16,8 @@ evaluation 3 and 3.
     --config.policies.ben.frozen=true                      `pair`, `per_agent`: Ben does not learn
 
 Problems are GSM8K's where its files are found in $MARL_JAX_DATA; the embedded model has 18 built-in ones. It has never
-read a word, so it boxes no answer and learns nothing; the run shows that everything works.
+read a word, so it boxes no answer and learns nothing; the run shows that everything works. Its two steps and two
+evaluations, of debates with two turns, take 25 seconds of CPU time.
 """
 
 from configs import debate
