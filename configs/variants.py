@@ -49,9 +49,9 @@ def qwen2_5_coder_half_billion(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def qwen2_5_coder_two_billion(config: ConfigDict) -> ConfigDict:
+def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-Coder-1.5B on one GPU, LoRA adapters."""
-    config.model = models.qwen2_5_coder_two_billion()
+    config.model = models.qwen2_5_coder_1_5_billion()
     _pretrained(config, lr=1e-4)
     config.rollout.update(dict(games=512))
     config.algo.grad_accum_steps = 8
@@ -83,7 +83,7 @@ VARIANTS = {
     "smollm2-lora": smollm2_lora,
     "qwen2.5-0.5b": qwen2_5_half_billion,
     "qwen2.5-coder-0.5b": qwen2_5_coder_half_billion,
-    "qwen2.5-coder-1.5b": qwen2_5_coder_two_billion,
+    "qwen2.5-coder-1.5b": qwen2_5_coder_1_5_billion,
     "qwen2.5-7b": qwen2_5_seven_billion,
     "qwen3-1.7b": qwen3_two_billion,
     "qwen3-8b": qwen3_eight_billion,

@@ -288,3 +288,13 @@ def test_the_alarm_is_given_back():
     rollout.close()
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert_equal_samples(one, two)
+
+
+def test_a_task_that_asks_for_no_candidates_is_none_for_algorithms_that_compare_them():
+    async def one_answer(ask, example):
+        await ask.chat(0).say(example)
+        return Outcome(1)
+
+    problem = "asked for one answer at every turn, and the algorithm compares 4"
+    with contextlib.closing(make_rollout(one_answer, candidates=4)) as rollout, pytest.raises(RunError, match=problem):
+        rollout({}, rollout.init(None, None))
