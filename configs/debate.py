@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import algorithms, defaults, models, tasks, variants
+from configs import algorithms, defaults, models, published, tasks, variants
 
 QUESTIONS, STEPS = 256, 50
 AGENTS, EVAL_AGENTS, TURNS, SMALL_TURNS = 2, 3, 3, 2
@@ -27,7 +27,7 @@ NAMES = ("ada", "ben")
 """The agents that are trained; further ones of evaluations get their policies in turn."""
 
 UNTUNED, SINGLE = "untuned", "single"
-ALGORITHMS = ("ppo", "grpo", "at_grpo", UNTUNED)
+ALGORITHMS = ("ppo", "maporl", "grpo", "at_grpo", UNTUNED)
 PARAMETERS = ("shared", "per_agent", "per_turn", "first_turn_apart", "per_agent_turn", "pair")
 WORDS = (*ALGORITHMS, *PARAMETERS, SINGLE)
 
@@ -36,6 +36,7 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
     """A debate over a data set in one of its forms: words with + between them, in any order, none of them needed.
 
     ppo, grpo, at_grpo   the algorithm; ppo is the default
+    maporl               PPO as in the paper: later turns learn, four epochs (`published.maporl`)
     untuned              not trained, for `--mode=eval`
     single               one agent, one turn: reinforcement learning without a debate
     shared               one policy for all agents and turns (the default)
@@ -51,14 +52,14 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
     """
     algorithm, parameters, single, model = parts(form)
     config = defaults.get_config()
-    config.algo = _algorithm(algorithm)
+    agents, turns = (1, 1) if single else (AGENTS, TURNS if model else SMALL_TURNS)
+    config.algo = _algorithm(algorithm, turns)
     config.steps = STEPS
     config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=25, games=256, temperature=TEMPERATURE))
     config.checkpoint.update(dict(every=25, best_metric="self/success"))
     config = variants.choose(config, model)
     config.algo.entropy_coef = 0.0
-    agents, turns = (1, 1) if single else (AGENTS, TURNS if model else SMALL_TURNS)
     defaults.use_task(config, "debate", **params(
         dataset if model else small, agents=agents, eval_agents=1 if single else EVAL_AGENTS, turns=turns
     ))  # fmt: skip
@@ -72,6 +73,8 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
     else:
         adapters(config.model)
         config.optim.lr = max(config.optim.lr, ADAPTER_LR)
+        if algorithm == "maporl":
+            config.optim.update(published.MAPORL_OPTIM)
         config.algo.grad_accum_steps = max(config.algo.grad_accum_steps, 8)  # rows are whole chats
     config.task.n_episodes = episodes(questions, algorithm, single, TURNS if model else SMALL_TURNS)
     share(config, parameters, turns)
@@ -158,15 +161,19 @@ def parts(form: str | None) -> tuple[str, str, bool, str | None]:
         known = f"{', '.join(WORDS)}, and the models {', '.join(variants.VARIANTS)}"
         raise ValueError(f"form {form!r} has {unknown[0]!r}, which is unknown; accepted: {known}")
     algorithm, parameters, single, model = chosen
+    if single and algorithm == "maporl":
+        raise ValueError(f"form {form!r} has 'maporl', whose first turn does not learn, with one turn; accepted: ppo")
     if single and parameters not in ("", "shared"):
         raise ValueError(f"form {form!r} has {parameters!r} with one agent and one turn; accepted: shared")
     return algorithm or "ppo", parameters or "shared", bool(single), None if model in ("", "tiny") else model
 
 
-def _algorithm(name: str) -> ConfigDict:
+def _algorithm(name: str, turns: int) -> ConfigDict:
     """An answer's reward contains what it leads to, so PPO discounts later turns away."""
     if name == "ppo":
         return algorithms.ppo(
             gamma=0.0, gae="token", epochs=1, minibatches=2, value_coef=0.1, kl_coef=2e-4, kl_in="reward", kl_kind="k1"
         )
+    if name == "maporl":
+        return published.maporl(turns)
     return tasks.ALGORITHMS["at_grpo" if name == "at_grpo" else "grpo"]()

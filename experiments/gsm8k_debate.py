@@ -5,10 +5,10 @@ r"""Debates on GSM8K: agents answer alone, read each other, answer again, and ar
     python launch.py --config=experiments/gsm8k_debate.py:at_grpo+per_turn+qwen2.5-coder-0.5b
     python launch.py --config=experiments/gsm8k_debate.py:untuned+qwen2.5-coder-1.5b --mode=eval
 
-A form is a list of words with + between them: an algorithm (`ppo`, `grpo`, `at_grpo`, or `untuned` for `--mode=eval`),
-who shares parameters (`shared`, `per_agent`, `per_turn`, `first_turn_apart`, `per_agent_turn`, or `pair` for two base
-models), `single` for one agent without a debate, and a model (`configs/debate.py`). Training has 2 agents and 3 turns,
-evaluation 3 and 3.
+A form is a list of words with + between them: an algorithm (`ppo`, `maporl` for the paper's PPO, `grpo`, `at_grpo`, or
+`untuned` for `--mode=eval`), who shares parameters (`shared`, `per_agent`, `per_turn`, `first_turn_apart`,
+`per_agent_turn`, or `pair` for two base models), `single` for one agent without a debate, and a model
+(`configs/debate.py`). Training has 2 agents and 3 turns, evaluation 3 and 3.
 
     --config.task.params.scorer=http://127.0.0.1:8100      pays a verifier's scores; else correctness
     --config.task.params.preset=released                   the credit of the code released with the paper

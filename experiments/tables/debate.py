@@ -63,7 +63,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
     parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
     parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
-    parser.add_argument("--algorithm", choices=("ppo", "grpo", "at_grpo"), default="ppo", help="of rows that learn")
+    algorithms = [name for name in forms.ALGORITHMS if name != forms.UNTUNED]
+    parser.add_argument("--algorithm", choices=algorithms, default="ppo", help="of rows that learn")
     parser.add_argument("--scorer", default="", help="address of a verifier; '': no row with one, no best-of-N")
     return read_flags(parser, "debate", argv)
 

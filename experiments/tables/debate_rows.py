@@ -59,7 +59,9 @@ ROWS = {
 
 def form_of(flags: argparse.Namespace, row: str) -> str:
     """What stands behind the colon of `--config`."""
-    words = [*ROWS[row].form, *([flags.algorithm] if ROWS[row].untuned else []), flags.model]
+    # MAPoRL's first turn does not learn, and a single agent has no other.
+    algorithm = "ppo" if flags.algorithm == "maporl" and "single" in ROWS[row].form else flags.algorithm
+    words = [*ROWS[row].form, *([algorithm] if ROWS[row].untuned else []), flags.model]
     return "+".join(word for word in words if word)
 
 
