@@ -57,16 +57,18 @@ class VerifierEvaluation:
         if self._scorer is None:
             self._scorer = Scorer(backbone.policy, own, backbone.tokenizer, setup.config.task.max_length)
         self._scorer.weights = own
+        different = list(dict.fromkeys(one.reading for answers in self._sets.values() for one in answers))
+        found = dict(zip(different, self._scorer.score(different), strict=True))  # both sets share most answers
+        self._scorer.weights = None  # those of the next call are other arrays, and these may be donated
         rows = []
         for name, answers in self._sets.items():
-            scores = np.array(self._scorer.score([one.reading for one in answers]))
+            scores = np.array([found[one.reading] for one in answers])
             right, questions = _columns(answers)
             self._scores[name] = scores
-            found = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
-            rows.append({"opponent": name, "part": self._part, **found})
+            row = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
+            rows.append({"opponent": name, "part": self._part, **row})
             log.info("evaluation on %s, %s (%d answers to %d questions)", self._part, stats.describe(rows[-1]),
-                     found["games"], found["distinct"])  # fmt: skip
-        self._scorer.weights = None  # those of the next call are other arrays, and these may be donated
+                     row["games"], row["distinct"])  # fmt: skip
         return rows
 
     def write(self, workdir: Path, step: int) -> None:
