@@ -36,17 +36,20 @@ class VerifierEvaluation:
         self._setup, self._part = setup, part
         c, backbone = setup.config, setup.backbone
         questions = verifier.read_part(c, setup.workdir, part)
+        readable = labelled.Readable(backbone.tokenizer, questions, c.task.max_length)
+        questions = readable.questions
         natural = [(i, a) for i, q in enumerate(questions) for a in q.answers if not a.gold]
         balanced = labelled.balance(questions, c.algo.samples, c.eval.seed, gold=False)
         self._sets: dict[str, list[labelled.Labelled]] = {}
         for name, chosen in (("balanced", balanced.chosen), ("natural", natural)):
-            rows, left_out = labelled.read_all(backbone.tokenizer, questions, chosen, c.task.max_length)
+            rows = readable.read(chosen)
             if not rows:
                 log.warning("there are no %s answers of %s to evaluate on", name, part)
                 continue
-            log.info("%s, %s: %d answers to %d questions, %d left out as empty or too long", part, name, len(rows),
-                     len({one.question for one in rows}), left_out)  # fmt: skip
+            log.info("%s, %s: %d answers to %d questions", part, name, len(rows), len({one.question for one in rows}))
             self._sets[name] = rows
+        if readable.left_out:
+            log.info("%s: %d answers are left out as empty or too long", part, readable.left_out)
         self._scorer: Scorer | None = None
         self._scores: dict[str, np.ndarray] = {}
 
