@@ -195,6 +195,7 @@ SERVE = {  # of --mode=serve and --mode=serve_reward
     "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
     "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
     "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),
+    "session_idle": Field(3600.0, number(0, above=True), "seconds after which a session that nobody uses is ended"),
     "traces": Field(True, SWITCH, "write sessions to traces.jsonl in the folder of the run"),
 }
 

@@ -114,6 +114,15 @@ def test_keys_of_sessions_open_their_sessions_only():
         assert post(url, "/v1/sessions/none", None, ADMIN)[0] == 404
 
 
+def test_sessions_that_were_left_behind_are_ended():
+    with endpoint(Parrot(), session_idle=1.0) as (url, found):
+        left, used = (post(url, "/v1/sessions", {})[1] for _ in range(2))
+        found.sessions.get(used["id"]).last_used += 1000
+        wait_for(lambda: list(found.sessions.open_sessions) == [used["id"]])
+        assert post(url, "/v1/chat/completions", HELLO, left["key"])[0] == 403
+        assert post(url, "/v1/chat/completions", HELLO, used["key"])[0] == 200
+
+
 def test_weights_and_pausing_are_the_admins():
     asked = []
 
