@@ -12,4 +12,4 @@ from configs import poker
 def get_config(form: str | None = None):
     """Self-play on Kuhn poker."""
     shape = dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64)  # enough for twelve information sets
-    return poker.poker("kuhn", form, steps=200, turns=12, entropy=0.15, chips=1.0, shape=shape)
+    return poker.poker("kuhn", form, steps=200, turns=12, entropy=(0.15, 0.03), chips=1.0, shape=shape)

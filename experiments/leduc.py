@@ -12,4 +12,4 @@ from configs import poker
 def get_config(form: str | None = None):
     """Self-play on Leduc poker."""
     shape = dict(d_model=48, n_layers=1, n_heads=3, n_kv_heads=3, d_ff=96)
-    return poker.poker("leduc", form, steps=300, turns=16, entropy=0.1, chips=0.25, shape=shape, suits=False)
+    return poker.poker("leduc", form, steps=200, turns=16, entropy=(0.2, 0.08), chips=0.25, shape=shape, suits=False)

@@ -108,8 +108,10 @@ class Evaluation:
         for row in rows:
             log.info("evaluation, %s (%d games, %d distinct)", stats.describe(row), row["games"], row["distinct"])
         if self._exact is not None:
-            rows.append(exact_row(self._exact(weights)))
-            log.info("evaluation, %s (exact)", stats.describe(rows[-1]))
+            found = self._exact(weights)
+            rows.append(exact_row(found))
+            words = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
+            log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
         return rows
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
