@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, meshes, models
 
-SFT = "sft"
+SFT, SCRATCH = "sft", "scratch"
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
@@ -78,6 +78,26 @@ VARIANTS = {
     "qwen3-1.7b": qwen3_two_billion,
     "qwen3-8b": qwen3_eight_billion,
 }
+
+
+def stages(variant: str | None) -> tuple[str, str | None]:
+    """Of an experiment that imitates and then plays: "both", or the one stage that a variant asks for, and its model.
+
+    `sft` and `sft+MODEL` only imitate, `scratch` and `scratch+MODEL` only play.
+    """
+    first, _, rest = (variant or "").partition("+")
+    one = first in (SFT, SCRATCH)
+    model = rest if one else variant
+    return first if one else "both", None if model in (None, "", "tiny") else model
+
+
+def only_first_stage(config: ConfigDict) -> ConfigDict:
+    """The config of an experiment's first stage, as a run of its own."""
+    changes = config.first_stage.to_dict()
+    config.first_stage = {}
+    config.algo = algorithms.sft(**{name: value for name, value in changes.pop("algo").items() if name != "name"})
+    config.update(changes)
+    return config
 
 
 def parts(variant: str | None) -> tuple[bool, str | None]:

@@ -1,36 +1,61 @@
-"""Hanabi: one policy for all seats learns to cooperate by playing with itself.
+"""Hanabi: one policy for all seats imitates the convention bot, then learns to cooperate by playing with itself.
 
     python launch.py --config=experiments/hanabi_selfplay.py
 
-The default is the small game (2 colours, 2 cards in hand). Expect a score of 1.6 after 60 of its 200 updates, from 0,
-in eight minutes of processor time or so (docs/results.md); larger batches get further. The variants `:smollm2`,
-`:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the others of `configs/variants.py` play the full game of two.
+Both stages are one command, which resumes whichever was interrupted (`config.first_stage`). PPO is held near the
+imitated policy by a KL, and its entropy bonus falls. The default is the small game (2 colours, 2 cards in hand, 1 life)
+with the embedded model, for two CPU cores. The variants `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and
+the others of `configs/variants.py` play the full game of two. Results: docs/results.md.
 
-`:sft` and `:sft+MODEL` imitate the convention bot; `--config.model.init_from=FOLDER` starts another run from there.
+`:scratch` and `:scratch+MODEL` leave the imitation out, `:sft` and `:sft+MODEL` stop behind it.
 """
 
-from configs import defaults, variants
+from configs import algorithms, defaults, variants
 
 
 def get_config(variant: str | None = None):
-    """Self-play PPO on Hanabi; rewards belong to the team."""
-    sft, model = variants.parts(variant)
+    """Imitation and self-play PPO on Hanabi; rewards belong to the team."""
+    stages, model = variants.stages(variant)
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
-    config.steps = 200
     small = model is None
     # Half of a lost score is paid back in training; less or more of it taught less (docs/results.md).
     config.env = defaults.environment("hanabi", preset="small" if small else "full", consolation=0.5)
-    config.rollout.update(dict(games=128, turns=16))
-    config.algo.update(dict(gamma=0.99, epochs=1, minibatches=4, entropy_coef=0.01))
-    config.eval.every = 20
+    config.algo.update(dict(gamma=0.99, epochs=1, min_entropy_ratio=0.0))
     config.eval.opponents = ()  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
     config = variants.choose(config, model)
-    if not small:  # longer games and long prompts
-        config.steps = 130
-        config.rollout.update(dict(games=128, turns=24))
-        # Answers of one token: sampler and learner hardly differ.
-        config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02, tis_clip=0.0))
-        config.optim.schedule = "linear"
-    return variants.imitate(config, model) if sft else config
+    config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
+    if small:
+        _small(config)
+    else:
+        _full(config)
+    if stages == "scratch":
+        config.first_stage = {}
+    return variants.only_first_stage(config) if stages == "sft" else config
+
+
+def _small(config) -> None:
+    """Fifteen minutes of two CPU cores."""
+    config.model.unroll = 2
+    config.steps = 120
+    config.rollout.update(dict(games=128, turns=16))
+    config.algo.update(dict(minibatches=4, entropy_coef=0.01, kl_coef=0.05))
+    config.optim.update(dict(lr=5e-4, warmup=5))
+    config.eval.every = 20
+    config.first_stage = algorithms.imitation_stage(
+        steps=100, lr=3e-3, rollout=dict(games=256, turns=16), minibatches=8, noise=0.03
+    )
+
+
+def _full(config) -> None:
+    """Longer games and long prompts, of which the compact text makes a third."""
+    config.env.text = "compact"
+    config.steps = 200
+    config.rollout.update(dict(games=512, turns=24))
+    config.algo.update(dict(minibatches=4, grad_accum_steps=8, entropy_coef=0.01, kl_coef=0.02))
+    config.optim.schedule = "linear"
+    config.eval.every = 20
+    config.first_stage = algorithms.imitation_stage(
+        steps=400, lr=config.optim.lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=2, noise=0.02
+    )

@@ -49,14 +49,19 @@ class Algorithm:
     examine: Callable[[Any], Callable[[dict], Examined]] | None = None
 
 
-class Examined(NamedTuple):
-    """How often something was right: the name of the row and of the metric, and counts, of distinct cases too."""
+class Count(NamedTuple):
+    """How often something was right; of the cases, how many were distinct."""
 
-    name: str
-    metric: str
     right: int
     total: int
     distinct: int
+
+
+class Examined(NamedTuple):
+    """What was counted on held-out games: the name of the row, and counts by metric, the headline first."""
+
+    name: str
+    counts: dict[str, Count]
 
 
 def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
@@ -123,7 +128,7 @@ class ClippedObjective:
         }
         loss = metrics["policy_loss"]
         if algo.entropy_coef:
-            loss -= algo.entropy_coef * metrics["entropy"]
+            loss -= algo.entropy_coef * algo.get("entropy_scale", 1.0) * metrics["entropy"]
         if self.critic:
             value = losses.value_loss(scores.values, samples.values, samples.returns, algo.value_clip)
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)

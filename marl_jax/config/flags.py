@@ -227,9 +227,13 @@ def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
     """Sets fields of open groups, which the config need not list."""
     with config.unlocked():
         for field, text in texts.items():
-            group, key = field.rsplit(".", 1)
+            *groups, key = field.split(".")
             try:
-                functools.reduce(getattr, group.split("."), config)[key] = literal(text)
+                here = config
+                for name in groups:  # a group of `first_stage` need not be there yet
+                    here[name] = here.get(name, ConfigDict())
+                    here = here[name]
+                here[key] = literal(text)
             except (AttributeError, KeyError, TypeError) as error:
                 raise ConfigError([f"--config.{field}={text}: no such field, or another type than now"]) from error
 

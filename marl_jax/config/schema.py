@@ -27,6 +27,7 @@ RUN = {
     "name": Field("", TEXT, "name of the experiment; '' is the name of its file"),
     "seed": Field(0, SEED, "of everything that is random"),
     "steps": Field(200, integer(1), "updates; a run that has done them all says so and stops"),
+    "first_stage": Field({}, OPEN, "fields that differ in a stage before the run, from which it starts; {}: no stage"),
     "plugins": Field((), TEXTS, "modules to import first, which add games, tasks, algorithms, bots or model families"),
 }
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from marl_jax.config import stages
 from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
 from marl_jax.learning import overlong
@@ -39,15 +40,43 @@ from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
 
+Runs = tuple[tuple[ConfigDict, Path], ...]
+"""Configs of runs, each with its folder."""
+
 
 def train(config: ConfigDict, workdir: Path) -> None:
-    """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
-    setup = setups.make(config, workdir=workdir)
-    with workdir_lock(workdir), GracefulStop() as stop:
-        _train(setup, workdir, stop)
+    """Trains until `config.steps`, the stage before the run first; each from its newest checkpoint if it has one."""
+    with GracefulStop() as stop:
+        _train_stages(config, workdir, stop)
 
 
-def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
+def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
+    """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
+    stage, folder = stages.first_stage(config), workdir / stages.FOLDER
+    if stage is not None and not all_steps_done(folder, stage.steps):
+        setups.make(config)  # what does not fit together is refused before the first stage, not behind it
+        log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
+        if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
+            return False
+        log.info("the first stage is done: %s, %d steps", config.algo.name, config.steps)
+    setup = setups.make(stages.started(config, workdir), workdir=workdir)
+    with workdir_lock(workdir):
+        if jax.process_index() == 0:
+            for waiting, place in after:  # so that the folder is that of a run, which can be resumed without its config
+                write_config(waiting, place)
+        return _train(setup, config, workdir, stop)
+
+
+def all_steps_done(workdir: Path, steps: int) -> bool:
+    """Whether the run in a folder has a checkpoint of its last step."""
+    if not (workdir / "checkpoints").is_dir():
+        return False
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        return (checkpoints.latest or 0) >= steps
+
+
+def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
+    """One stage; `given` is its config as the user has it, without the place of the stage before."""
     config = setup.config
     main = jax.process_index() == 0
 
@@ -63,7 +92,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
     if main:
-        write_config(config, workdir, done=start >= config.steps)
+        write_config(given, workdir, done=start >= config.steps)
     if restored is not None:
         states, kept = resumed(states, restored.state)
         rollout_state = kept if rollout.jitted else restored.meta["rollout"]
@@ -104,7 +133,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                         jax.block_until_ready(samples.tokens)
                 del params
                 with train_mesh(), clock.phase("update"):
-                    states, more = learn(states, samples, step_key)
+                    states, more = learn(states, samples, step_key, jnp.float32(step / config.steps))
                     found = jax.device_get({**found, **more})
                 step += 1
 
@@ -143,6 +172,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
     if main:
         report.main(workdir)
+    return step >= config.steps
 
 
 def optimiser_of(config: ConfigDict):
@@ -189,9 +219,19 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
     return roll, learn, after_update
 
 
-def learn_step(setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array):
-    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics)."""
-    algo, algorithm, found = setup.config.algo, setup.algorithm, {}
+def learn_step(
+    setup: Setup,
+    optimiser,
+    states: dict[str, TrainState],
+    samples: Samples,
+    key: jax.Array,
+    progress: jax.Array | float = 0.0,
+):
+    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics).
+
+    progress  the share of the run's steps that are done, float32 []
+    """
+    algo, algorithm, found = scheduled(setup.config.algo, progress), setup.algorithm, {}
     for backbone in setup.trained_backbones:
         policy, state = backbone.policy, states[backbone.name]
         mine = setup.team.own(samples, backbone.number)
@@ -203,6 +243,15 @@ def learn_step(setup: Setup, optimiser, states: dict[str, TrainState], samples: 
         state, updated = update_active_rows(update, state, mine, jax.random.fold_in(key, 1 + backbone.number), most)
         states, found[backbone.name] = {**states, backbone.name: state}, {**metrics, **more, **updated}
     return states, merge_metrics(found)
+
+
+def scheduled(algo: ConfigDict, progress: jax.Array | float) -> ConfigDict:
+    """The algorithm's fields, with what changes as a run goes on: `entropy_scale`, by which the bonus has fallen."""
+    if algo.get("min_entropy_ratio", 1.0) == 1.0:
+        return algo
+    algo = algo.copy_and_resolve_references().unlock()
+    algo.entropy_scale = 1.0 - (1.0 - algo.min_entropy_ratio) * progress
+    return algo
 
 
 def merge_metrics(found: dict[str, dict]) -> dict:

@@ -262,22 +262,23 @@ def _split(values: tuple[str, ...], mask: int) -> tuple[list[str], list[str]]:
 
 # --- Brief style ----------------------------------------------------------------------------------------------------
 
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"  # a bit mask of up to five values is one digit of base 32
+
 
 def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
-    """The same tables as in the full style, each with variants of one width; spaces between groups."""
-    numbers = tuple(map(str, range(game.ranks + 1)))
-    known = _flagged(game)
+    """The same tables as in the full style, each with variants of one width, so that nothing has to stand between."""
+    known = _masks(game)
     piles = itertools.product(*(range(n + 1) for n in reversed(copies(game.ranks))))
     discarded = Table(tuple("".join(map(str, reversed(pile))) for pile in piles))
-    pieces: list[Piece] = [Table(numbers)] * game.colors
+    pieces: list[Piece] = [Table(tuple(map(str, range(game.ranks + 1))))] * game.colors
     for most in (game.max_information_tokens, game.max_life_tokens, game.n_cards - game.players * game.hand_size):
         digits = len(str(most))
-        pieces += [Fixed(" "), Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1)))]
-    pieces += [Fixed(" "), Table(tuple(map(str, range(game.players + 1))))]
-    pieces += [Fixed(" "), discarded] * game.colors
-    pieces += [Fixed(" "), Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
-    pieces += [Fixed(" "), Table(("--", *_cards(game))), *known] * ((game.players - 1) * game.hand_size)
-    pieces += [Fixed(" "), *known] * game.hand_size
+        pieces.append(Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1))))
+    pieces.append(Table(tuple(map(str, range(game.players + 1)))))
+    pieces += [discarded] * game.colors
+    pieces += [Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
+    pieces += [Table(("--", *_cards(game))), *known] * ((game.players - 1) * game.hand_size)
+    pieces += known * game.hand_size
     return tuple(pieces)
 
 
@@ -295,26 +296,17 @@ def brief_events(game: Hanabi) -> tuple[Piece, ...]:
         Table(("", ":")),
         *[Table(("", "--", *_cards(game)), linked=True)] * game.hand_size,
         Fixed("="),
-        *_flagged(game) * game.hand_size,
+        *_masks(game) * game.hand_size,
     )
 
 
 def _brief_outcomes(game: Hanabi) -> list[str]:
-    """A card in capitals was built, in small letters discarded or lost; a hint shows the places it named."""
+    """A card in capitals was built, in small letters discarded or lost; a hint shows the mask of places it named."""
     cards = _cards(game)
-    width = max(2, game.hand_size)
-    outcomes = ["-", *(c.lower() for c in cards), *cards, *(c.lower() for c in cards)]
-    outcomes += [_flags(tuple("*" * game.hand_size), mask) for mask in range(2**game.hand_size)]
-    return [outcome.ljust(width, "-") for outcome in outcomes]
+    lost = [c.lower() for c in cards]
+    return ["--", *lost, *cards, *lost, *(f"*{_DIGITS[mask]}" for mask in range(2**game.hand_size))]
 
 
-def _flagged(game: Hanabi) -> tuple[Table, Table]:
-    ranks = tuple(map(str, range(1, game.ranks + 1)))
-    return tuple(
-        Table(tuple(_flags(values, mask) for mask in range(2 ** len(values)))) for values in (_letters(game), ranks)
-    )
-
-
-def _flags(values: tuple[str, ...], mask: int) -> str:
-    """Each value that is in the bit mask, a dash for each that is not."""
-    return "".join(value if mask >> bit & 1 else "-" for bit, value in enumerate(values))
+def _masks(game: Hanabi) -> tuple[Table, Table]:
+    """The colours and the ranks that hints leave possible."""
+    return tuple(Table(tuple(_DIGITS[: 2**n])) for n in (game.colors, game.ranks))
