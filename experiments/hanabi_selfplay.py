@@ -19,8 +19,9 @@ def get_config(variant: str | None = None):
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
     small = model is None
-    # Half of a lost score is paid back in training; less or more of it taught less (docs/results.md).
-    config.env = defaults.environment("hanabi", preset="small" if small else "full", consolation=0.5)
+    # Part of a lost score is paid back in training, more of it to players who still lose every game (docs/results.md).
+    consolation = 0.5 if stages == "scratch" else 0.3
+    config.env = defaults.environment("hanabi", preset="small" if small else "full", consolation=consolation)
     config.algo.update(dict(gamma=0.99, epochs=1, min_entropy_ratio=0.0))
     config.eval.opponents = ()  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
@@ -38,24 +39,30 @@ def get_config(variant: str | None = None):
 def _small(config) -> None:
     """Fifteen minutes of two CPU cores."""
     config.model.unroll = 2
-    config.steps = 120
+    config.steps = 100
     config.rollout.update(dict(games=128, turns=16))
-    config.algo.update(dict(minibatches=4, entropy_coef=0.01, kl_coef=0.05))
+    config.reward.update(dict(team=0.2, process=0.2))  # values of about 1, whose loss does not drown the policy's
+    config.algo.update(dict(minibatches=4, entropy_coef=0.01, kl_coef=0.02))
     config.optim.update(dict(lr=5e-4, warmup=5))
-    config.eval.every = 20
+    config.eval.every = 25
     config.first_stage = algorithms.imitation_stage(
-        steps=100, lr=3e-3, rollout=dict(games=256, turns=16), minibatches=8, noise=0.03
+        steps=110, lr=2e-3, rollout=dict(games=256, turns=16), minibatches=16, noise=0.03
     )
 
 
 def _full(config) -> None:
-    """Longer games and long prompts, of which the compact text makes a third."""
-    config.env.text = "compact"
-    config.steps = 200
-    config.rollout.update(dict(games=512, turns=24))
-    config.algo.update(dict(minibatches=4, grad_accum_steps=8, entropy_coef=0.01, kl_coef=0.02))
-    config.optim.schedule = "linear"
+    """Longer games and longer prompts: the compact text, of which 128 tokens hold all but one position in thousands."""
+    config.env.update(dict(text="compact", turn_tokens=128))
+    config.model.remat = "none"
+    config.steps = 120
+    config.rollout.update(dict(games=512, turns=16))
+    config.reward.update(dict(team=0.1, process=0.1))
+    config.algo.update(dict(minibatches=4, grad_accum_steps=4, entropy_coef=0.01, kl_coef=0.02))
+    config.optim.update(dict(schedule="linear", warmup=5))
     config.eval.every = 20
     config.first_stage = algorithms.imitation_stage(
-        steps=400, lr=config.optim.lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=2, noise=0.02
+        steps=250, lr=3e-4, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=2, noise=0.02
     )
+    config.first_stage.eval = dict(every=50)
+    if config.model.lora.rank:
+        config.first_stage.optim.lr = 1e-3

@@ -52,6 +52,11 @@ ENV = {
         integer(0, 1 << 21),
         "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length",
     ),
+    "turn_tokens": Field(
+        0,
+        integer(0, 1 << 21),
+        "tokens of a row of one prompt behind the rules, where context is turn; longer ones are not learned from",
+    ),
     "history_turns": Field(
         32, integer(1, 1 << 16), "answers after which a conversation begins again, where context is history"
     ),
