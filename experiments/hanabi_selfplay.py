@@ -18,31 +18,40 @@ def get_config(variant: str | None = None):
     stages, model = variants.stages(variant)
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
-    small = model is None
     # Part of a lost score is paid back in training, more of it to players who still lose every game (docs/results.md).
     consolation = 0.5 if stages == "scratch" else 0.3
-    config.env = defaults.environment("hanabi", preset="small" if small else "full", consolation=consolation)
-    config.algo.update(dict(gamma=0.99, epochs=1, min_entropy_ratio=0.0))
-    config.eval.opponents = ()  # evaluated with itself in every seat
+    config.env = defaults.environment("hanabi", preset="full" if model else "small", consolation=consolation)
+    config.rollout.update(dict(games=128, turns=16))
+    config.algo.update(dict(gamma=0.99, epochs=1, minibatches=4, entropy_coef=0.01))
+    config.eval.update(dict(every=20, opponents=()))  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
     config = variants.choose(config, model)
     config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
-    if small:
-        _small(config)
+    if model:  # 128 tokens hold all but one position in thousands
+        config.env.update(dict(text="compact", turn_tokens=128))
+        config.optim.schedule = "linear"
     else:
-        _full(config)
+        config.model.unroll = 2
     if stages == "scratch":
-        config.first_stage = {}
+        return _from_scratch(config, small=not model)
+    (_full if model else _small)(config)
     return variants.only_first_stage(config) if stages == "sft" else config
+
+
+def _from_scratch(config, small: bool):
+    """Self-play alone, which the score rewards rarely at first."""
+    config.steps = 200 if small else 130
+    if not small:
+        config.rollout.update(dict(games=128, turns=24))
+        config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02))
+    return config
 
 
 def _small(config) -> None:
     """Fifteen minutes of two CPU cores."""
-    config.model.unroll = 2
     config.steps = 100
-    config.rollout.update(dict(games=128, turns=16))
     config.reward.update(dict(team=0.2, process=0.2))  # values of about 1, whose loss does not drown the policy's
-    config.algo.update(dict(minibatches=4, entropy_coef=0.01, kl_coef=0.02))
+    config.algo.update(dict(kl_coef=0.02, min_entropy_ratio=0.0))
     config.optim.update(dict(lr=5e-4, warmup=5))
     config.eval.every = 25
     config.first_stage = algorithms.imitation_stage(
@@ -51,15 +60,12 @@ def _small(config) -> None:
 
 
 def _full(config) -> None:
-    """Longer games and longer prompts: the compact text, of which 128 tokens hold all but one position in thousands."""
-    config.env.update(dict(text="compact", turn_tokens=128))
+    """Half an hour of one H200 with SmolLM2-135M."""
     config.model.remat = "none"
     config.steps = 120
     config.rollout.update(dict(games=512, turns=16))
     config.reward.update(dict(team=0.1, process=0.1))
-    config.algo.update(dict(minibatches=4, grad_accum_steps=4, entropy_coef=0.01, kl_coef=0.02))
-    config.optim.update(dict(schedule="linear", warmup=5))
-    config.eval.every = 20
+    config.algo.update(dict(grad_accum_steps=4, entropy_coef=0.01, kl_coef=0.02, min_entropy_ratio=0.0))
     config.first_stage = algorithms.imitation_stage(
         steps=250, lr=3e-4, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=2, noise=0.02
     )
