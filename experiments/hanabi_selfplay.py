@@ -10,7 +10,7 @@ the others of `configs/variants.py` play the full game of two. Results: docs/res
 `:scratch` and `:scratch+MODEL` leave the imitation out, `:sft` and `:sft+MODEL` stop behind it.
 """
 
-from configs import algorithms, defaults, variants
+from configs import algorithms, defaults, models, variants
 
 
 def get_config(variant: str | None = None):
@@ -18,6 +18,7 @@ def get_config(variant: str | None = None):
     stages, model = variants.stages(variant)
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
+    config.steps = 200
     # Part of a lost score is paid back in training, more of it to players who still lose every game (docs/results.md).
     consolation = 0.5 if stages == "scratch" else 0.3
     config.env = defaults.environment("hanabi", preset="full" if model else "small", consolation=consolation)
@@ -27,24 +28,17 @@ def get_config(variant: str | None = None):
     config.checkpoint.best_metric = "self/score"
     config = variants.choose(config, model)
     config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
-    if model:  # 128 tokens hold all but one position in thousands
-        config.env.update(dict(text="compact", turn_tokens=128))
+    if model:  # longer games and longer prompts
+        config.steps = 130
+        config.rollout.update(dict(games=128, turns=24))
+        config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02))
         config.optim.schedule = "linear"
     else:
         config.model.unroll = 2
     if stages == "scratch":
-        return _from_scratch(config, small=not model)
+        return config
     (_full if model else _small)(config)
     return variants.only_first_stage(config) if stages == "sft" else config
-
-
-def _from_scratch(config, small: bool):
-    """Self-play alone, which the score rewards rarely at first."""
-    config.steps = 200 if small else 130
-    if not small:
-        config.rollout.update(dict(games=128, turns=24))
-        config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02))
-    return config
 
 
 def _small(config) -> None:
@@ -60,15 +54,23 @@ def _small(config) -> None:
 
 
 def _full(config) -> None:
-    """Half an hour of one H200 with SmolLM2-135M."""
+    """Imitation with learning rates for supervised training; self-play near it."""
+    config.reward.update(dict(team=0.1, process=0.1))
+    config.algo.update(dict(entropy_coef=0.01, kl_coef=0.02, min_entropy_ratio=0.0))
+    lr = 1e-3 if config.model.lora.rank else 3e-4
+    config.first_stage = algorithms.imitation_stage(
+        steps=250, lr=lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=8, noise=0.02
+    )
+    config.first_stage.eval = dict(every=50)
+    if config.model.name == models.smollm2().name:
+        _half_an_hour(config)
+
+
+def _half_an_hour(config) -> None:
+    """SmolLM2-135M on one H200: short rows, which hold all but one position in thousands, and large batches."""
+    config.env.update(dict(text="compact", turn_tokens=128))
     config.model.remat = "none"
     config.steps = 120
     config.rollout.update(dict(games=512, turns=16))
-    config.reward.update(dict(team=0.1, process=0.1))
-    config.algo.update(dict(grad_accum_steps=4, entropy_coef=0.01, kl_coef=0.02, min_entropy_ratio=0.0))
-    config.first_stage = algorithms.imitation_stage(
-        steps=250, lr=3e-4, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=2, noise=0.02
-    )
-    config.first_stage.eval = dict(every=50)
-    if config.model.lora.rank:
-        config.first_stage.optim.lr = 1e-3
+    config.algo.grad_accum_steps = 4
+    config.first_stage.algo.grad_accum_steps = 2
