@@ -1,0 +1,119 @@
+"""What imitation reports by kind of move, the weights of kinds, rows that are cut, and a bonus that falls."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import hanabi_selfplay
+from marl_jax.algorithms import fields, sft
+from marl_jax.config import validate
+from marl_jax.errors import ConfigError
+from marl_jax.modes import setup as setups
+from marl_jax.modes import train
+from marl_jax.rollouts.demonstrations import Answers
+from tests.marl_jax import tiny_run
+
+KINDS = np.array(["discard", "play", "hint", ""])
+
+
+def get_config():
+    """Imitation of the convention bot by next to nothing."""
+    config = hanabi_selfplay.get_config("sft")
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.rollout.update(dict(games=8, turns=6))
+    config.algo.update(dict(minibatches=2, noise=0.0))
+    return config
+
+
+def examined(own, bot):
+    """The counts of a policy that answers `own` where the bot answers `bot`, one of three actions of three kinds."""
+    imitation = object.__new__(sft.Imitation)
+    own, bot = np.array([own]), np.array([bot])
+    prompts = np.arange(own.size).reshape(1, -1, 1)
+    imitation._kinds = KINDS
+    imitation._program = lambda params: Answers(own == bot, np.ones(own.shape, bool), own, bot, prompts)
+    return {name: (count.right, count.total) for name, count in imitation({}).counts.items()}
+
+
+def test_accuracy_is_of_the_moves_of_the_bot_and_precision_of_those_of_the_policy():
+    counts = examined(own=[1, 1, 2, 2, -1], bot=[1, 0, 2, 1, 2])
+    assert counts["accuracy"] == (2, 5)
+    assert counts["play_accuracy"] == (1, 2) and counts["play_precision"] == (1, 2)
+    assert counts["hint_accuracy"] == (1, 2) and counts["hint_precision"] == (1, 2)
+    assert counts["discard_accuracy"] == (0, 1) and counts["discard_precision"] == (0, 0)  # it never discards
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """(setup, samples) of demonstrations in which plays have weight 3."""
+    config = get_config()
+    config.algo.kind_weights = ("play=3",)
+    validate.check(config)
+    setup = setups.make(config)
+    rollout = setup.rollout
+    return setup, jax.jit(rollout.play)({}, rollout.fresh_games(jax.random.key(0)), jax.random.key(1))[0]
+
+
+def test_kinds_of_moves_may_weigh_more(shown):
+    setup, samples = shown
+    kinds = np.array(setup.game.action_kinds)[np.asarray(samples.action)]
+    assert {"play", "hint"} <= set(kinds.ravel().tolist())
+    np.testing.assert_array_equal(samples.loss_weights, np.where(kinds == "play", 3.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        (("play",), "algo.kind_weights is .*; accepted: a tuple of texts KIND=WEIGHT"),
+        (("jump=2",), "kind_weights has 'jump', which is no kind of move of hanabi; accepted: discard, play, hint"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(weights, message):
+    config = get_config()
+    config.algo.kind_weights = weights
+    with pytest.raises(ConfigError, match=message):
+        validate.check(config)
+    assert fields.kind_weights(("play=2", "hint=0.5")) == {"play": 2.0, "hint": 0.5}
+
+
+def test_rows_that_are_cut_lose_long_prompts_and_nothing_else(shown):
+    """The compact text has prompts of different lengths."""
+    config = get_config()
+    config.env.text = "compact"
+    setup = setups.make(config)
+    rollout = dataclasses.replace(setup.rollout, turns=12)
+    games = rollout.fresh_games(jax.random.key(0))
+    play = lambda tokens: jax.jit(dataclasses.replace(rollout, turn_tokens=tokens).play)(  # noqa: E731
+        {}, games, jax.random.key(1)
+    )
+    whole, finished, _ = play(0)
+    lengths = np.asarray(whole.lengths)
+    limit = int(np.median(lengths))
+    cut, dropped, _ = play(limit)
+    fits = np.asarray(whole.sees[:, 0]) - len(setup.backbone.policy.prefix) <= limit
+    assert finished.dropped is None and 0 < fits.sum() < fits.size
+    assert cut.tokens.shape[1] == limit < whole.tokens.shape[1]
+    np.testing.assert_array_equal(np.asarray(cut.loss_weights)[:, 0], fits)
+    np.testing.assert_array_equal(np.asarray(cut.recorded())[:, 0], fits)
+    np.testing.assert_array_equal(cut.tokens[fits], whole.tokens[fits][:, :limit])
+    np.testing.assert_array_equal(cut.reads[fits], whole.reads[fits])
+    assert int(dropped.dropped.sum()) == (~fits).sum()
+
+
+def test_the_entropy_bonus_falls_with_the_progress_of_the_run():
+    config = tiny_run.get_config()
+    config.algo.update(dict(entropy_coef=0.5, min_entropy_ratio=0.2, minibatches=1))
+    setup = setups.make(config)
+    rollout, optimiser, key = setup.rollout, train.optimiser_of(config), jax.random.key(0)
+    states, state = train.at_start(setup, rollout, optimiser, key)
+    samples, *_ = jax.jit(rollout.__call__)(train.all_weights(states), state, key)
+    learn = jax.jit(functools.partial(train.learn_step, setup, optimiser))
+    start, middle, end = (learn(states, samples, key, progress)[1] for progress in (0.0, 0.5, 1.0))
+    for metrics, coef in ((start, 0.5), (middle, 0.3), (end, 0.1)):
+        without = metrics["loss"] + coef * metrics["entropy"]
+        expected = start["loss"] + 0.5 * start["entropy"]
+        np.testing.assert_allclose(without, expected, rtol=1e-5)
+    assert float(start["entropy"]) > 0.5
