@@ -1,14 +1,14 @@
 """The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others change.
 
 A variant takes a pretrained model, so it learns with small steps and stays near where it began. `:sft` and
-`:sft+smollm2` imitate a bot instead of playing, for a run that starts from it (`model.init_from`).
+`:sft+smollm2` imitate a bot instead of playing; `:both` and `:both+smollm2` imitate it first and then play.
 """
 
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, meshes, models
 
-SFT, SCRATCH = "sft", "scratch"
+SFT, SCRATCH, BOTH = "sft", "scratch", "both"
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
@@ -80,15 +80,17 @@ VARIANTS = {
 }
 
 
-def stages(variant: str | None) -> tuple[str, str | None]:
-    """Of an experiment that imitates and then plays: "both", or the one stage that a variant asks for, and its model.
+def stages(variant: str | None, default: str = SCRATCH) -> tuple[str, str | None]:
+    """The stages that a variant asks for, `default` where it names none, and its model; None is the embedded one.
 
-    `sft` and `sft+MODEL` only imitate, `scratch` and `scratch+MODEL` only play.
+    sft      imitate a bot
+    scratch  play, from the model as it is
+    both     imitate, then play
     """
     first, _, rest = (variant or "").partition("+")
-    one = first in (SFT, SCRATCH)
-    model = rest if one else variant
-    return first if one else "both", None if model in (None, "", "tiny") else model
+    named = first in (SFT, SCRATCH, BOTH)
+    model = rest if named else variant
+    return first if named else default, None if model in (None, "", "tiny") else model
 
 
 def only_first_stage(config: ConfigDict) -> ConfigDict:
@@ -100,20 +102,24 @@ def only_first_stage(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def parts(variant: str | None) -> tuple[bool, str | None]:
-    """Whether a variant imitates a bot (`sft`, `sft+MODEL`), and its model; None is the embedded one."""
-    first, _, rest = (variant or "").partition("+")
-    imitates = first == SFT
-    model = rest if imitates else variant
-    return imitates, None if model in (None, "", "tiny") else model
-
-
 def choose(config: ConfigDict, model: str | None) -> ConfigDict:
     """The config with the named model; None is the embedded one."""
     if model is not None and model not in VARIANTS:
-        known = f"{', '.join(VARIANTS)}, or {SFT} and {SFT}+MODEL to imitate a bot"
+        known = f"{', '.join(VARIANTS)}, each also behind {SFT}+, {SCRATCH}+ or {BOTH}+ (imitate a bot, play, or both)"
         raise ValueError(f"variant {model!r} is unknown; accepted: {known}")
     return VARIANTS[model or "tiny"](config)
+
+
+def with_stages(config: ConfigDict, chosen: str, model: str | None) -> ConfigDict:
+    """An experiment's config of self-play with the named model, as the chosen stages (`stages`) want it."""
+    if chosen == SFT:
+        return imitate(config, model)
+    if chosen == BOTH:
+        lr = choose(defaults.get_config(), model).optim.lr
+        rollout, parts = dict(games=128, turns=8), config.algo.grad_accum_steps
+        config.first_stage = algorithms.imitation_stage(steps=100, lr=lr, rollout=rollout, grad_accum_steps=parts)
+        config.algo.kl_coef = 0.05  # to the imitated policy
+    return config
 
 
 def imitate(config: ConfigDict, model: str | None) -> ConfigDict:

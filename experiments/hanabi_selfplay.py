@@ -15,7 +15,7 @@ from configs import algorithms, defaults, models, variants
 
 def get_config(variant: str | None = None):
     """Imitation and self-play PPO on Hanabi; rewards belong to the team."""
-    stages, model = variants.stages(variant)
+    stages, model = variants.stages(variant, default="both")
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
     config.steps = 200

@@ -1,20 +1,23 @@
 """What imitation reports by kind of move, the weights of kinds, rows that are cut, and a bonus that falls."""
 
 import dataclasses
-import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import algorithms
 from experiments import hanabi_selfplay
+from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import fields, sft
+from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.rollouts.demonstrations import Answers
-from tests.marl_jax import tiny_run
+from tests.marl_jax import tiny_samples
 
 KINDS = np.array(["discard", "play", "hint", ""])
 
@@ -79,7 +82,7 @@ def test_weights_that_mean_nothing_are_refused(weights, message):
     assert fields.kind_weights(("play=2", "hint=0.5")) == {"play": 2.0, "hint": 0.5}
 
 
-def test_rows_that_are_cut_lose_long_prompts_and_nothing_else(shown):
+def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
     """The compact text has prompts of different lengths."""
     config = get_config()
     config.env.text = "compact"
@@ -104,16 +107,16 @@ def test_rows_that_are_cut_lose_long_prompts_and_nothing_else(shown):
 
 
 def test_the_entropy_bonus_falls_with_the_progress_of_the_run():
-    config = tiny_run.get_config()
-    config.algo.update(dict(entropy_coef=0.5, min_entropy_ratio=0.2, minibatches=1))
-    setup = setups.make(config)
-    rollout, optimiser, key = setup.rollout, train.optimiser_of(config), jax.random.key(0)
-    states, state = train.at_start(setup, rollout, optimiser, key)
-    samples, *_ = jax.jit(rollout.__call__)(train.all_weights(states), state, key)
-    learn = jax.jit(functools.partial(train.learn_step, setup, optimiser))
-    start, middle, end = (learn(states, samples, key, progress)[1] for progress in (0.0, 0.5, 1.0))
-    for metrics, coef in ((start, 0.5), (middle, 0.3), (end, 0.1)):
-        without = metrics["loss"] + coef * metrics["entropy"]
-        expected = start["loss"] + 0.5 * start["entropy"]
-        np.testing.assert_allclose(without, expected, rtol=1e-5)
-    assert float(start["entropy"]) > 0.5
+    algo = algorithms.ppo(entropy_coef=0.5, min_entropy_ratio=0.2, tis_clip=0.0)
+    samples = tiny_samples.by_hand([[0], [0]], advantages=jnp.array([[1.0], [-2.0]]))
+    scores = Scores(logps=jnp.full((2, 1), -0.1), entropy=jnp.array([[0.3], [0.9]]), values=jnp.zeros((2, 1)))
+    objective = ClippedObjective(critic=True)
+
+    def loss(progress):
+        now = train.scheduled(algo, progress)
+        return float(objective.loss(samples, objective.weigh(samples, now), scores, now)[0])
+
+    losses = [loss(progress) for progress in (0.0, 0.5, 1.0)]
+    np.testing.assert_allclose(np.diff(losses), [0.2 * 0.6, 0.2 * 0.6], rtol=1e-5)  # the mean entropy is 0.6
+    algo.min_entropy_ratio = 1.0
+    assert train.scheduled(algo, 0.5) is algo and loss(1.0) == losses[0]
