@@ -9,6 +9,7 @@ import pytest
 
 from configs import algorithms
 from experiments import hanabi_selfplay
+from marl_jax.agents.answering import Decision
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import fields, sft
 from marl_jax.algorithms.algorithm import ClippedObjective
@@ -16,7 +17,9 @@ from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import setup as setups
 from marl_jax.modes import train
+from marl_jax.rollouts import contexts, turns
 from marl_jax.rollouts.demonstrations import Answers
+from marl_jax.rollouts.turns import Turn
 from tests.marl_jax import tiny_samples
 
 KINDS = np.array(["discard", "play", "hint", ""])
@@ -83,27 +86,27 @@ def test_weights_that_mean_nothing_are_refused(weights, message):
 
 
 def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
-    """The compact text has prompts of different lengths."""
-    config = get_config()
-    config.env.text = "compact"
-    setup = setups.make(config)
-    rollout = dataclasses.replace(setup.rollout, turns=12)
-    games = rollout.fresh_games(jax.random.key(0))
-    play = lambda tokens: jax.jit(dataclasses.replace(rollout, turn_tokens=tokens).play)(  # noqa: E731
-        {}, games, jax.random.key(1)
-    )
-    whole, finished, _ = play(0)
-    lengths = np.asarray(whole.lengths)
-    limit = int(np.median(lengths))
-    cut, dropped, _ = play(limit)
-    fits = np.asarray(whole.sees[:, 0]) - len(setup.backbone.policy.prefix) <= limit
-    assert finished.dropped is None and 0 < fits.sum() < fits.size
-    assert cut.tokens.shape[1] == limit < whole.tokens.shape[1]
-    np.testing.assert_array_equal(np.asarray(cut.loss_weights)[:, 0], fits)
-    np.testing.assert_array_equal(np.asarray(cut.recorded())[:, 0], fits)
-    np.testing.assert_array_equal(cut.tokens[fits], whole.tokens[fits][:, :limit])
-    np.testing.assert_array_equal(cut.reads[fits], whole.reads[fits])
-    assert int(dropped.dropped.sum()) == (~fits).sum()
+    lengths = jnp.array([[3, 6, 4], [5, 2, 6]])
+    prompts = jnp.where(jnp.arange(7) < lengths[..., None], 1 + jnp.arange(7), 0)
+    zeros = jnp.zeros((2, 3), jnp.int32)
+    answers = jnp.full((2, 3, 2), 9)
+    decision = Decision(zeros, answers, zeros + 2, jnp.zeros((2, 3, 2)), jnp.zeros((2, 3)))
+    turn = Turn(
+        prompts, lengths, zeros + 10, zeros, zeros, zeros, zeros, decision, jnp.ones((2, 3, 4), bool),
+        rewards=jnp.zeros((2, 3, 1)), ends=zeros > 0, counts=jnp.ones((2, 3)),
+    )  # fmt: skip
+    whole, cut = turns.to_samples(turn), turns.to_samples(turn, tokens=5)
+    fits = np.asarray(lengths).ravel() <= 4  # of an answer of two tokens, one is read
+    assert cut.tokens.shape == (6, 5) and whole.tokens.shape == (6, 7)
+    np.testing.assert_array_equal(cut.loss_weights[:, 0], fits)
+    np.testing.assert_array_equal(cut.recorded()[:, 0], fits)
+    for name in ("tokens", "positions", "reads", "targets", "sees", "lengths"):
+        expected = np.asarray(getattr(whole, name))[fits]
+        found = np.asarray(getattr(cut, name))[fits]
+        np.testing.assert_array_equal(found, expected[:, : found.shape[1]] if found.ndim > 1 else expected)
+    played = dataclasses.replace(turn, counts=turn.counts.at[0, 1].set(0.0))
+    assert contexts.TurnContext(None, 5).dropped(played, None).tolist() == [[0, 0, 0], [1, 0, 1]]
+    assert contexts.TurnContext(None).dropped(turn, None) is None
 
 
 def test_the_entropy_bonus_falls_with_the_progress_of_the_run():
