@@ -230,8 +230,9 @@ def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
             *groups, key = field.split(".")
             try:
                 here = config
-                for name in groups:  # a group of `first_stage` need not be there yet
-                    here[name] = here.get(name, ConfigDict())
+                for name in groups:
+                    if name not in here and groups[0] == "first_stage":  # which has the groups that it changes
+                        here[name] = ConfigDict()
                     here = here[name]
                 here[key] = literal(text)
             except (AttributeError, KeyError, TypeError) as error:
