@@ -27,6 +27,7 @@ RUN = {
     "name": Field("", TEXT, "name of the experiment; '' is the name of its file"),
     "seed": Field(0, SEED, "of everything that is random"),
     "steps": Field(200, integer(1), "updates; a run that has done them all says so and stops"),
+    "first_stage": Field({}, OPEN, "fields that differ in a stage before the run, from which it starts; {}: no stage"),
     "plugins": Field((), TEXTS, "modules to import first, which add games, tasks, algorithms, bots or model families"),
 }
 
@@ -50,6 +51,11 @@ ENV = {
         0,
         integer(0, 1 << 21),
         "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length",
+    ),
+    "turn_tokens": Field(
+        0,
+        integer(0, 1 << 21),
+        "tokens of a row of one prompt behind the rules, where context is turn; longer ones are not learned from",
     ),
     "history_turns": Field(
         32, integer(1, 1 << 16), "answers after which a conversation begins again, where context is history"

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
+from marl_jax.config import stages
 from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
 from marl_jax.learning import averages, overlong
@@ -42,15 +43,43 @@ from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
 
+Runs = tuple[tuple[ConfigDict, Path], ...]
+"""Configs of runs, each with its folder."""
+
 
 def train(config: ConfigDict, workdir: Path) -> None:
-    """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
-    setup = setups.make(config, workdir=workdir)
-    with workdir_lock(workdir), GracefulStop() as stop:
-        _train(setup, workdir, stop)
+    """Trains until `config.steps`, the stage before the run first; each from its newest checkpoint if it has one."""
+    with GracefulStop() as stop:
+        _train_stages(config, workdir, stop)
 
 
-def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
+def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
+    """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
+    stage, folder = stages.first_stage(config), workdir / stages.FOLDER
+    if stage is not None and not all_steps_done(folder, stage.steps):
+        setups.make(config)  # what does not fit together is refused before the first stage, not behind it
+        log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
+        if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
+            return False
+        log.info("the first stage is done: %s, %d steps", config.algo.name, config.steps)
+    setup = setups.make(stages.started(config, workdir), workdir=workdir)
+    with workdir_lock(workdir):
+        if jax.process_index() == 0:
+            for waiting, place in after:  # so that the folder is that of a run, which can be resumed without its config
+                write_config(waiting, place)
+        return _train(setup, config, workdir, stop)
+
+
+def all_steps_done(workdir: Path, steps: int) -> bool:
+    """Whether the run in a folder has a checkpoint of its last step."""
+    if not (workdir / "checkpoints").is_dir():
+        return False
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        return (checkpoints.latest or 0) >= steps
+
+
+def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
+    """One stage; `given` is its config as the user has it, without the place of the stage before."""
     config = setup.config
     main = jax.process_index() == 0
 
@@ -66,7 +95,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
     if main:
-        write_config(config, workdir, done=start >= config.steps)
+        write_config(given, workdir, done=start >= config.steps)
     if restored is not None:
         states, kept = resumed(states, restored.state)
         rollout_state = kept if rollout.jitted else restored.meta["rollout"]
@@ -146,6 +175,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
     if main:
         report.main(workdir)
+    return step >= config.steps
 
 
 def optimiser_of(config: ConfigDict):
