@@ -15,8 +15,8 @@ from marl_jax.algorithms import fields, sft
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
+from marl_jax.learning import schedules
 from marl_jax.modes import setup as setups
-from marl_jax.modes import train
 from marl_jax.rollouts import contexts, turns
 from marl_jax.rollouts.demonstrations import Answers
 from marl_jax.rollouts.turns import Turn
@@ -116,10 +116,10 @@ def test_the_entropy_bonus_falls_with_the_progress_of_the_run():
     objective = ClippedObjective(critic=True)
 
     def loss(progress):
-        now = train.scheduled(algo, progress)
+        now = schedules.scheduled(algo, progress)
         return float(objective.loss(samples, objective.weigh(samples, now), scores, now)[0])
 
     losses = [loss(progress) for progress in (0.0, 0.5, 1.0)]
     np.testing.assert_allclose(np.diff(losses), [0.2 * 0.6, 0.2 * 0.6], rtol=1e-5)  # the mean entropy is 0.6
     algo.min_entropy_ratio = 1.0
-    assert train.scheduled(algo, 0.5) is algo and loss(1.0) == losses[0]
+    assert schedules.scheduled(algo, 0.5) is algo and loss(1.0) == losses[0]
