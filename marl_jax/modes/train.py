@@ -26,6 +26,7 @@ from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
 from marl_jax.learning import averages, overlong
 from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
@@ -140,6 +141,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                     found = jax.device_get({**found, **more})
                 step += 1
 
+                if step == start + 1:
+                    warn_of_dropped(found.get("dropped_answers", 0.0))
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
@@ -251,15 +254,6 @@ def learn_step(
     return states, merge_metrics(found)
 
 
-def algo_at(config: ConfigDict, step: jax.Array | int) -> ConfigDict:
-    """The fields of the algorithm at a step: the entropy bonus may fall."""
-    algo = config.algo
-    if algo.get("entropy_ratio", 1.0) == 1.0:
-        return algo
-    done = step / max(config.steps - 1, 1)
-    return ConfigDict({**algo, "entropy_coef": algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done)})
-
-
 def merge_metrics(found: dict[str, dict]) -> dict:
     """The metrics of one model as they are; of several, by the name of each, and over all of them."""
     if len(found) == 1:
@@ -301,6 +295,13 @@ def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, Train
         if name in state["trained"]
     }
     return {**states, **again}, state["rollout"]
+
+
+def warn_of_dropped(share: float) -> None:
+    """Says so where more than a few of the answers do not fit into their rows."""
+    if share > 0.05:
+        hint = "raise env.turn_tokens or env.history_tokens, or set them to 0"
+        log.warning("%.0f %% of the answers have no room in their rows and are not learned from; %s", 100 * share, hint)
 
 
 def not_finite(step: int, skipped: int, lr: float) -> RunError:
