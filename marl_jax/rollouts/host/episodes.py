@@ -185,7 +185,7 @@ class EpisodeRunner:
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
         self.block_limit = block_limit
-        self.workers = Workers(workers or min(max(os.cpu_count() or 2, 2), 16))
+        self.workers = Workers(min(max(os.cpu_count() or 2, 2), 16) if workers is None else workers)
         self._loop = asyncio.new_event_loop()
 
     def play(self, jobs: Sequence[Job], journal: Journal | None = None) -> list[Episode]:
