@@ -13,14 +13,16 @@ from marl_jax.serving.calls import Call
 class Conversation:
     """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
 
-    seat   number of the model in the session
-    path   tells the conversations of a session apart
-    calls  ids of the calls, one for each turn
+    seat     number of the model in the session
+    path     tells the conversations of a session apart
+    opening  tokens before the first answer, of a fork too
+    calls    ids of the calls, one for each turn
     """
 
     seat: int
     path: tuple[int, ...]
     tokens: list[int]
+    opening: int
     said: list[Said] = dataclasses.field(default_factory=list)
     calls: list[str] = dataclasses.field(default_factory=list)
 
@@ -35,15 +37,15 @@ def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Conve
     for call in calls:
         if call.answers is None:
             continue
-        turn, chat = 0, None
+        turn, chat, opening = 0, None, len(call.ids)
         if call.after is not None:
             earlier, k = call.after
             before, turn = place[earlier.id]
-            turn += 1
+            turn, opening = turn + 1, before.opening
             if before.said[-1].turn == turn - 1 and before.said[-1].kept is None:
                 before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
         if chat is None:
-            chat = Conversation(seats[call.model.name], (len(found),), list(call.ids))
+            chat = Conversation(seats[call.model.name], (len(found),), list(call.ids), opening)
             found.append(chat)
         speaker = call.model.speaker
         if call.asked.schema is not None:  # drawn from another distribution than the policy's
