@@ -165,6 +165,8 @@ class OwnTask:
         ):
             if value not in accepted:
                 raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
+        if all(step.rewards is not None and self._success not in step.rewards for step in self.graph.steps):
+            raise ValueError(f"no step of the workflow has the reward {self._success!r}, which says what success is")
 
     @functools.cached_property
     def _parts(self) -> dict[str, Dataset]:

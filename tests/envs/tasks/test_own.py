@@ -237,6 +237,7 @@ A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
         (lambda: own_task(ROWS, rewards.right, success="left"), "success is 'left'; accepted: right"),
         (lambda: own_task(ROWS, rewards.right, pays="all"), "pays is 'all'; accepted: team"),
         (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": ["x"]}]), "a step's reward is 'x'"),
+        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": []}]), "no step .* has the reward 'right'"),
         (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "waits for 'b'"),
         (lambda: OwnTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
         (lambda: OwnTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),

@@ -131,7 +131,13 @@ def test_a_list_is_short_for_a_chain_whose_conditions_leave_steps_out():
         "c_d_3": {"together": [step("c"), step("d")], "next": last},
         "a_4": step("a") | end,
     }
-    assert read(data) == read(graph(start="a_1", **nodes))
+    assert read(data) == read(graph(start="a_1", **nodes)) and read(data).max_steps == 4
+
+
+def test_roles_are_in_the_order_in_which_edges_reach_them():
+    edges = [{"to": "zoe", "when": {"a": "x"}}, "bea"]
+    last = {"bea": step("bea", next="dan"), "dan": step("dan"), "zoe": step("zoe")}
+    assert read(graph(**last, one=step("a", next=edges))).roles == ("a", "zoe", "bea", "dan")
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
