@@ -77,10 +77,8 @@ def test_a_workflow_of_the_config_is_trained_and_drawn(algorithm, config, tmp_pa
 
 def test_at_grpo_needs_something_to_compare_candidates_by(config):
     config = config("at_grpo")
-    del config.task.params.workflow.nodes.draft
-    config.task.params.workflow.start = "review"
     review = config.task.params.workflow.nodes.review
-    review.prompt, review.rewards = "{topic}", None
+    review.rewards = None
     with pytest.raises(ConfigError, match="'critic' at 'review' has no rewards to compare candidates by"):
         validate.check(config)
     review.rewards = []

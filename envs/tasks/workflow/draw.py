@@ -12,7 +12,7 @@ from html import escape
 from envs.games import svg as shapes
 from envs.tasks.workflow.graph import END, Edge, Node, Workflow
 
-START = "start"
+START = ""  # no node has this name
 BOX_HEIGHT, PILL, ROW, GAP, LANE, MARGIN = 44, 24, 84, 48, 34, 16
 LETTER = 7.2  # mean width of a letter of size 13
 LONGEST = 34  # letters of a condition that are shown
@@ -103,7 +103,7 @@ def _node(workflow: Workflow, node: Node | None, name: str, box: Box) -> str:
     x, y, width, height = box
     if node is None:
         pill = shapes.rect(x - width / 2, y - height / 2, width, height, "#ffffff", INK, rx=height / 2)
-        return pill + shapes.text(x, y + 4, name, 12, INK)
+        return pill + shapes.text(x, y + 4, name or "start", 12, INK)
     colour = COLOURS[workflow.roles.index(node.steps[0].role) % len(COLOURS)]
     outline = shapes.rect(x - width / 2, y - height / 2, width, height, colour, INK, rx=6)
     return outline + shapes.text(x, y - 3, name, 13, INK) + shapes.text(x, y + 13, _roles(node), 12, QUIET)

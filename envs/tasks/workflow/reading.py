@@ -74,6 +74,8 @@ def _node(name: str, value: Any, functions: Mapping[str, Function]) -> Node:
     where = f"node {name!r}"
     if name == END:
         raise WorkflowError(f"a node is called {END!r}, which stands for the end; choose another name")
+    if not isinstance(name, str) or not name:
+        raise WorkflowError(f"a node is called {name!r}; expected a text")
     own = dict(_mapping(where, value))
     following = own.pop("next", END)
     if "when" in own:
@@ -101,7 +103,8 @@ def _step(where: str, own: Any) -> Step:
         if not isinstance(value, str) and (value is not None or key in ("role", "prompt")):
             raise WorkflowError(f"{where}: {key} is {value!r}; expected a text")
     rewards = own.get("rewards")
-    if rewards is not None and (isinstance(rewards, str) or not all(isinstance(name, str) for name in rewards)):
+    names = rewards if isinstance(rewards, list | tuple) else [rewards]
+    if rewards is not None and (names is not rewards or not all(isinstance(name, str) for name in names)):
         raise WorkflowError(f"{where}: rewards is {rewards!r}; expected a list of names")
     return Step(**{**own, "rewards": None if rewards is None else tuple(rewards)})
 
