@@ -101,7 +101,8 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
     if alone and "serve.models" not in overrides:
-        raise ConfigError(["--config.serve.models is needed, or the --workdir of a run, or --config=experiments/NAME.py"])
+        others = "--config=experiments/NAME.py, or the --workdir of a run"
+        raise ConfigError([f"--config.serve.models is needed, or {others}"])
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])

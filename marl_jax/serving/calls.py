@@ -72,7 +72,7 @@ class Choice:
 class Call:
     """One request and what has become of it.
 
-    ids       of the prompt; the last `len(prefix)` of them are how an answer was made to begin
+    ids       of the prompt, and of `prefix`, the text with which an answer is made to begin
     after     the call and the number of its answer that this one continues, or None
     fork      why it does not continue the last answer in its messages, or None
     shown     ids of each answer that may be shown by now
@@ -82,8 +82,8 @@ class Call:
     replies   the same with their rewards
     """
 
-    def __init__(self, model: ServedModel, asked: Asked, id_: str | None = None):
-        self.id = id_ or protocol.new_id("chatcmpl" if asked.messages else "cmpl")
+    def __init__(self, model: ServedModel, asked: Asked):
+        self.id = protocol.new_id("chatcmpl" if asked.messages else "cmpl")
         self.model, self.asked = model, asked
         self.ids: list[int] = []
         self.prefix: str = ""
@@ -127,8 +127,8 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended without answers."""
-        return self.task is not None and self.task.done() and self.answers is None
+        """Whether it has ended without answers, or is about to."""
+        return self.answers is None and (self.task.done() or self.task.cancelling() > 0)
 
     async def _result(self) -> None:
         try:
