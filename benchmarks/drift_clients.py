@@ -46,7 +46,9 @@ def talk_openai(settings: dict[str, Any]) -> int:
     """OpenAI's SDK, with a loop over tools written by hand."""
     from openai import OpenAI
 
-    client, rng, left = OpenAI(), random.Random(settings["seed"]), settings["turns"]
+    # Without these two it reads OPENAI_BASE_URL and OPENAI_API_KEY.
+    client = OpenAI(base_url=settings.get("url"), api_key=settings.get("key"))
+    rng, left = random.Random(settings["seed"]), settings["turns"]
     chats = [[{"role": "system", "content": SYSTEM.format(i)}] for i in range(settings["agents"])]
     more = {"tools": [TOOL]} if settings["tools"] else {}
     spoken = set()
