@@ -33,11 +33,11 @@ def get_config(form: str | None = None):
     config = tasks.task(
         "program", rest or None, ("grpo", "ppo"), max_length=2048, small_episodes=16,
         program=f"examples/{program}.py", roles=PROGRAMS[program], train="", validation="", test="", key="",
-        concurrency=32 if rest not in ("", "grpo", "ppo") else 4,
+        concurrency=32,
     )  # fmt: skip
     config.task.time_limit = 120.0
     if config.model.name == "tiny":
-        config.task.max_length = 2048
+        config.task.max_length, config.task.params.concurrency = 2048, 4
         config.eval.games = 8
     if "per_role" in words:
         reasoning.per_role(config, PROGRAMS[program])
