@@ -154,6 +154,15 @@ def test_what_goes_wrong_in_a_program_costs_its_episode(tmp_path, caplog):
     assert len(pids) == 2 and all(map(gone, pids)), "a program that is too slow is killed with its children"
 
 
+def test_an_interrupted_rollout_is_repeated_and_what_failed_is_not_tried_again(tmp_path):
+    rows = [talk(2), {"do": "hang", "pids": str(tmp_path / "pids")}, talk(1)]
+    one, _, _ = roll(*rows, journal=tmp_path / "journal", time_limit=3.0)
+    (tmp_path / "pids").unlink()
+    two, _, metrics = roll(*rows, journal=tmp_path / "journal", time_limit=0.01)  # those that were in time are again
+    assert_equal_samples(one, two)
+    assert metrics["episodes/failed/timeout"] == 1 and not (tmp_path / "pids").exists()
+
+
 def test_a_process_that_a_program_leaves_behind_is_killed():
     _, _, metrics = roll({"do": "leaves"})
     assert metrics["reward/team"] == 1.0 and gone(int(metrics["task/child"]))
