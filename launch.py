@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import flags, renamed
+from marl_jax.config import flags, renamed, stages
 from marl_jax.errors import ConfigError, user_errors
 from marl_jax.running import console
 
@@ -38,6 +38,7 @@ MODES = {  # mode: the function that carries it out and what it is given
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.show_config:main", ("config",)),
 }
+TRAINED = ("eval", "play", "export")  # modes of a run that was trained, from the stage before it if it has one
 TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
 
 
@@ -57,6 +58,8 @@ def main(argv: list[str]) -> int:
             prepare_to_compile(values.topology)
         if values.mode != "report":
             check(config, values.mode)
+        if values.mode in TRAINED:
+            config = stages.started(config, workdir)
         if values.compilation_cache != "off" and values.mode not in ("compile", "report", "config"):
             keep_compiled(values.compilation_cache)
         process = start_processes(config, values.mode)

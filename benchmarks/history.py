@@ -30,7 +30,7 @@ GIB = 2**30
 
 def make_config(args, context: str, text: str) -> ConfigDict:
     """The flagship with another context and text."""
-    config = hanabi_selfplay.get_config(None if args.model == "tiny" else "smollm2")
+    config = hanabi_selfplay.get_config("scratch" if args.model == "tiny" else "scratch+smollm2")
     config.model.name, config.model.weights = args.model, "random"
     config.env.update(dict(context=context, text=text, history_turns=args.history_turns))
     config.env.params.preset = "full"

@@ -69,5 +69,19 @@ def imitate(config: ConfigDict, lr: float = schema.OPTIM["lr"].default, **change
     return config
 
 
+def imitation_stage(steps: int, lr: float, rollout: dict, **changes) -> ConfigDict:
+    """For `config.first_stage`: imitate a bot before the run; the game, the model and the evaluation are the run's.
+
+    rollout  games and turns of a step
+    changes  fields of `sft`
+    """
+    optim = dict(lr=lr, schedule="linear", warmup=5)
+    stage = ConfigDict(dict(steps=steps, algo=dict(name="sft", **changes), rollout=rollout, optim=optim))
+    # A bot plays all seats and all levels.
+    stage.opponents = dict(self_play_frac=1.0, pool_size=0, bot_frac=0.0, bots=())
+    stage.curriculum = dict(enabled=False)
+    return stage
+
+
 def _sized(group_size: int | None) -> dict[str, int]:
     return {} if group_size is None else {"group_size": group_size}

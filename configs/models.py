@@ -37,7 +37,7 @@ def qwen2_5_coder_half_billion() -> ConfigDict:
     return model("qwen2.5-coder-0.5b-instruct")
 
 
-def qwen2_5_coder_two_billion() -> ConfigDict:
+def qwen2_5_coder_1_5_billion() -> ConfigDict:
     """Qwen2.5-Coder-1.5B-Instruct with LoRA on every projection over a bf16 base."""
     return model("qwen2.5-coder-1.5b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))
 

@@ -12,18 +12,26 @@ FORMS = ("magnet", "ppo", "role", "magnet_role")
 
 
 def poker(
-    name: str, form: str | None, *, steps: int, turns: int, entropy: float, chips: float, shape: dict, **params
+    name: str,
+    form: str | None,
+    *,
+    steps: int,
+    turns: int,
+    entropy: tuple[float, float],
+    chips: float,
+    shape: dict,
+    **params,
 ) -> ConfigDict:
     """A game in one of its forms, written FORM, MODEL, FORM+MODEL, sft or sft+MODEL.
 
-    ppo          self-play PPO with a value head and a constant entropy bonus
-    magnet       … held close to a slow copy of itself, with an entropy bonus that falls (the default)
+    ppo          self-play PPO with a value head and an entropy bonus that falls
+    magnet       … held close to a slow copy of itself (the default)
     role         … without a critic: returns less the average of the seat
     magnet_role  both
     sft          imitation of the equilibrium bot
 
     turns    of a rollout
-    entropy  the entropy bonus at first
+    entropy  the entropy bonus at the first and at the last step, the same in all forms
     chips    what a chip is worth as a reward
     shape    of the embedded model
     params   of the game
@@ -32,7 +40,7 @@ def poker(
     config = defaults.get_config()
     config.name, config.steps = name, steps
     config.env = defaults.environment(name, **params)
-    config.algo = _algorithm("ppo" if form == variants.SFT else form, entropy)
+    config.algo = _algorithm(form)
     config.reward.agent = chips
     config.rollout.update(dict(games=256, turns=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))
@@ -41,16 +49,17 @@ def poker(
     config.eval.update(dict(every=20, games=512, temperature=1.0, opponents=("random", "equilibrium")))
     config.checkpoint.update(dict(every=20, best_metric="best_response/exploitability", best_mode="min"))
     config = variants.choose(config, model)
-    config.algo.entropy_coef = entropy
+    first, last = entropy
+    config.algo.update(dict(entropy_coef=first, entropy_ratio=round(last / first, 6)))
     return variants.imitate(config, model) if form == variants.SFT else config
 
 
-def _algorithm(form: str, entropy: float) -> ConfigDict:
+def _algorithm(form: str) -> ConfigDict:
     changes = dict(epochs=1, minibatches=4, whiten="none", value_coef=0.25)
     if form.endswith("role"):
         changes["critic"] = "role"
     make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo
-    return make(entropy_coef=entropy, **changes)
+    return make(**changes)
 
 
 def _parts(form: str | None) -> tuple[str, str | None]:

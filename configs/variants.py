@@ -1,14 +1,14 @@
 """The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others change.
 
 A variant takes a pretrained model, so it learns with small steps and stays near where it began. `:sft` and
-`:sft+smollm2` imitate a bot instead of playing, for a run that starts from it (`model.init_from`).
+`:sft+smollm2` imitate a bot instead of playing; `:both` and `:both+smollm2` imitate it first and then play.
 """
 
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, meshes, models
 
-SFT = "sft"
+SFT, SCRATCH, BOTH = "sft", "scratch", "both"
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
@@ -49,9 +49,9 @@ def qwen2_5_coder_half_billion(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def qwen2_5_coder_two_billion(config: ConfigDict) -> ConfigDict:
+def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-Coder-1.5B on one GPU, LoRA adapters."""
-    config.model = models.qwen2_5_coder_two_billion()
+    config.model = models.qwen2_5_coder_1_5_billion()
     _pretrained(config, lr=1e-4)
     config.rollout.update(dict(games=512))
     config.algo.grad_accum_steps = 8
@@ -83,27 +83,53 @@ VARIANTS = {
     "smollm2-lora": smollm2_lora,
     "qwen2.5-0.5b": qwen2_5_half_billion,
     "qwen2.5-coder-0.5b": qwen2_5_coder_half_billion,
-    "qwen2.5-coder-1.5b": qwen2_5_coder_two_billion,
+    "qwen2.5-coder-1.5b": qwen2_5_coder_1_5_billion,
     "qwen2.5-7b": qwen2_5_seven_billion,
     "qwen3-1.7b": qwen3_two_billion,
     "qwen3-8b": qwen3_eight_billion,
 }
 
 
-def parts(variant: str | None) -> tuple[bool, str | None]:
-    """Whether a variant imitates a bot (`sft`, `sft+MODEL`), and its model; None is the embedded one."""
+def stages(variant: str | None, default: str = SCRATCH) -> tuple[str, str | None]:
+    """The stages that a variant asks for, `default` where it names none, and its model; None is the embedded one.
+
+    sft      imitate a bot
+    scratch  play, from the model as it is
+    both     imitate, then play
+    """
     first, _, rest = (variant or "").partition("+")
-    imitates = first == SFT
-    model = rest if imitates else variant
-    return imitates, None if model in (None, "", "tiny") else model
+    named = first in (SFT, SCRATCH, BOTH)
+    model = rest if named else variant
+    return first if named else default, None if model in (None, "", "tiny") else model
+
+
+def only_first_stage(config: ConfigDict) -> ConfigDict:
+    """The config of an experiment's first stage, as a run of its own."""
+    changes = config.first_stage.to_dict()
+    config.first_stage = {}
+    config.algo = algorithms.sft(**{name: value for name, value in changes.pop("algo").items() if name != "name"})
+    config.update(changes)
+    return config
 
 
 def choose(config: ConfigDict, model: str | None) -> ConfigDict:
     """The config with the named model; None is the embedded one."""
     if model is not None and model not in VARIANTS:
-        known = f"{', '.join(VARIANTS)}, or {SFT} and {SFT}+MODEL to imitate a bot"
+        known = f"{', '.join(VARIANTS)}, each also behind {SFT}+, {SCRATCH}+ or {BOTH}+ (imitate a bot, play, or both)"
         raise ValueError(f"variant {model!r} is unknown; accepted: {known}")
     return VARIANTS[model or "tiny"](config)
+
+
+def with_stages(config: ConfigDict, chosen: str, model: str | None) -> ConfigDict:
+    """An experiment's config of self-play with the named model, as the chosen stages (`stages`) want it."""
+    if chosen == SFT:
+        return imitate(config, model)
+    if chosen == BOTH:
+        lr = choose(defaults.get_config(), model).optim.lr
+        rollout, parts = dict(games=128, turns=8), config.algo.grad_accum_steps
+        config.first_stage = algorithms.imitation_stage(steps=100, lr=lr, rollout=rollout, grad_accum_steps=parts)
+        config.algo.kl_coef = 0.05  # to the imitated policy
+    return config
 
 
 def imitate(config: ConfigDict, model: str | None) -> ConfigDict:

@@ -6,7 +6,8 @@ Twenty minutes on two CPU cores. Expect about 90 % wins against random play, whi
 and nothing against the search bot (docs/results.md).
 
 Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the
-others of `configs/variants.py`; `:sft` and `:sft+MODEL` imitate the search bot.
+others of `configs/variants.py`; `:sft` and `:sft+MODEL` imitate the search bot, `:both` and
+`:both+MODEL` imitate it and then play, by one command.
 """
 
 from configs import defaults, variants
@@ -14,7 +15,7 @@ from configs import defaults, variants
 
 def get_config(variant: str | None = None):
     """Self-play PPO on connect four with a pool of historical opponents."""
-    sft, model = variants.parts(variant)
+    stages, model = variants.stages(variant)
     config = defaults.get_config()
     config.name = "connect_four_selfplay"
     config.steps = 150
@@ -28,4 +29,4 @@ def get_config(variant: str | None = None):
     config.eval.opponents = ("random", "search")
     config.checkpoint.best_metric = "random/win_rate"
     config = variants.choose(config, model)
-    return variants.imitate(config, model) if sft else config
+    return variants.with_stages(config, stages, model)

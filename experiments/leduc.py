@@ -2,6 +2,9 @@
 
     python launch.py --config=experiments/leduc.py
 
+Expect an exploitability of 0.44 chips after 200 updates, from 2.43, in eight minutes on two CPU cores with other work
+beside it (docs/results.md).
+
 Suits mean nothing and are not shown: 288 information sets; `--config.env.params.suits=true` shows them, 936. The forms
 are those of `experiments/kuhn.py`.
 """
@@ -12,4 +15,4 @@ from configs import poker
 def get_config(form: str | None = None):
     """Self-play on Leduc poker."""
     shape = dict(d_model=48, n_layers=1, n_heads=3, n_kv_heads=3, d_ff=96)
-    return poker.poker("leduc", form, steps=300, turns=16, entropy=0.1, chips=0.25, shape=shape, suits=False)
+    return poker.poker("leduc", form, steps=200, turns=16, entropy=(0.2, 0.08), chips=0.25, shape=shape, suits=False)

@@ -15,7 +15,7 @@ from configs import defaults, variants
 
 def get_config(variant: str | None = None):
     """Self-play PPO on tic-tac-toe."""
-    sft, model = variants.parts(variant)
+    stages, model = variants.stages(variant)
     config = defaults.get_config()
     config.name = "tic_tac_toe_selfplay"
     config.env = defaults.environment("tic_tac_toe")
@@ -39,4 +39,4 @@ def get_config(variant: str | None = None):
         config.opponents.update(dict(self_play_frac=0.6, bot_frac=0.4))
         config.eval.every = 25
         config.checkpoint.every = 50
-    return variants.imitate(config, model) if sft else config
+    return variants.with_stages(config, stages, model)

@@ -6,8 +6,8 @@
     python launch.py --workdir=runs/verifier --mode=eval             # accuracy, calibration and AUC on the test part
     python launch.py --workdir=runs/verifier --mode=serve_reward     # scores over HTTP, see docs/verifier.md
 
-    python launch.py --config=experiments/verifier.py --mode=label   # the embedded model: seconds on two CPU cores
-    python launch.py --config=experiments/verifier.py
+    python launch.py --config=experiments/verifier.py --mode=label   # the embedded model, two CPU cores: half a minute,
+    python launch.py --config=experiments/verifier.py                # and a minute
 
 Three steps, each of which continues where it was stopped: sample and label (`--mode=label`), balance per question and
 train. Forms: `gsm8k`, `math`, `anli` or `arithmetic` (the default), each with or without +MODEL

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from models import blockwise, decode_kernel, mosaic_decode, read_kernel, tpu_attention
 from models import cache as kv
+from models.exact_sums import for_rows
 from models.layouts import Branches, Conversations, Packed, band
 from models.sharding import platform
 
@@ -95,7 +96,7 @@ class Attend:
     def _of_rows(self, prefix, rows, repeat=1):
         """A prefix [n, P, K, H] for every row."""
         if self.readers is None:
-            return jnp.broadcast_to(prefix, (rows, *prefix.shape[1:]))
+            return for_rows(prefix, rows)
         # As a product: the gradient of picking rows would be a scatter.
         own = jnp.einsum("bn,npkh->bpkh", jax.nn.one_hot(self.readers, len(prefix), dtype=prefix.dtype), prefix)
         return own if repeat == 1 else jnp.repeat(own, repeat, axis=0)

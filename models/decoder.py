@@ -14,6 +14,7 @@ from flax import nnx
 from models import lora
 from models.attention import Attend
 from models.config import ModelConfig, RopeScaling
+from models.exact_sums import add_bias
 from models.sharding import constrain
 
 
@@ -118,12 +119,13 @@ class Attention(nnx.Module):
         cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
         if self.fused:
             y = x @ w(self.qkv)
-            y = (y + w(self.qkv_bias) if cfg.qkv_bias else y).reshape(*x.shape[:2], -1, cfg.head_dim)
+            y = (add_bias(y, self.qkv_bias[...]) if cfg.qkv_bias else y).reshape(*x.shape[:2], -1, cfg.head_dim)
             outs = jnp.split(y, (cfg.n_heads, cfg.n_heads + cfg.n_kv_heads), axis=2)
         else:
             outs = [jnp.einsum("btd,dnh->btnh", x, w(p)) for p in (self.q, self.k, self.v)]
             if cfg.qkv_bias:
-                outs = [y + w(b) for y, b in zip(outs, (self.q_bias, self.k_bias, self.v_bias), strict=True)]
+                biases = (self.q_bias, self.k_bias, self.v_bias)
+                outs = [add_bias(y, b[...]) for y, b in zip(outs, biases, strict=True)]
         q, k, v = (
             y + adapters(name, x).reshape(y.shape) if name in adapters else y
             for name, y in zip("qkv", outs, strict=True)

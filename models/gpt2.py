@@ -9,6 +9,7 @@ from flax import nnx
 from models.attention import Attend
 from models.config import ModelConfig
 from models.decoder import Adapters, embed, param, to_logits
+from models.exact_sums import add_bias
 from models.sharding import constrain
 
 
@@ -45,11 +46,11 @@ class Attention(nnx.Module):
         cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
         y = layer_norm(x, self.norm[...], self.norm_bias[...], cfg.norm_eps)
         if self.fused:
-            parts = jnp.split(y @ w(self.qkv) + w(self.qkv_bias), 3, axis=-1)
+            parts = jnp.split(add_bias(y @ w(self.qkv), self.qkv_bias[...]), 3, axis=-1)
             qkv = [p.reshape(*x.shape[:2], cfg.n_heads, cfg.head_dim) for p in parts]
         else:
             pairs = ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
-            qkv = [jnp.einsum("btd,dnh->btnh", y, w(p)) + w(b) for p, b in pairs]
+            qkv = [add_bias(jnp.einsum("btd,dnh->btnh", y, w(p)), b[...]) for p, b in pairs]
         q, k, v = (
             z + adapters(name, y).reshape(z.shape) if name in adapters else z
             for name, z in zip("qkv", qkv, strict=True)
@@ -58,7 +59,7 @@ class Attention(nnx.Module):
             z, layer = attend.step(q, k, v, None, layer)
         else:
             z, layer = attend(constrain(q, "BTNH"), constrain(k, "BTNH"), v, layer)
-        out = jnp.einsum("btnh,nhd->btd", z, w(self.o)) + w(self.o_bias)
+        out = add_bias(jnp.einsum("btnh,nhd->btd", z, w(self.o)), self.o_bias[...])
         if "o" in adapters:
             out = out + adapters("o", z.reshape(*z.shape[:2], -1))
         return x + out, layer
@@ -80,10 +81,10 @@ class FeedForward(nnx.Module):
     def __call__(self, x, adapters: Adapters):
         w = lambda p: p[...].astype(x.dtype)  # noqa: E731
         y = layer_norm(x, self.norm[...], self.norm_bias[...], self.cfg.norm_eps)
-        z = y @ w(self.up) + w(self.up_bias)
+        z = add_bias(y @ w(self.up), self.up_bias[...])
         z = z + adapters("up", y) if "up" in adapters else z
         z = constrain(jax.nn.gelu(z, approximate=True), "BTF")
-        out = z @ w(self.down) + w(self.down_bias)
+        out = add_bias(z @ w(self.down), self.down_bias[...])
         return x + (out + adapters("down", z) if "down" in adapters else out)
 
 

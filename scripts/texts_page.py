@@ -37,8 +37,8 @@ Tokens of Hanabi for two players, 12 games of the convention bot, SmolLM2's toke
 
 | | full | compact |
 | --- | --- | --- |
-| rules, read once per update | 469 | 265 |
-| position, mean (longest) | 245 (270) | 92 (112) |
+| rules, read once per update | 469 | 289 |
+| position and question, mean (longest) | 258 (285) | 102 (123) |
 | event of an own move, mean (longest) | 92 (111) | 24 (30) |
 | event of the partner's move, mean (longest) | 101 (125) | 31 (41) |
 | all that a later turn reads, mean | 209 | 68 |

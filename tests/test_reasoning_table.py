@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from experiments.tables import reasoning, runs
+from experiments.tables.command import check_files, select
 from marl_jax.config import validate
 from marl_jax.config.flags import parse as parse_flags
 
@@ -15,6 +16,10 @@ MODEL = "qwen2.5-coder-0.5b"
 
 def flags_of(tmp_path, *more):
     return reasoning.parse([f"--workdir={tmp_path}", *more])[0]
+
+
+def chosen(only):
+    return select("reasoning", only, reasoning.TASKS, reasoning.ROWS)
 
 
 @pytest.mark.parametrize("model", ["", MODEL, "qwen3-1.7b"])
@@ -33,14 +38,14 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, task, model
 def test_unequal_budgets_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(reasoning, "answers", lambda task, row, config: len(row))
     with pytest.raises(SystemExit, match="budgets of math differ: {'single_grpo': 11, 'roles_grpo': 10"):
-        reasoning.check_budgets(flags_of(tmp_path), reasoning.select(""))
+        reasoning.check_budgets(flags_of(tmp_path), chosen(""))
 
 
 def test_rows_are_asked_for_by_name(tmp_path):
-    assert len(reasoning.select("")) == 3 * 6
-    assert reasoning.select("nli,code/single") == [("code", "single"), *(("nli", row) for row in reasoning.ROWS)]
+    assert len(chosen("")) == 3 * 6
+    assert chosen("nli,code/single") == [("code", "single"), *(("nli", row) for row in reasoning.ROWS)]
     with pytest.raises(SystemExit, match="--only has 'code/duo'; accepted: math, code, nli, and behind a slash"):
-        reasoning.select("code/duo")
+        chosen("code/duo")
     for wrong in ("--steps=-1", "--model=nope", "--jobs=0", "--stepp=3", "--step=first"):
         with pytest.raises(SystemExit):
             reasoning.parse([wrong])
@@ -55,14 +60,14 @@ def test_a_missing_file_is_named_and_no_sample_takes_its_place(tmp_path, monkeyp
         (tmp_path / "open" / name).touch()
     flags = flags_of(tmp_path, f"--model={MODEL}")
     with pytest.raises(SystemExit, match="no files livecodebench_v1_public in"):
-        reasoning.check_files(flags, reasoning.select("code"))
-    reasoning.check_files(flags_of(tmp_path), reasoning.select(""))  # the embedded model has the built-in samples
+        check_files("reasoning", reasoning.files_of(flags, chosen("code")))
+    assert not reasoning.files_of(flags_of(tmp_path), chosen(""))  # the embedded model has the built-in samples
 
 
 def test_learning_comes_first_and_the_validation_part_chooses(tmp_path):
     flags = flags_of(tmp_path, f"--model={MODEL}", "--steps=7")
     passed = ["--config.optim.lr=1e-5", "--config.seed=3"]
-    training, tests = reasoning.plan(flags, reasoning.select("math"), passed)
+    training, tests = reasoning.plan(flags, chosen("math"), passed)
     assert list(training) == [f"math/{row}" for row, about in reasoning.ROWS.items() if about.untuned]
     assert len(tests) == 6 * 7
     for command, done in training.values():

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from experiments.tables import planning, runs
+from experiments.tables.command import select
 from marl_jax.config import validate
 from marl_jax.config.flags import parse as parse_flags
 
@@ -20,6 +21,10 @@ MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
 
 def flags_of(tmp_path, *more):
     return planning.parse([f"--workdir={tmp_path}", *more])[0]
+
+
+def chosen(only):
+    return select("planning", only, planning.GAMES, planning.ROWS)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -38,15 +43,15 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, game, model
 def test_unequal_budgets_are_refused(tmp_path):
     flags = flags_of(tmp_path, "--games=20")
     with pytest.raises(SystemExit, match="budgets of plan_path differ: .*--games must be a multiple of 32"):
-        planning.check_budgets(flags, planning.select(""))
+        planning.check_budgets(flags, chosen(""))
 
 
 def test_rows_are_asked_for_by_name(tmp_path):
-    assert len(planning.select("")) == 3 * 7
-    assert planning.select("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]
-    assert {game for game, _ in planning.select("sokoban")} == {"sokoban"}
+    assert len(chosen("")) == 3 * 7
+    assert chosen("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]
+    assert {game for game, _ in chosen("sokoban")} == {"sokoban"}
     with pytest.raises(SystemExit, match="--only has 'chess/grpo'; accepted: plan_path, sokoban, sudoku, and"):
-        planning.select("chess/grpo")
+        chosen("chess/grpo")
     with pytest.raises(SystemExit):
         planning.parse(["--stepps=3"])
     for wrong in ("--jobs=0", "--steps=-3", "--eval_games=0", "--model=nope"):
@@ -59,7 +64,7 @@ def test_rows_are_asked_for_by_name(tmp_path):
 
 
 def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
-    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=9"), planning.select("plan_path"))
+    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=9"), chosen("plan_path"))
     assert list(warm) == ["plan_path/sft", "plan_path/roles_sft"]
     command, done = warm["plan_path/roles_sft"]
     assert not done and "--config=experiments/plan_path.py:roles_sft" in command and "--config.steps=9" in command
@@ -67,7 +72,7 @@ def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
     assert f"--config.model.init_from={tmp_path}/plan_path/sft" in rows["plan_path/grpo"][0]
     assert f"--config.model.init_from={tmp_path}/plan_path/roles_sft" in rows["plan_path/per_role"][0]
 
-    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=0"), planning.select("sudoku/roles"))
+    warm, rows = planning.plan(flags_of(tmp_path, "--sft_steps=0"), chosen("sudoku/roles"))
     assert not warm and "--mode=eval" in rows["sudoku/roles"][0]
 
 
@@ -75,7 +80,7 @@ def test_warm_starts_come_first_and_what_a_twin_says_is_not_run(tmp_path):
 def test_warm_starts_can_run_and_fields_of_learning_do_not_reach_them(tmp_path, model):
     passed = ["--config.algo.clip_high=0.3", "--config.optim.lr=1e-4", "--config.seed=3"]
     flags = flags_of(tmp_path, f"--model={model}")
-    warm, rows = planning.plan(flags, planning.select("sokoban"), passed)
+    warm, rows = planning.plan(flags, chosen("sokoban"), passed)
     for command, _ in rows.values():
         assert set(passed) <= set(command)
     for command, _ in warm.values():

@@ -136,6 +136,15 @@ class Game(abc.ABC):
         """What every action does, in words, where its name alone does not say."""
         return self.action_names
 
+    @property
+    def action_kinds(self) -> tuple[str, ...]:
+        """The kind of every action, where imitation is to be reported by kind; () where all are of one."""
+        return ()
+
+    def endings(self, state: State) -> dict[str, jax.Array]:
+        """How a finished episode ended, bool[] each; evaluations report the share of every one by its name."""
+        return {}
+
     def success(self, state: State) -> jax.Array:
         """Whether the episode was solved, in a game that is `solvable`: bool[]."""
         return jnp.bool_(False)

@@ -17,6 +17,7 @@ from envs.tasks.chat import keep_one
 from envs.tasks.task import Ask, CallTimeout, Outcome, Reply, check_part
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
+SYSTEM = f"You compute carefully. {FORMAT}"
 HELD_OUT = {0: "test", 1: "validation"}  # by the hash of a question modulo 5; the others are for training
 
 _MARKED = re.compile(r"answer\s*:\s*\**\s*(?P<number>[^\n]*)", re.IGNORECASE)
@@ -95,7 +96,7 @@ class Arithmetic:
 
     async def play(self, ask: Ask, example: Problem) -> Outcome:
         """One question, one answer: 1 for a right one for the team, 0.1 for the process if a number can be read."""
-        chat = ask.chat(0, system=f"You compute carefully. {FORMAT}")
+        chat = ask.chat(0, system=SYSTEM)
         reply = await chat.say(example.question, n=ask.candidates)
         verdicts = await graded(ask, reply.replies, example.answer)
         for candidate, verdict in zip(reply.replies, verdicts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -43,6 +44,29 @@ def read_flags(
         parser.error(f"--model={flags.model}: accepted are {', '.join(variants.VARIANTS)}")
     flags.workdir = flags.workdir or f"runs/{table}{f'-{flags.model}' if flags.model else ''}"
     return flags, rest
+
+
+def select(table: str, only: str, groups: Iterable[str], rows: Iterable[str]) -> list[tuple[str, str]]:
+    """The (group, row) pairs that `--only` asks for as GROUP or GROUP/ROW, in the order of the table; '' is all."""
+    groups, rows = tuple(groups), tuple(rows)
+    everything = [(group, row) for group in groups for row in rows]
+    if not only:
+        return everything
+    asked = only.split(",")
+    for name in asked:
+        group, _, row = name.partition("/")
+        if group not in groups or (row and row not in rows):
+            known = f"{', '.join(groups)}, and behind a slash {', '.join(rows)}"
+            raise SystemExit(f"{table}.py: --only has {name!r}; accepted: {known}")
+    return [(group, row) for group, row in everything if group in asked or f"{group}/{row}" in asked]
+
+
+def check_files(table: str, names: Iterable[str]) -> None:
+    """Ends the program where a published data file is missing: a table never shows a built-in sample in its place."""
+    root = Path(os.environ.get("MARL_JAX_DATA") or "?")
+    missing = [name for name in names if not [*root.glob(f"{name}.jsonl*"), *root.glob(f"*/{name}.jsonl*")]]
+    if missing:
+        raise SystemExit(f"{table}.py: no files {', '.join(missing)} in $MARL_JAX_DATA ({root})")
 
 
 def run_rounds(rounds: Iterable[Runs], folder: Path, jobs: int) -> tuple[list[str], bool]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from configs import planning as puzzles
 from experiments.tables.bars import Bar, chart
-from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select
 from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
@@ -89,7 +89,7 @@ class Result:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
     flags, passed = parse(argv)
-    wanted = select(flags.only)
+    wanted = select("planning", flags.only, GAMES, ROWS)
     check_budgets(flags, wanted)
     folder = Path(flags.workdir)
     failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
@@ -113,20 +113,6 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--eval_games", type=at_least(1), default=512)
     return read_flags(parser, "planning", argv)
-
-
-def select(only: str) -> list[tuple[str, str]]:
-    """The (game, row) pairs that are asked for, in the order of the table."""
-    everything = [(game, row) for game in GAMES for row in ROWS]
-    if not only:
-        return everything
-    asked = only.split(",")
-    for name in asked:
-        game, _, row = name.partition("/")
-        if game not in GAMES or (row and row not in ROWS):
-            known = f"{', '.join(GAMES)}, and behind a slash {', '.join(ROWS)}"
-            raise SystemExit(f"planning.py: --only has {name!r}; accepted: {known}")
-    return [(game, row) for game, row in everything if game in asked or f"{game}/{row}" in asked]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs

@@ -24,14 +24,13 @@ import csv
 import dataclasses
 import importlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import reasoning as forms
 from experiments.tables.bars import Bar, chart
-from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.command import add_flags, at_least, check_files, finish, read_flags, run_rounds, select
 from experiments.tables.planning import LEARNING
 from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done
 
@@ -121,11 +120,11 @@ class Result:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
     flags, passed = parse(argv)
-    wanted = select(flags.only)
+    wanted = select("reasoning", flags.only, TASKS, ROWS)
     check_budgets(flags, wanted)
     folder, failed, stopped = Path(flags.workdir), [], False
     if not flags.collect:
-        check_files(flags, wanted)
+        check_files("reasoning", files_of(flags, wanted))
         failed, stopped = run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
     results = collect(flags, wanted)
     if flags.collect and not any(result.rate for result in results):
@@ -143,20 +142,6 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
     parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
     return read_flags(parser, "reasoning", argv)
-
-
-def select(only: str) -> Wanted:
-    """The (task, row) pairs that are asked for, in the order of the table."""
-    everything = [(task, row) for task in TASKS for row in ROWS]
-    if not only:
-        return everything
-    asked = only.split(",")
-    for name in asked:
-        task, _, row = name.partition("/")
-        if task not in TASKS or (row and row not in ROWS):
-            known = f"{', '.join(TASKS)}, and behind a slash {', '.join(ROWS)}"
-            raise SystemExit(f"reasoning.py: --only has {name!r}; accepted: {known}")
-    return [(task, row) for task, row in everything if task in asked or f"{task}/{row}" in asked]
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -192,16 +177,12 @@ def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
             raise SystemExit(f"reasoning.py: budgets of {task} differ: {found}")
 
 
-def check_files(flags: argparse.Namespace, wanted: Wanted) -> None:
-    """Ends the program where a published file is missing; the embedded model needs none."""
+def files_of(flags: argparse.Namespace, wanted: Wanted) -> list[str]:
+    """The published files that rows need; the embedded model needs none."""
     if not flags.model:
-        return
-    root = Path(os.environ.get("MARL_JAX_DATA") or "?")
-    needed = [file for task in dict.fromkeys(task for task, _ in wanted)
-              for file in (*TASKS[task].files, *(s.file for s in TASKS[task].sets.values()))]  # fmt: skip
-    missing = [file for file in needed if not [*root.glob(f"{file}.jsonl*"), *root.glob(f"*/{file}.jsonl*")]]
-    if missing:
-        raise SystemExit(f"reasoning.py: no files {', '.join(missing)} in $MARL_JAX_DATA ({root})")
+        return []
+    return [file for task in dict.fromkeys(task for task, _ in wanted)
+            for file in (*TASKS[task].files, *(s.file for s in TASKS[task].sets.values()))]  # fmt: skip
 
 
 def test_folder(flags: argparse.Namespace, task: str, row: str, name: str) -> str:

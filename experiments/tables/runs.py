@@ -118,6 +118,12 @@ def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
     return Rate(*(rows[-1][f"success{end}"] for end in ("", "_low", "_high"))) if rows else None
 
 
+def episodes(folder: Path) -> list[dict]:
+    """The episodes of an evaluation on the test part, question by question; none where there was none."""
+    files = sorted((folder / "answers").glob("test_*.jsonl"))
+    return lines_of(files[-1]) if files else []
+
+
 def counted(folder: Path) -> int | None:
     """How many answers a run sampled in training, by its own count; None for one that kept none."""
     rows = lines_of(folder / "metrics.jsonl")

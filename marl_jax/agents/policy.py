@@ -190,14 +190,15 @@ class Policy:
     def cast_for_compute(self, trained: dict) -> dict:
         """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one optimiser step.
 
-        Norms and the critic's head are used in float32. Embedding and head keep their dtype because the gradients of
-        many pieces of a batch are added up in it.
+        Norms and the critic's head are used in float32. Embedding, head and biases keep their dtype because the
+        gradients of many pieces of a batch are added up in it.
         """
 
         def one(path, x):
             name = path[-1].key
             value_head = path[0].key == "critic" and len(path) == 2
-            return x if value_head or "norm" in name or name in ("embed", "head") else x.astype(self.dtype)
+            kept = value_head or "norm" in name or name.endswith("bias") or name in ("embed", "head")
+            return x if kept else x.astype(self.dtype)
 
         return jax.tree.map_with_path(one, trained)
 

@@ -63,6 +63,14 @@ class Seating:
                 action = jnp.where(seat == number, jax.vmap(bot.act)(state, keys), action)
         return action
 
+    def resized(self, n_seats: int) -> Seating:
+        """So many seats; further ones have whoever sits in the first, in turn."""
+        table, bots = self.table, self.bots
+        return Seating(
+            tuple(table[seat % len(table)] for seat in range(n_seats)),
+            tuple(bots[seat % len(bots)] for seat in range(n_seats)) if bots else (),
+        )
+
     def swapped(self) -> Seating:
         """Every seat with whoever has the one after it."""
         turn = lambda seats: (*seats[1:], *seats[:1])  # noqa: E731

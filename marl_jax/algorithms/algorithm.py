@@ -51,14 +51,19 @@ class Algorithm:
     verifies: bool = False
 
 
-class Examined(NamedTuple):
-    """How often something was right: the name of the row and of the metric, and counts, of distinct cases too."""
+class Count(NamedTuple):
+    """How often something was right; of the cases, how many were distinct."""
 
-    name: str
-    metric: str
     right: int
     total: int
     distinct: int
+
+
+class Examined(NamedTuple):
+    """What was counted on held-out games: the name of the row, and counts by metric, the headline first."""
+
+    name: str
+    counts: dict[str, Count]
 
 
 def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:

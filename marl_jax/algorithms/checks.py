@@ -13,6 +13,7 @@ from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.tasks import TASKS
 from marl_jax.agents.seating import seat_names
+from marl_jax.algorithms import fields
 from marl_jax.errors import not_divisible
 
 
@@ -91,6 +92,11 @@ def sft(c: ConfigDict) -> Iterator[str]:
     known = bot_names(c.env.name)
     if c.algo.bot and c.algo.bot not in known:
         yield f"config.algo.bot is {c.algo.bot!r}, which is no bot of {c.env.name}; accepted: '', {', '.join(known)}"
+    kinds = games.make(c.env.name, **c.env.params.to_dict()).action_kinds
+    for kind in fields.kind_weights(c.algo.kind_weights):
+        if kind not in kinds:
+            known = ", ".join(dict.fromkeys(kinds)) or "none"
+            yield f"config.algo.kind_weights has {kind!r}, which is no kind of move of {c.env.name}; accepted: {known}"
     yield from _no_other_players(c, "where a bot plays all seats")
     if c.curriculum.enabled:
         yield "config.curriculum.enabled is True with algo.name 'sft', which shows all levels; accepted: False"

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from marl_jax.fields import SWITCH, TEXT, Field, choice, distinct_integers, integer, number, off_or, with_defaults
+import re
+from collections.abc import Sequence
+
+from marl_jax.fields import (
+    SWITCH,
+    TEXT,
+    TEXTS,
+    Field,
+    Rule,
+    choice,
+    distinct_integers,
+    integer,
+    number,
+    off_or,
+    with_defaults,
+)  # fmt: skip
 
 BATCHES = {
     "minibatches": Field(4, integer(1, 1 << 20), "updates per pass over the samples of a rollout"),
@@ -13,7 +28,7 @@ COMMON = {  # of every policy gradient
     "clip_low": Field(0.2, number(0, 1, above=True), "the ratio is clipped below 1 minus this"),
     "clip_high": Field(0.2, number(0, above=True), "the ratio is clipped above 1 plus this"),
     "dual_clip": Field(0.0, off_or(number(1, above=True)), "bound on the loss of negative advantages; 0 is off"),
-    "kl_coef": Field(0.0, number(0), "weight of the KL to the policy at the start (LoRA: the base without adapters)"),
+    "kl_coef": Field(0.0, number(0), "weight of the KL to the policy that the run starts with"),
     "kl_kind": Field("k3", choice("k1", "k2", "k3"), "estimator of both KLs; in the loss, k1 has no gradient"),
     "kl_in": Field("loss", choice("loss", "reward"), "where the KL to the start is charged"),
     "magnet_coef": Field(0.0, number(0), "weight of the KL to a slow copy of the policy; 0 keeps no copy"),
@@ -89,11 +104,24 @@ AT_GRPO = {
     ),
 }
 
+_KIND_WEIGHT = re.compile(r"(\w+)=(\d+(?:\.\d+)?)")
+_KIND_WEIGHTS = Rule(
+    "a tuple of texts KIND=WEIGHT, e.g. ('play=2',)",
+    lambda x: TEXTS.holds(x) and all(_KIND_WEIGHT.fullmatch(text) for text in x),
+)
+
+
+def kind_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Weights by the names of kinds, from texts like "play=2"."""
+    return {kind: float(weight) for kind, weight in (_KIND_WEIGHT.fullmatch(text).groups() for text in texts)}
+
+
 SFT = {
     "epochs": Field(1, integer(1, 1000), "passes over the demonstrations of a step"),
     **BATCHES,
     "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
     "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),
+    "kind_weights": Field((), _KIND_WEIGHTS, "weights in the loss of kinds of moves, ('play=2',); the others have 1"),
 }
 
 VERIFIER = {

@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import checks, fields
-from marl_jax.algorithms.algorithm import Algorithm, Examined
-from marl_jax.rollouts.demonstrations import Demonstrations
+from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
+from marl_jax.rollouts.demonstrations import Answers, Demonstrations
 from marl_jax.samples import Samples
 
 DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is right
@@ -52,7 +52,12 @@ class Likelihood:
 
 def rollout(run) -> Demonstrations:
     """The games of a bot."""
-    return Demonstrations(**run.rollout_settings(), bot=run.demonstrator(), noise=run.config.algo.noise)
+    algo = run.config.algo
+    weights = fields.kind_weights(algo.kind_weights)
+    by_action = tuple(weights.get(kind, 1.0) for kind in run.game.action_kinds) if weights else ()
+    return Demonstrations(
+        **run.rollout_settings(), bot=run.demonstrator(), noise=algo.noise, action_weights=by_action
+    )
 
 
 class Imitation:
@@ -61,13 +66,25 @@ class Imitation:
     def __init__(self, run):
         shown = rollout(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
+        self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last: an answer that names nothing
         self._program = jax.jit(lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS))
 
     def __call__(self, params: dict[str, dict]) -> Examined:
-        """How often the most likely answer is one of the bot's."""
-        right, counts, prompts = jax.device_get(self._program(params))
-        distinct = len(np.unique(prompts[counts], axis=0))
-        return Examined("demonstrations", "accuracy", int(np.sum(right & counts)), int(np.sum(counts)), distinct)
+        """How often the most likely answer is one of the bot's: its accuracy.
+
+        Where actions have kinds, also the accuracy of the bot's moves of each, and the precision of the policy's: of
+        the plays that it chooses, the share that the bot would make.
+        """
+        answers = jax.device_get(self._program(params))
+        counts = {"accuracy": _count(answers, answers.counts)}
+        for kind in dict.fromkeys(self._kinds[:-1]):
+            counts[f"{kind}_accuracy"] = _count(answers, answers.counts & (self._kinds[answers.bot] == kind))
+            counts[f"{kind}_precision"] = _count(answers, answers.counts & (self._kinds[answers.own] == kind))
+        return Examined("demonstrations", counts)
+
+
+def _count(answers: Answers, among: np.ndarray) -> Count:
+    return Count(int(np.sum(answers.right & among)), int(np.sum(among)), len(np.unique(answers.prompts[among], axis=0)))
 
 
 SFT = Algorithm("sft", fields.SFT, rollout, prepare, Likelihood(), examine=Imitation, check=checks.sft)

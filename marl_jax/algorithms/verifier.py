@@ -114,12 +114,12 @@ def rollout(run) -> labelled.LabelledAnswers:
     parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_ways(run.mesh)
     if c.algo.answers % parts:
         raise ConfigError([not_divisible("algo.answers", c.algo.answers, parts, "the parts of a batch")])
-    questions = read_part(c, run.workdir, "train")
-    chosen = choose(c, questions)
-    rows, left_out = labelled.read_all(run.backbone.tokenizer, questions, chosen.chosen, c.task.max_length)
-    counts = {**chosen.counts, "left_out": left_out}
+    readable = labelled.Readable(run.backbone.tokenizer, read_part(c, run.workdir, "train"), c.task.max_length)
+    chosen = choose(c, readable.questions)
+    counts = {**chosen.counts, "left_out": readable.left_out}
     log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
-    return labelled.LabelledAnswers(rows, c.algo.answers, c.seed, run.process, run.place, counts)
+    answers = readable.read(chosen.chosen)
+    return labelled.LabelledAnswers(answers, c.algo.answers, c.seed, run.process, run.place, counts)
 
 
 VERIFIER = Algorithm(

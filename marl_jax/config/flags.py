@@ -244,9 +244,14 @@ def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
     """Sets fields of open groups, which the config need not list."""
     with config.unlocked():
         for field, text in texts.items():
-            group, key = field.rsplit(".", 1)
+            *groups, key = field.split(".")
             try:
-                functools.reduce(getattr, group.split("."), config)[key] = literal(text)
+                here = config
+                for name in groups:
+                    if name not in here and groups[0] == "first_stage":  # which has the groups that it changes
+                        here[name] = ConfigDict()
+                    here = here[name]
+                here[key] = literal(text)
             except (AttributeError, KeyError, TypeError) as error:
                 raise ConfigError([f"--config.{field}={text}: no such field, or another type than now"]) from error
 

@@ -27,6 +27,7 @@ RUN = {
     "name": Field("", TEXT, "name of the experiment; '' is the name of its file"),
     "seed": Field(0, SEED, "of everything that is random"),
     "steps": Field(200, integer(1), "updates; a run that has done them all says so and stops"),
+    "first_stage": Field({}, OPEN, "fields that differ in a stage before the run, from which it starts; {}: no stage"),
     "plugins": Field((), TEXTS, "modules to import first, which add games, tasks, algorithms, bots or model families"),
 }
 
@@ -50,6 +51,11 @@ ENV = {
         0,
         integer(0, 1 << 21),
         "tokens of a row of conversations; 0: two openings and a seat's turns at their usual length",
+    ),
+    "turn_tokens": Field(
+        0,
+        integer(0, 1 << 21),
+        "tokens of a row of one prompt behind the rules, where context is turn; longer ones are not learned from",
     ),
     "history_turns": Field(
         32, integer(1, 1 << 16), "answers after which a conversation begins again, where context is history"
@@ -195,6 +201,7 @@ SERVE = {  # of --mode=serve and --mode=serve_reward
     "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
     "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
     "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),
+    "session_idle": Field(3600.0, number(0, above=True), "seconds after which a session that nobody uses is ended"),
     "traces": Field(True, SWITCH, "write sessions to traces.jsonl in the folder of the run"),
 }
 

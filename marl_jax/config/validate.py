@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import combinations, game_combinations, renamed, schema, task_combinations
+from marl_jax.config import combinations, game_combinations, renamed, schema, stages, task_combinations
 from marl_jax.errors import ConfigError, did_you_mean
 from marl_jax.fields import OPEN, Field
 from models import registry as models
@@ -32,12 +32,18 @@ def check(config: ConfigDict, mode: str = "train") -> None:
         load_plugins(config.get("plugins", ()))
     except ValueError as error:
         raise ConfigError([f"config.plugins: {error}"]) from error
+    if problems := _problems(config, mode):
+        raise ConfigError(problems)
+
+
+def _problems(config: ConfigDict, mode: str) -> list[str]:
     problems = [*_single_fields(config)]
     problems = problems or [*_names(config)]
     problems = problems or [*_parameters(config)]
     problems = problems or [*_combinations(config, mode)]
-    if problems:
-        raise ConfigError(problems)
+    if problems or mode not in LEARNING_MODES or (stage := stages.first_stage(config)) is None:
+        return problems
+    return [f"first stage: {problem}" for problem in _problems(stage, mode)]
 
 
 def check_fields(config: ConfigDict) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from envs.games import text as texts
 from envs.games.bots import Bot, bot_names, make_bot
 from marl_jax.agents.team import Backbone
-from marl_jax.config import saved
+from marl_jax.config import saved, stages
 from marl_jax.errors import RunError
 from marl_jax.fields import STEP
 from marl_jax.modes import setup as setups
@@ -79,7 +79,7 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
 def _setup_of(folder: Path, setup: Setup) -> Setup:
     """What the run in a folder is made of, on the devices of this one; how it learnt is of no matter here."""
     try:
-        config = saved.read(folder).unlock()
+        config = stages.started(saved.read(folder), folder).unlock()
         load_plugins(config.plugins)
         config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
         config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games

@@ -108,8 +108,10 @@ class Evaluation:
         for row in rows:
             log.info("evaluation, %s (%d games, %d distinct)", stats.describe(row), row["games"], row["distinct"])
         if self._exact is not None:
-            rows.append(exact_row(self._exact(weights)))
-            log.info("evaluation, %s (exact)", stats.describe(rows[-1]))
+            found = self._exact(weights)
+            rows.append(exact_row(found))
+            words = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
+            log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
         return rows
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
@@ -127,9 +129,14 @@ class Evaluation:
         """Nothing has to be ended."""
 
     def _examined(self, found: Examined) -> dict[str, Any]:
-        share = stats.wilson(found.right, found.total, self._config.confidence, found.distinct)
-        row = {found.metric: share.value, f"{found.metric}_low": share.low, f"{found.metric}_high": share.high}
-        return {"opponent": found.name, "games": found.total, "distinct": found.distinct, **row}
+        row = {}
+        for metric, count in found.counts.items():
+            if not count.total:  # a policy that never plays has no precision
+                continue
+            share = stats.wilson(count.right, count.total, self._config.confidence, count.distinct)
+            row |= {metric: share.value, f"{metric}_low": share.low, f"{metric}_high": share.high}
+        first = next(iter(found.counts.values()))
+        return {"opponent": found.name, "games": first.total, "distinct": first.distinct, **row}
 
     def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
         c = self._config
@@ -241,6 +248,8 @@ def match_metrics(
             found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
         # What was achieved; rewards for how it was gone about are for learning.
         found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
+    for name, flags in (played.endings or {}).items():
+        found[name] = stats.wilson(int(np.sum(flags)), len(length), confidence, distinct)
     row = {"game_length": float(length.mean())}
     for name, interval in found.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}

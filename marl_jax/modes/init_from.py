@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
-from marl_jax.config import saved
+from marl_jax.config import saved, stages
 from marl_jax.errors import CheckpointError, RunError
 from marl_jax.fields import STEP
 from marl_jax.running import checksums as seals
@@ -57,7 +57,7 @@ class Start:
 
     def config(self) -> ConfigDict:
         """The config of that run."""
-        return saved.read(self.folder)
+        return stages.started(saved.read(self.folder), self.folder)
 
     def restore(self, like: dict) -> dict:
         """The entries of `like` ({"model"} or {"adapters"}, abstract) from the checkpoint."""

@@ -65,14 +65,16 @@ def main(config: ConfigDict, workdir: Path) -> None:
         stack.callback(close_all, sources)
         if traces is not None:
             stack.callback(traces.close)
-        endpoint = make_endpoint(sources, keys, limits, traces)
+        endpoint = make_endpoint(sources, keys, limits, traces, config.serve.session_idle)
         log.info("models: %s", ", ".join(endpoint.models))
         server.serve(
             endpoint.application(), config.serve.host, config.serve.port, drain_seconds=config.serve.drain
         )
 
 
-def make_endpoint(sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None) -> Endpoint:
+def make_endpoint(
+    sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None, session_idle: float | None = None
+) -> Endpoint:
     """The endpoint of all models of these sources."""
     found = {name: (source, model) for source in sources for name, model in source.models.items()}
 
@@ -83,4 +85,7 @@ def make_endpoint(sources: Sequence[Source], keys: Keys, limits: Limits, traces:
         return await asyncio.to_thread(source.reload, step)
 
     models = {name: model for name, (_, model) in found.items()}
-    return Endpoint(models, keys=keys, limits=limits, traces=traces, reload=reload, control=Samplers(sources))
+    control = Samplers(sources)
+    return Endpoint(
+        models, keys=keys, limits=limits, traces=traces, reload=reload, control=control, session_idle=session_idle
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -29,12 +30,17 @@ def lines(config: ConfigDict) -> list[str]:
     found = []
     for name, value in validate.fields(config):
         if isinstance(value, ConfigDict):  # an open group: parameters of a game, seats, the shape of a model
-            found += [f"--config.{name}.{key}={_shown(item)}" for key, item in value.to_dict().items()]
+            found += [f"--config.{key}={_shown(item)}" for key, item in _flat(value.to_dict(), name)]
             continue
         field = known.get(schema.field_name(name))
         default = "" if field is None or value == field.default else f"    # default: {_shown(field.default)}"
         found.append(f"--config.{name}={_shown(value)}{default}")
     return found
+
+
+def _flat(group: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    for key, value in group.items():
+        yield from _flat(value, f"{name}.{key}") if isinstance(value, Mapping) else [(f"{name}.{key}", value)]
 
 
 def _shown(value: Any) -> str:

@@ -48,8 +48,9 @@ class TaskEvaluation:
 
     def __init__(self, setup: TaskSetup, part: str):
         self._setup, self._part, self._config = setup, part, setup.config.eval
-        self._runner = setup.runner(self._config.temperature, self._config.seed)
-        examples = setup.task.examples(part)
+        self._task = setup.evaluated_task
+        self._runner = setup.runner(self._config.temperature, self._config.seed, task=self._task)
+        examples = self._task.examples(part)
         if not len(examples):
             raise ValueError(f"the task has no examples in the part {part!r}")
         n = len(examples)
@@ -67,7 +68,8 @@ class TaskEvaluation:
         for name in self._config.opponents if baselines else ():
             speaker = remote_speaker(name, self._runner.speakers[0].sampling)
             runner = self._setup.runner(
-                self._config.temperature, self._config.seed, speakers=[speaker], seating=lambda seat, turn: 0
+                self._config.temperature, self._config.seed, task=self._task, speakers=[speaker],
+                seating=lambda seat, turn: 0,
             )
             with contextlib.closing(runner):
                 rows.append(self._row(name, runner)[0])
@@ -83,7 +85,7 @@ class TaskEvaluation:
         for (id_, call), entry in journal.entries.items():
             if call != END:
                 calls[id_][call] = _short(entry)
-        played = [record(episode, self._setup.roles, calls[episode.job.id]) for episode in episodes]
+        played = [record(episode, tuple(self._task.roles), calls[episode.job.id]) for episode in episodes]
         found = [one for part in processes.gather(played) for one in part]
         records = sorted(found, key=lambda one: (one["example"], one["sample"]))
         row = {"opponent": name, "part": self._part, **task_scores.row(records, self._config.confidence)}
@@ -137,12 +139,12 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
 
 
 def _turn(chat: TokenChat, i: int, role: str) -> dict[str, Any]:
-    """One turn; of several candidates the one that was kept."""
+    """One turn; of several candidates the one that was kept. `context`: tokens of the chat before the answer."""
     said = chat.said[i]
     reply = said.replies[said.kept or 0]
     return {
         "role": role, "turn": said.turn, "label": said.label, "prompt": task_records.prompt(chat, i),
-        "text": reply.text, "finish": reply.finish, "tokens": len(reply.tokens),
+        "text": reply.text, "finish": reply.finish, "tokens": len(reply.tokens), "context": said.start,
         "verdict": reply.verdict,
         "rewards": dataclasses.asdict(reply.rewards),
     }  # fmt: skip

@@ -21,10 +21,12 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
+from marl_jax.config import stages
 from marl_jax.devices import compiler, placement
 from marl_jax.errors import RunError
 from marl_jax.learning import averages, overlong
 from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
@@ -42,15 +44,43 @@ from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
 
+Runs = tuple[tuple[ConfigDict, Path], ...]
+"""Configs of runs, each with its folder."""
+
 
 def train(config: ConfigDict, workdir: Path) -> None:
-    """Trains until `config.steps`, from the newest checkpoint in `workdir` if there is one."""
-    setup = setups.make(config, workdir=workdir)
-    with workdir_lock(workdir), GracefulStop() as stop:
-        _train(setup, workdir, stop)
+    """Trains until `config.steps`, the stage before the run first; each from its newest checkpoint if it has one."""
+    with GracefulStop() as stop:
+        _train_stages(config, workdir, stop)
 
 
-def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
+def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
+    """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
+    stage, folder = stages.first_stage(config), workdir / stages.FOLDER
+    if stage is not None and not all_steps_done(folder, stage.steps):
+        setups.make(config)  # what does not fit together is refused before the first stage, not behind it
+        log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
+        if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
+            return False
+        log.info("the first stage is done: %s, %d steps", config.algo.name, config.steps)
+    setup = setups.make(stages.started(config, workdir), workdir=workdir)
+    with workdir_lock(workdir):
+        if jax.process_index() == 0:
+            for waiting, place in after:  # so that the folder is that of a run, which can be resumed without its config
+                write_config(waiting, place)
+        return _train(setup, config, workdir, stop)
+
+
+def all_steps_done(workdir: Path, steps: int) -> bool:
+    """Whether the run in a folder has a checkpoint of its last step."""
+    if not (workdir / "checkpoints").is_dir():
+        return False
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        return (checkpoints.latest or 0) >= steps
+
+
+def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
+    """One stage; `given` is its config as the user has it, without the place of the stage before."""
     config = setup.config
     main = jax.process_index() == 0
 
@@ -66,7 +96,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
     restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
     if main:
-        write_config(config, workdir, done=start >= config.steps)
+        write_config(given, workdir, done=start >= config.steps)
     if restored is not None:
         states, kept = resumed(states, restored.state)
         rollout_state = kept if rollout.jitted else restored.meta["rollout"]
@@ -111,6 +141,8 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
                     found = jax.device_get({**found, **more})
                 step += 1
 
+                if step == start + 1:
+                    warn_of_dropped(found.get("dropped_answers", 0.0))
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
@@ -146,6 +178,7 @@ def _train(setup: Setup, workdir: Path, stop: GracefulStop) -> None:
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
     if main:
         report.main(workdir)
+    return step >= config.steps
 
 
 def optimiser_of(config: ConfigDict):
@@ -221,15 +254,6 @@ def learn_step(
     return states, merge_metrics(found)
 
 
-def algo_at(config: ConfigDict, step: jax.Array | int) -> ConfigDict:
-    """The fields of the algorithm at a step: the entropy bonus may fall."""
-    algo = config.algo
-    if algo.get("entropy_ratio", 1.0) == 1.0:
-        return algo
-    done = step / max(config.steps - 1, 1)
-    return ConfigDict({**algo, "entropy_coef": algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done)})
-
-
 def merge_metrics(found: dict[str, dict]) -> dict:
     """The metrics of one model as they are; of several, by the name of each, and over all of them."""
     if len(found) == 1:
@@ -271,6 +295,13 @@ def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, Train
         if name in state["trained"]
     }
     return {**states, **again}, state["rollout"]
+
+
+def warn_of_dropped(share: float) -> None:
+    """Says so where more than a few of the answers do not fit into their rows."""
+    if share > 0.05:
+        hint = "raise env.turn_tokens or env.history_tokens, or set them to 0"
+        log.warning("%.0f %% of the answers have no room in their rows and are not learned from; %s", 100 * share, hint)
 
 
 def not_finite(step: int, skipped: int, lr: float) -> RunError:

@@ -36,17 +36,20 @@ class VerifierEvaluation:
         self._setup, self._part = setup, part
         c, backbone = setup.config, setup.backbone
         questions = verifier.read_part(c, setup.workdir, part)
+        readable = labelled.Readable(backbone.tokenizer, questions, c.task.max_length)
+        questions = readable.questions
         natural = [(i, a) for i, q in enumerate(questions) for a in q.answers if not a.gold]
         balanced = labelled.balance(questions, c.algo.samples, c.eval.seed, gold=False)
         self._sets: dict[str, list[labelled.Labelled]] = {}
         for name, chosen in (("balanced", balanced.chosen), ("natural", natural)):
-            rows, left_out = labelled.read_all(backbone.tokenizer, questions, chosen, c.task.max_length)
+            rows = readable.read(chosen)
             if not rows:
                 log.warning("there are no %s answers of %s to evaluate on", name, part)
                 continue
-            log.info("%s, %s: %d answers to %d questions, %d left out as empty or too long", part, name, len(rows),
-                     len({one.question for one in rows}), left_out)  # fmt: skip
+            log.info("%s, %s: %d answers to %d questions", part, name, len(rows), len({one.question for one in rows}))
             self._sets[name] = rows
+        if readable.left_out:
+            log.info("%s: %d answers are left out as empty or too long", part, readable.left_out)
         self._scorer: Scorer | None = None
         self._scores: dict[str, np.ndarray] = {}
 
@@ -57,16 +60,18 @@ class VerifierEvaluation:
         if self._scorer is None:
             self._scorer = Scorer(backbone.policy, own, backbone.tokenizer, setup.config.task.max_length)
         self._scorer.weights = own
+        different = list(dict.fromkeys(one.reading for answers in self._sets.values() for one in answers))
+        found = dict(zip(different, self._scorer.score(different), strict=True))  # both sets share most answers
+        self._scorer.weights = None  # those of the next call are other arrays, and these may be donated
         rows = []
         for name, answers in self._sets.items():
-            scores = np.array(self._scorer.score([one.reading for one in answers]))
+            scores = np.array([found[one.reading] for one in answers])
             right, questions = _columns(answers)
             self._scores[name] = scores
-            found = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
-            rows.append({"opponent": name, "part": self._part, **found})
+            row = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
+            rows.append({"opponent": name, "part": self._part, **row})
             log.info("evaluation on %s, %s (%d answers to %d questions)", self._part, stats.describe(rows[-1]),
-                     found["games"], found["distinct"])  # fmt: skip
-        self._scorer.weights = None  # those of the next call are other arrays, and these may be donated
+                     row["games"], row["distinct"])  # fmt: skip
         return rows
 
     def write(self, workdir: Path, step: int) -> None:

@@ -31,9 +31,13 @@ from marl_jax.samples import Samples
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TurnContext:
-    """Every prompt has the rules and the present position; nothing is remembered."""
+    """Every prompt has the rules and the present position; nothing is remembered.
+
+    tokens  of a row of samples at most; 0: as many as the longest prompt needs
+    """
 
     team: Team
+    tokens: int = 0
 
     records_prompts = True
 
@@ -72,10 +76,14 @@ class TurnContext:
 
     def samples(self, carry: tuple, played: Turn, places: None, candidates: int = 1, **more: Any) -> Samples:
         """A row for every prompt."""
-        return turns.to_samples(played, candidates, **more)
+        return turns.to_samples(played, candidates, self.tokens, **more)
 
-    def dropped(self, played: Turn, places: None) -> None:
-        """A prompt always has its row."""
+    def dropped(self, played: Turn, places: None) -> jax.Array | None:
+        """int32 [V, B]: answers of each turn that count and whose prompt is too long; None where every one fits."""
+        if not self.tokens:
+            return None
+        counted = jnp.sum(played.counts.reshape(*played.lengths.shape, -1) > 0, axis=-1)
+        return jnp.where(turns.has_room(played, self.tokens), 0, counted)
 
 
 @jax.tree_util.register_dataclass

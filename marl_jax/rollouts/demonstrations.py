@@ -11,6 +11,7 @@ best, and the executor learns to follow it.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +24,35 @@ from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
+class Answers(NamedTuple):
+    """Of a policy to R positions in each of the B games of a bot.
+
+    right    bool [R, B], whether it is what the bot would play
+    counts   bool [R, B], whether there was something to imitate
+    own      int32 [R, B], the action that it names, -1 if none
+    bot      int32 [R, B], the action of the bot
+    prompts  int32 [R, B, T], as if they stood alone
+    """
+
+    right: jax.Array
+    counts: jax.Array
+    own: jax.Array
+    bot: jax.Array
+    prompts: jax.Array
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Demonstrations(GameRollout):
     """The program; called as `GameRollout` is, and no parameters are asked.
 
-    bot    who is imitated, in all seats
-    noise  the share of moves that are played at random instead
+    bot             who is imitated, in all seats
+    noise           the share of moves that are played at random instead
+    action_weights  how much each action of the bot counts in the loss; (): all the same
     """
 
     bot: Bot | None = None
     noise: float = 0.0
+    action_weights: tuple[float, ...] = ()
 
     lookahead = 0
 
@@ -50,11 +70,10 @@ class Demonstrations(GameRollout):
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return self.context.samples(talk, played, places), finished, games
 
-    def examine(self, params: dict, key: jax.Array, draws: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def examine(self, params: dict, key: jax.Array, draws: int) -> Answers:
         """How a policy answers in the bot's games, fresh ones, most likely answers only.
 
-        Whether each is right and whether it counts, bool [R, B], and the prompts as if they stood alone. A bot may have
-        several ways: right is what it plays in one of so many draws.
+        A bot may have several ways: right is what it plays in one of so many draws.
         """
         ready, context = self.team.prepare_for_sampling(params), self.context
 
@@ -68,7 +87,8 @@ class Demonstrations(GameRollout):
             said = decision.action
             right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
             games, talk, (played, _), _ = self._show_turn(games, talk, keys)
-            return (games, talk), (right & (said >= 0), played.counts > 0, seen.prompts)
+            bot = played.decision.action
+            return (games, talk), Answers(right & (said >= 0), played.counts > 0, said, bot, seen.prompts)
 
         start = (self.fresh_games(key), context.begin(self.rows))
         return jax.lax.scan(step, start, jnp.arange(self.turns))[1]
@@ -99,6 +119,8 @@ class Demonstrations(GameRollout):
         ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
         counts = self._counts(seen.policy) * known
+        if self.action_weights:
+            counts *= jnp.asarray(self.action_weights, jnp.float32)[best]
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)

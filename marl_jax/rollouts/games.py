@@ -73,6 +73,7 @@ class GameRollout:
     opponents             who sits opposite the learner; None: the learner itself, everywhere
     history_turns         answers after which a seat's conversation begins again; 0: every prompt stands alone
     history_tokens        tokens of a row of conversations; 0: see `transcripts.room`
+    turn_tokens           tokens of a row of one prompt, where every prompt stands alone; 0: the longest fits
     """
 
     game: Game
@@ -88,6 +89,7 @@ class GameRollout:
     opponents: Opponents | None = None
     history_turns: int = 0
     history_tokens: int = 0
+    turn_tokens: int = 0
 
     jitted = True
     games_go_on = True  # from one rollout to the next
@@ -101,7 +103,7 @@ class GameRollout:
     def context(self) -> TurnContext | HistoryContext:
         """What a turn's prompt is."""
         if not self.history_turns:
-            return TurnContext(self.team)
+            return TurnContext(self.team, self.turn_tokens)
         turns = self.turns + self.lookahead
         history = History(self.game, self.team, self.seating, self.history_turns, turns, self.symmetry)
         return HistoryContext(history, turns, self.history_tokens)

@@ -12,6 +12,7 @@ each question gives as many right answers as wrong ones (`balance`), and a quest
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -111,7 +112,9 @@ class Balance:
     counts: dict[str, int]
 
 
-def balance(questions: Sequence[Question], per_side: int, seed: int, *, balanced: bool = True, gold: bool = True):
+def balance(
+    questions: Sequence[Question], per_side: int, seed: int, *, balanced: bool = True, gold: bool = True
+) -> Balance:
     """Up to `per_side` right and as many wrong answers to every question, drawn by the seed; equal texts count once.
 
     balanced  False takes up to 2 · per_side answers as they come, for comparison; none is a gold one
@@ -140,20 +143,35 @@ def balance(questions: Sequence[Question], per_side: int, seed: int, *, balanced
     return Balance(chosen, dict(counts))
 
 
-def read_all(
-    tokenizer: Tokenizer, questions: Sequence[Question], chosen: Sequence[tuple[int, Answer]], max_length: int
-) -> tuple[list[Labelled], int]:
-    """Answers as token ids, and how many were left out because they are too long or empty."""
-    found = []
-    for number, answer in chosen:
-        try:
-            messages = (*questions[number].messages, {"role": "assistant", "content": answer.text})
-            reading = read_chat(tokenizer, messages, max_length)
-        except ChatError:
-            continue
-        if reading.answer_length:
-            found.append(Labelled(number, reading, answer.right))
-    return found, len(chosen) - len(found)
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+class Readable:
+    """Questions with those of their answers that a verifier can read, and how it reads them.
+
+    questions  without answers that are empty or too long
+    left_out   how many these were
+    """
+
+    def __init__(self, tokenizer: Tokenizer, questions: Sequence[Question], max_length: int):
+        self.questions: list[Question] = []
+        self.left_out = 0
+        self._readings: dict[tuple[int, str], Reading] = {}
+        for number, question in enumerate(questions):
+            kept = []
+            for answer in question.answers:
+                messages = (*question.messages, {"role": "assistant", "content": answer.text})
+                with contextlib.suppress(ChatError):
+                    reading = read_chat(tokenizer, messages, max_length)
+                    if reading.answer_length:
+                        self._readings[number, answer.text] = reading
+                        kept.append(answer)
+            self.left_out += len(question.answers) - len(kept)
+            self.questions.append(dataclasses.replace(question, answers=tuple(kept)))
+
+    def read(self, chosen: Sequence[tuple[int, Answer]]) -> list[Labelled]:
+        """Some of the answers, with the numbers of their questions, as token ids."""
+        return [Labelled(n, self._readings[n, answer.text], answer.right) for n, answer in chosen]
 
 
 # ---------------------------------------------------------------------------------------------------------- rollout

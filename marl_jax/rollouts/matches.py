@@ -62,7 +62,8 @@ class Played(NamedTuple):
     """B finished games of at most R turns.
 
     total and length [B, …]; by turn [R, B, …]: action, answer, its length, whether it failed (it names no legal action,
-    and a random one was played), and whether the seat's conversation began with it; of puzzles success [B].
+    and a random one was played), and whether the seat's conversation began with it; of puzzles success [B]; how games
+    ended, bool [B] by name.
     """
 
     total: Reward
@@ -73,6 +74,7 @@ class Played(NamedTuple):
     failed: jax.Array
     fresh: jax.Array
     success: jax.Array | None = None
+    endings: dict[str, jax.Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +166,7 @@ class Match:
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), talks, record)
         _, state, total, length, _, record = jax.lax.while_loop(going, step, carry)
         success = jax.vmap(game.success)(state) if game.solvable else None
-        return whole(Played(total, length, *record, success))
+        return whole(Played(total, length, *record, success, jax.vmap(game.endings)(state)))
 
     def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width, asked):
         """What one contestant answers in all rows, as in `Played`, and its conversations with that.

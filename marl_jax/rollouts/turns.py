@@ -44,10 +44,11 @@ class Turn:
     central: tuple[jax.Array, jax.Array] | None = None
 
 
-def to_samples(turns: Turn, candidates: int = 1, **more: Any) -> Samples:
+def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -> Samples:
     """Turns [R, B, …] as rows of a prompt and its candidates, turn by turn, so that a batch split over a mesh stays so.
 
-    more  fields of `Samples`; `group` and `member` [R, B·K] where answers are to be compared otherwise
+    tokens  of a row at most; answers to longer prompts are not learned from, and cannot be scored; 0: no limit
+    more    fields of `Samples`; `group` and `member` [R, B·K] where answers are to be compared otherwise
     """
     turns_, games = turns.seat.shape
     n = turns_ * games
@@ -77,10 +78,21 @@ def to_samples(turns: Turn, candidates: int = 1, **more: Any) -> Samples:
         answer_at=jnp.arange(n, dtype=jnp.int32).reshape(turns_, games) if candidates == 1 else None,
     )
     fields |= {name: answers(more.pop(name)) for name in ("group", "member") if name in more}
-    return from_prompts(
-        rows(turns.prompts), rows(turns.lengths), answers(decision.answers), answers(decision.lengths),
+    prompts, lengths, fits = rows(turns.prompts), rows(turns.lengths), None
+    if tokens and tokens < prompts.shape[1]:
+        fits = rows(has_room(turns, tokens))[:, None]
+        prompts, lengths = prompts[:, :tokens], jnp.minimum(lengths, tokens)
+        fields["loss_weights"] *= fits
+    samples = from_prompts(
+        prompts, lengths, answers(decision.answers), answers(decision.lengths),
         answers(decision.logps), skip=rows(turns.skip), **{**fields, **more},
     )  # fmt: skip
+    return samples if fits is None else samples.replace(sees=samples.sees * fits)
+
+
+def has_room(turns: Turn, tokens: int) -> jax.Array:
+    """bool [R, B]: whether a prompt and the tokens of an answer that are read fit into a row of so many."""
+    return turns.lengths + turns.decision.answers.shape[-1] - 1 <= tokens
 
 
 @jax.tree_util.register_dataclass
@@ -141,7 +153,7 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
     lost = {}
     if dropped is not None:
         n_dropped = jnp.sum(dropped)
-        lost = {"history/dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
+        lost = {"dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
     # A conversation is read once, prompts that stand alone once for each answer.
     tokens = total(samples.sees + samples.answer_lengths) if samples.segment is None else jnp.sum(samples.segment >= 0)
     return {

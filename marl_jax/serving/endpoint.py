@@ -41,17 +41,18 @@ class Endpoint:
     keys             that open it; sessions add theirs
     traces           where sessions are written; None: nowhere
     reload, control  as for `Admin`
+    session_idle     seconds after which a session that nobody uses is ended; None: never
     """
 
     def __init__(
         self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
         traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
-        control: Control | None = None,
+        control: Control | None = None, session_idle: float | None = None,
     ):  # fmt: skip
         self.models, self.keys = dict(models), keys or Keys(required=False)
         self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys)
         self._limits, self._reload, self._control = limits or Limits(), reload, control
-        self._created = int(time.time())
+        self._created, self._session_idle = int(time.time()), session_idle
 
     def application(self) -> Starlette:
         """The routes behind keys and limits."""
@@ -63,8 +64,25 @@ class Endpoint:
             *Admin(self.sessions, self._reload, self._control).routes(),
         ]
         return http.application(
-            routes, keys=self.keys, limits=self._limits, metrics=self.metrics, health=self._health
-        )
+            routes, keys=self.keys, limits=self._limits, metrics=self.metrics, health=self._health,
+            lifespan=self._lifespan,
+        )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """While the server runs, sessions that were left behind are ended."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(min(self._session_idle / 2, 60.0))
+                await self.sessions.end_idle(self._session_idle)
+
+        watching = None if self._session_idle is None else asyncio.ensure_future(watch())
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     # Answers
 

@@ -28,7 +28,9 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
+import logging
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +47,8 @@ from marl_jax.serving.protocol import Asked
 from marl_jax.serving.traces import TraceFile
 from models.chat import ChatTemplateError
 
+log = logging.getLogger(__name__)
+
 LEVELS = ("team", "agent", "process")
 MOST_ENDED = 1024  # sessions that are remembered after their end, for those who read them late
 
@@ -57,6 +61,7 @@ class Session:
     policy_sampling  whether temperature and filters are those of the model, not of the request, and no answer is
                      longer than the model's budget: a learner needs that
     rewarded         how many rewards were given
+    last_used        when its last call or reward came, a value of time.monotonic()
     forks            how many calls did not continue the last answer in their messages, by reason
     """
 
@@ -65,7 +70,7 @@ class Session:
         policy_sampling: bool = False, metadata: Any = None,
     ):  # fmt: skip
         self.id, self.key, self.models, self.seed, self.metadata = id_, key, dict(models), seed, metadata
-        self.policy_sampling, self.ended = policy_sampling, False
+        self.policy_sampling, self.ended, self.last_used = policy_sampling, False, time.monotonic()
         self.calls: dict[str, Call] = {}
         self.forks: collections.Counter[str] = collections.Counter()
         self.rewarded = 0
@@ -84,6 +89,7 @@ class Session:
         """
         if self.ended:
             raise ApiError(403, "this session has ended", code="session_ended")
+        self.last_used = time.monotonic()
         if retry_of is not None and (known := self._by_body.get(retry_of)) is not None and not known.failed:
             return known
         if asked.model not in self.models:
@@ -186,6 +192,7 @@ class Session:
         except (TaskError, OverflowError) as error:
             raise ApiError(400, str(error), param="reward") from None
         self.rewarded += 1
+        self.last_used = time.monotonic()
         event = {"event": "reward", "call": chosen.id, "k": k, "level": level, "amount": float(amount)}
         await self._record(event, sync=True)
 
@@ -287,6 +294,14 @@ class Sessions:
         self._ended[session.id] = session
         while len(self._ended) > MOST_ENDED:
             self.discard(next(iter(self._ended.values())))
+
+    async def end_idle(self, seconds: float) -> None:
+        """Ends the sessions that nobody has used for so long and that wait for no answer."""
+        for session in list(self.open_sessions.values()):
+            waits = any(not call.task.done() for call in session.calls.values())
+            if not waits and time.monotonic() - session.last_used > seconds:
+                log.warning("session %s was not used for %g s and is ended", session.id, seconds)
+                await self.end(session)
 
     def discard(self, session: Session) -> None:
         """Forgets a session that has ended; its key is refused from now on."""

@@ -15,17 +15,16 @@ complete for its client. So a process that is killed loses no answer that a clie
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import logging
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import RunError
+from marl_jax.running.lines import LineWriter
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class TraceError(RunError):
 
 
 class TraceFile:
-    """Appends events to a file; one thread writes, so that the disk never holds up the event loop.
+    """Appends events to a file.
 
     path  None: nothing is kept
 
@@ -44,59 +43,27 @@ class TraceFile:
 
     def __init__(self, path: str | Path | None):
         self.path = None if path is None else Path(path)
-        self._pending: list[tuple[str, bool, asyncio.Future]] = []
-        self._writing: asyncio.Task | None = None
-        self._error: TraceError | None = None
+        self._lines: LineWriter | None = None
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             whole = _whole_bytes(self.path)
-            self._file = open(self.path, "ab")  # noqa: SIM115 (closed by `close`)
-            self._file.truncate(whole)
+            file = open(self.path, "ab")  # noqa: SIM115 (closed by `close`)
+            file.truncate(whole)
         except OSError as error:
             raise TraceError(f"the traces {self.path} cannot be opened: {error}") from error
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="traces")
+        self._lines = LineWriter(file, f"the traces {self.path}", TraceError)
 
     async def write(self, event: dict[str, Any], sync: bool = False) -> None:
         """Returns when the event is written; with `sync` it is on disk. Events keep their order."""
-        if self.path is None:
-            return
-        if self._error is not None:
-            raise self._error
-        written = asyncio.get_running_loop().create_future()
-        self._pending.append((json.dumps(event, ensure_ascii=False) + "\n", sync, written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write_pending())
-        await asyncio.shield(written)
-        if self._error is not None:
-            raise self._error
+        if self._lines is not None:
+            await self._lines.write(json.dumps(event, ensure_ascii=False), sync)
 
     def close(self) -> None:
         """Closes the file; what was written is complete."""
-        if self.path is not None:
-            self._thread.shutdown()
-            self._file.close()
-
-    async def _write_pending(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._pending:  # those that came meanwhile are written, and synced, together
-            batch, self._pending = self._pending, []
-            text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
-            try:
-                await loop.run_in_executor(self._thread, self._append, text, sync)
-            except (OSError, ValueError) as error:  # a closed file is a ValueError
-                self._error = TraceError(f"the traces {self.path} cannot be written: {error}")
-                log.error("%s", self._error)
-            for _, _, written in batch:
-                if not written.done():
-                    written.set_result(None)
-
-    def _append(self, text: str, sync: bool) -> None:
-        self._file.write(text.encode())
-        self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
+        if self._lines is not None:
+            self._lines.close()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading

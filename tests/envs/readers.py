@@ -246,7 +246,13 @@ class HanabiReader(Reader):
         self.moves = [many(2) for _ in range(g.players)]
         self.hands = {}
         for player in range(1, g.players):
-            self.hands[player] = self.hand(many(3 * g.hand_size), text.style != "compact")
+            if text.style == "brief":  # the second number of a place follows from fireworks and discards
+                values = [x for _ in range(g.hand_size) for i, x in enumerate(many(4)) if i != 1]
+            elif text.style == "compact":  # and so do the two bit masks behind the cards
+                values = [x for i, x in enumerate(many(3 * g.hand_size + 2)) if i not in (g.hand_size, g.hand_size + 1)]
+            else:
+                values = many(3 * g.hand_size)
+            self.hands[player] = self.hand(values, text.style != "compact")
         self.hands[0] = [[None, *many(2)] for _ in range(g.hand_size)]
 
     def hand(self, values, by_card):
@@ -302,12 +308,28 @@ class HanabiReader(Reader):
             if shown:
                 place[0] = card - 1
 
+    def prospect(self, card):
+        """Of a card: 0 there is none, 1 useless, 2 playable, 3 the last copy, 4 any other."""
+        if card < 0:
+            return 0
+        color, rank = divmod(card, self.game.ranks)
+        left = [n - gone for n, gone in zip(copies(self.game.ranks), self.piles[color], strict=True)]
+        level = self.fireworks[color]
+        if rank < level or 0 in left[level : rank + 1]:
+            return 1
+        return 2 if rank == level else 3 if left[rank] == 1 else 4
+
     def expect(self, observation):
         """Put together what is known in the order of the observation."""
         by_card = self.text.style != "compact"
         known = [*self.fireworks, *self.counts, *map(self.pack, self.piles), *(x for m in self.moves for x in m)]
         for player in range(1, self.game.players):
             cards, rest = [[p[0]] for p in self.hands[player]], [p[1:] for p in self.hands[player]]
+            if self.text.style == "brief":
+                cards = [[card, self.prospect(card - 1)] for (card,) in cards]
+            if self.text.style == "compact":
+                found = [self.prospect(card - 1) for (card,) in cards]
+                cards.append([sum((x == which) << h for h, x in enumerate(found)) for which in (2, 1)])
             lists = [c + r for c, r in zip(cards, rest, strict=True)] if by_card else cards + rest
             known += [x for values in lists for x in values]
         self.known = np.array([*known, *(x for p in self.hands[0] for x in p[1:])], int)

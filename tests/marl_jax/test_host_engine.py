@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.tasks.arithmetic_debate import ArithmeticDebate
+from envs.tasks.debate.task import ArithmeticDebate
 from envs.tasks.solver_checker import SolverChecker
 from marl_jax.agents import scoring
 from marl_jax.rollouts.host.conversation import Speaker

@@ -196,10 +196,10 @@ def test_a_journal_that_cannot_be_written_ends_the_run_even_if_the_task_looks_aw
             await ask.verify(verifiers.double, 2)
         return Outcome(1)
 
-    def full(self, text):
+    def full(self, text, sync):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marl_jax.rollouts.host.journal.Journal._append", full)
+    monkeypatch.setattr("marl_jax.running.lines.LineWriter._append", full)
     rollout = make_rollout(careless, journal=tmp_path)
     with pytest.raises(JournalError, match="cannot be written: .* No space left"):
         rollout({}, rollout.init(None, None))
@@ -288,3 +288,13 @@ def test_the_alarm_is_given_back():
     rollout.close()
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert_equal_samples(one, two)
+
+
+def test_a_task_that_asks_for_no_candidates_is_none_for_algorithms_that_compare_them():
+    async def one_answer(ask, example):
+        await ask.chat(0).say(example)
+        return Outcome(1)
+
+    problem = "asked for one answer at every turn, and the algorithm compares 4"
+    with contextlib.closing(make_rollout(one_answer, candidates=4)) as rollout, pytest.raises(RunError, match=problem):
+        rollout({}, rollout.init(None, None))

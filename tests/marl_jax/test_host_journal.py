@@ -60,8 +60,9 @@ def test_an_entry_is_on_disk_before_the_episode_continues(tmp_path, monkeypatch)
 def test_entries_that_come_together_are_synced_together(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "j.jsonl", 0)
     appended = []
-    real = journal._append
-    monkeypatch.setattr(journal, "_append", lambda text: (appended.append(text), time.sleep(0.05), real(text)))
+    lines = journal._lines
+    real = lines._append
+    monkeypatch.setattr(lines, "_append", lambda text, s: (appended.append(text), time.sleep(0.05), real(text, s)))
 
     async def write():
         await asyncio.gather(*(journal.write(str(i), "x", i) for i in range(50)))

@@ -80,6 +80,17 @@ def test_equal_answers_count_once():
     assert len(balance([same], 4, 0).chosen) == 2
 
 
+def test_answers_that_cannot_be_read_are_left_out_before_the_choice():
+    """Left out afterwards, they would unbalance their question."""
+    answers = (Answer("x" * 900, False), Answer("", False), Answer("w", False), Answer("r", True), Answer("s", True))
+    asked = Question("x", ({"role": "user", "content": "q"},), answers)
+    readable = labelled.Readable(tokenizers.load("tiny"), [asked], 512)
+    assert [a.text for a in readable.questions[0].answers] == ["w", "r", "s"] and readable.left_out == 2
+    rows = readable.read(balance(readable.questions, 4, 0).chosen)
+    assert sorted(one.right for one in rows) == [False, True]
+    assert all(one.reading.answer_length == 1 for one in rows)
+
+
 # ----------------------------------------------------------------------------------------------------------- files
 
 

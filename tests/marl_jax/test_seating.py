@@ -45,6 +45,14 @@ def test_the_last_policy_of_a_seat_stays():
     assert swapped.table == ((3,), (-1,), (0, 1, 2)) and swapped.has_bot(1) and not swapped.has_bot(2)
 
 
+def test_further_seats_get_the_policies_of_the_first_in_turn():
+    seating = Seating(((0, 1), (2,)))
+    assert seating.resized(5).table == ((0, 1), (2,), (0, 1), (2,), (0, 1)) and seating.resized(1).table == ((0, 1),)
+    assert seating.resized(2).table == seating.table
+    with_bot = Seating(((0,), (-1,)), (None, make_bot(GAME, "random"))).resized(3)
+    assert [with_bot.has_bot(seat) for seat in range(3)] == [False, True, False]
+
+
 # ------------------------------------------------------------------------------------------ where it is asked
 
 

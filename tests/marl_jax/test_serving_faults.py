@@ -37,7 +37,7 @@ def post(url, path, body, key="", headers=(), raw=False):
     return found
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -47,7 +47,7 @@ def wait_for(condition, seconds=10):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("in_session", [False, True])
 def test_a_client_that_hangs_up_frees_its_rows(stream, in_session):
-    sampler = Parrot(lambda _: "ab" * 50, delay=0.05)
+    sampler = Parrot(lambda _: "ab" * 50, delay=0.5)
     with endpoint(sampler) as (url, found):
         key = post(url, "/v1/sessions", {})[1]["key"] if in_session else "none"
         body = json.dumps(HELLO | {"stream": stream})
@@ -112,6 +112,15 @@ def test_keys_of_sessions_open_their_sessions_only():
         status, error = post(url, "/v1/chat/completions", HELLO, one["key"])
         assert (status, error["error"]["code"]) == (403, "session_ended")
         assert post(url, "/v1/sessions/none", None, ADMIN)[0] == 404
+
+
+def test_sessions_that_were_left_behind_are_ended():
+    with endpoint(Parrot(), session_idle=1.0) as (url, found):
+        left, used = (post(url, "/v1/sessions", {})[1] for _ in range(2))
+        found.sessions.get(used["id"]).last_used += 1000
+        wait_for(lambda: list(found.sessions.open_sessions) == [used["id"]])
+        assert post(url, "/v1/chat/completions", HELLO, left["key"])[0] == 403
+        assert post(url, "/v1/chat/completions", HELLO, used["key"])[0] == 200
 
 
 def test_weights_and_pausing_are_the_admins():
@@ -220,7 +229,7 @@ def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
         threads = [threading.Thread(target=task, args=(i,)) for i, task in enumerate([ask] * 4 + [follow] * 4)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(got) > 20 and len(partial) > 20, 30)
+        wait_for(lambda: len(got) > 20 and len(partial) > 20, 120)
     finally:
         process.kill()
         process.wait()

@@ -289,7 +289,8 @@ def say(content):
 
 def test_what_is_refused_and_how():
     limits = Limits(body_bytes=20_000, concurrent=2)
-    with endpoint(Parrot(delay=0.02), keys=Keys.of("the-admins-key"), limits=limits) as (url, _):
+    sampler = Parrot(lambda prompt: "ab" * 20, delay=0.02)  # long enough for all to come meanwhile
+    with endpoint(sampler, keys=Keys.of("the-admins-key"), limits=limits) as (url, _):
         c = client(url, key="the-admins-key")
         create = c.chat.completions.create
         for error, code, asked in (

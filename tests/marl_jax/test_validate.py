@@ -51,7 +51,10 @@ def problems(**changes):
 
 
 @pytest.mark.parametrize("experiment", [tic_tac_toe_selfplay, connect_four_selfplay, hanabi_selfplay])
-@pytest.mark.parametrize("variant", [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b", "sft", "sft+tiny"])
+@pytest.mark.parametrize(
+    "variant",
+    [None, "smollm2", "smollm2-lora", "qwen2.5-0.5b", "qwen2.5-7b", "sft", "sft+tiny", "scratch", "both+smollm2"],
+)
 def test_every_experiment_is_accepted(experiment, variant):
     validate.check(experiment.get_config(variant))
 

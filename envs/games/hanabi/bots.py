@@ -13,23 +13,14 @@ cannot be playable. On its turn the bot does the first of these that it can:
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.games.hanabi import cards
+from envs.games.hanabi.cards import Table
 from envs.games.hanabi.rules import Hanabi, State, copies
-
-
-class Table(NamedTuple):
-    """What everybody knows about each kind of card, bool[C, R]."""
-
-    playable: jax.Array
-    useless: jax.Array
-    """Already played, or never playable because a lower rank is gone."""
-    critical: jax.Array
-    """The last copy of a card that is not useless."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +33,7 @@ class ConventionBot:
         """A legal action: int32[]; the same for every key."""
         del key
         game, hand = self.game, self.game.hand_size
-        table = self._table(state)
+        table = cards.table(game, state)
         chances = self._own_chances(state)
         held = state.hands[state.seat] >= 0
         p_playable, p_useless, p_critical = (jnp.sum(chances * kind, axis=(1, 2)) for kind in table)
@@ -67,15 +58,6 @@ class ConventionBot:
         action = jnp.where(jnp.any(sure), hand + jnp.argmax(sure), action)
         action = jnp.where(jnp.any(asked), hand + jnp.argmax(asked), action)
         return jnp.where(state.over, 0, action).astype(jnp.int32)
-
-    def _table(self, state: State) -> Table:
-        ranks = jnp.arange(self.game.ranks)
-        total = np.array(copies(self.game.ranks))
-        level = state.fireworks[:, None]
-        gone = (state.discards == total) & (ranks >= level)
-        unreachable = jnp.cumsum(gone, axis=1) > 0
-        useless = (ranks < level) | unreachable
-        return Table(ranks == level, useless, ~useless & (state.discards == total - 1))
 
     def _own_chances(self, state: State) -> jax.Array:
         """The probability of every kind for every own card, as if the unseen cards were shuffled: f32[H, C, R]."""

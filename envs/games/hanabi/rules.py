@@ -179,6 +179,12 @@ class Hanabi(Game):
         texts += [f"tell player +{o} about rank {r + 1}" for o in offsets for r in range(self.ranks)]
         return tuple(texts)
 
+    @property
+    def action_kinds(self) -> tuple[str, ...]:
+        """Discards, plays and hints."""
+        hints = self.n_actions - 2 * self.hand_size
+        return ("discard",) * self.hand_size + ("play",) * self.hand_size + ("hint",) * hints
+
     # Rules
 
     def reset(self, key: jax.Array) -> State:
@@ -227,6 +233,10 @@ class Hanabi(Game):
     def score(self, state: State) -> jax.Array:
         """Cards played, or 0 once all lives are lost: int32[]."""
         return jnp.where(state.lives > 0, jnp.sum(state.fireworks, dtype=jnp.int32), 0)
+
+    def endings(self, state: State) -> dict[str, jax.Array]:
+        """All lives were lost (the score is 0 then), or all fireworks completed."""
+        return {"bomb_rate": state.lives == 0, "perfect_rate": self.score(state) == self.max_score}
 
     def legal(self, state: State) -> jax.Array:
         """Discards while information tokens are missing, plays, and hints that name at least one card: bool[A]."""

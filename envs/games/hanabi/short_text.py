@@ -1,8 +1,9 @@
 """The compact and the brief style of Hanabi.
 
 Compact comes in two notations. With `WORDS` every fact begins with a space and a letter, and digits follow letters:
-there all byte-pair tokenizers split, and a common word or a digit is one token. `SIGNS` is for bytes. A hand is one
-line of cards and one of what its holder knows; a card there is a colour and a rank:
+there all byte-pair tokenizers split, and a common word or a digit is one token. `SIGNS` is for bytes. A hand is its
+cards, the places of those that can be played now and of those that never can, and what its holder knows. That the
+places follow from fireworks and discards saves the reader the comparison. A card that is known is a colour and a rank:
 
     any        nothing is known      R, RG   red, red or green      r, ry   not red, neither red nor yellow
     any3, R3   the rank is 3         R45     4 or 5                 R-12    neither 1 nor 2
@@ -40,6 +41,8 @@ class Notation:
     built: str
     lost: str
     has: str
+    fits: str
+    dead: str
     knows: str
     anything: str
     nothing: str
@@ -65,6 +68,8 @@ WORDS = Notation(
     built="good",
     lost="bad",
     has="has",
+    fits="fits",
+    dead="dead",
     knows="known",
     anything="any",
     nothing="none",
@@ -89,6 +94,8 @@ SIGNS = Notation(
     built="!",
     lost="~",
     has=":",
+    fits="^",
+    dead="_",
     knows="=",
     anything="?",
     nothing=".",
@@ -116,7 +123,8 @@ def rules(game: Hanabi, notation: Notation) -> str:
         f"{fact(n.discard + '1', card)}: discarded, a token is regained. "
         f"{fact(n.tell, n.players[1], letters[0], n.places + '12')}: cards 1 and 2 of {n.players[1]}, the next player, "
         f"are {red}; it costs a token. A new card is the last of its hand.\n"
-        f"{n.has}: cards. {n.knows}: what hints tell: {n.anything} nothing, {letters[0]} {red}, {letters[0].lower()} "
+        f"{n.has}: cards. {n.fits}12: cards 1 and 2 can be played now. {n.dead}3: card 3 is useless. "
+        f"{n.knows}: what hints tell: {n.anything} nothing, {letters[0]} {red}, {letters[0].lower()} "
         f"not {red}, {n.anything}1 rank 1, {n.anything}-1 not rank 1, {n.nothing} no card. {n.discards}: discards.\n"
         f"Answers: {', '.join(_legend(game, n))}."
     )
@@ -159,6 +167,7 @@ def observation(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
         pieces += [Fixed(n.start + n.players[offset]), Table(moves), Table(tuple(_outcomes(game, n)))]
     for offset in range(1, game.players):
         pieces += [Fixed(n.start + n.players[offset] + n.gap + n.has), *[card] * game.hand_size]
+        pieces += [Table(tuple(_places(game, n.gap + word))) for word in (n.fits, n.dead)]
         pieces += [Fixed(n.gap + n.knows), *known * game.hand_size]
     return *pieces, Fixed(n.start + n.players[0] + n.gap + n.knows), *known * game.hand_size
 
@@ -182,8 +191,6 @@ def events(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
         Fixed(n.gap + n.knows),
         *_known(game, n) * game.hand_size,
     )
-
-
 
 
 def _letters(game: Hanabi) -> tuple[str, ...]:
@@ -221,15 +228,20 @@ def _actions(game: Hanabi, n: Notation, offset: int) -> list[str]:
 def _outcomes(game: Hanabi, n: Notation) -> list[str]:
     """Nothing; a card discarded, built, lost; the places that a hint named."""
     cards = [n.gap + card for card in _cards(game)]
-    masks = range(2**game.hand_size)
-    places = ["".join(str(h + 1) for h in range(game.hand_size) if mask >> h & 1) for mask in masks]
     return [
         "",
         *cards,
         *(card + n.gap + n.built for card in cards),
         *(card + n.gap + n.lost for card in cards),
-        *(f"{n.gap}{n.places}{named}" if named else "" for named in places),
+        *_places(game, n.gap + n.places),
     ]
+
+
+def _places(game: Hanabi, word: str) -> Iterator[str]:
+    """A word with the places in every bit mask behind it; nothing where there are none."""
+    for mask in range(2**game.hand_size):
+        places = "".join(str(h + 1) for h in range(game.hand_size) if mask >> h & 1)
+        yield word + places if places else ""
 
 
 def _known(game: Hanabi, n: Notation) -> tuple[Table, Table]:
@@ -262,22 +274,24 @@ def _split(values: tuple[str, ...], mask: int) -> tuple[list[str], list[str]]:
 
 # --- Brief style ----------------------------------------------------------------------------------------------------
 
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"  # a bit mask of up to five values is one digit of base 32
+_PROSPECTS = Table(tuple("-x!*."))  # no card; useless, playable, the last copy, any other
+
 
 def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
-    """The same tables as in the full style, each with variants of one width; spaces between groups."""
-    numbers = tuple(map(str, range(game.ranks + 1)))
-    known = _flagged(game)
+    """The same tables as in the full style, each with variants of one width, so that nothing has to stand between."""
+    known = _masks(game)
     piles = itertools.product(*(range(n + 1) for n in reversed(copies(game.ranks))))
     discarded = Table(tuple("".join(map(str, reversed(pile))) for pile in piles))
-    pieces: list[Piece] = [Table(numbers)] * game.colors
+    pieces: list[Piece] = [Table(tuple(map(str, range(game.ranks + 1))))] * game.colors
     for most in (game.max_information_tokens, game.max_life_tokens, game.n_cards - game.players * game.hand_size):
         digits = len(str(most))
-        pieces += [Fixed(" "), Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1)))]
-    pieces += [Fixed(" "), Table(tuple(map(str, range(game.players + 1))))]
-    pieces += [Fixed(" "), discarded] * game.colors
-    pieces += [Fixed(" "), Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
-    pieces += [Fixed(" "), Table(("--", *_cards(game))), *known] * ((game.players - 1) * game.hand_size)
-    pieces += [Fixed(" "), *known] * game.hand_size
+        pieces.append(Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1))))
+    pieces.append(Table(tuple(map(str, range(game.players + 1)))))
+    pieces += [discarded] * game.colors
+    pieces += [Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
+    pieces += [Table(("--", *_cards(game))), _PROSPECTS, *known] * ((game.players - 1) * game.hand_size)
+    pieces += known * game.hand_size
     return tuple(pieces)
 
 
@@ -295,26 +309,17 @@ def brief_events(game: Hanabi) -> tuple[Piece, ...]:
         Table(("", ":")),
         *[Table(("", "--", *_cards(game)), linked=True)] * game.hand_size,
         Fixed("="),
-        *_flagged(game) * game.hand_size,
+        *_masks(game) * game.hand_size,
     )
 
 
 def _brief_outcomes(game: Hanabi) -> list[str]:
-    """A card in capitals was built, in small letters discarded or lost; a hint shows the places it named."""
+    """A card in capitals was built, in small letters discarded or lost; a hint shows the mask of places it named."""
     cards = _cards(game)
-    width = max(2, game.hand_size)
-    outcomes = ["-", *(c.lower() for c in cards), *cards, *(c.lower() for c in cards)]
-    outcomes += [_flags(tuple("*" * game.hand_size), mask) for mask in range(2**game.hand_size)]
-    return [outcome.ljust(width, "-") for outcome in outcomes]
+    lost = [c.lower() for c in cards]
+    return ["--", *lost, *cards, *lost, *(f"*{_DIGITS[mask]}" for mask in range(2**game.hand_size))]
 
 
-def _flagged(game: Hanabi) -> tuple[Table, Table]:
-    ranks = tuple(map(str, range(1, game.ranks + 1)))
-    return tuple(
-        Table(tuple(_flags(values, mask) for mask in range(2 ** len(values)))) for values in (_letters(game), ranks)
-    )
-
-
-def _flags(values: tuple[str, ...], mask: int) -> str:
-    """Each value that is in the bit mask, a dash for each that is not."""
-    return "".join(value if mask >> bit & 1 else "-" for bit, value in enumerate(values))
+def _masks(game: Hanabi) -> tuple[Table, Table]:
+    """The colours and the ranks that hints leave possible."""
+    return tuple(Table(tuple(_DIGITS[: 2**n])) for n in (game.colors, game.ranks))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.game import State
-from envs.games.hanabi import full_text, short_text
+from envs.games.hanabi import cards, full_text, short_text
 from envs.games.hanabi.rules import Hanabi, copies
 from envs.games.template import Piece, Template
 from envs.games.text import Text
@@ -56,7 +56,7 @@ def _text(
         rules=rules,
         roles=("",) * game.players,
         observation=Template(pieces),
-        indices=lambda state, seat: _indices(game, state, seat, by_card=style != "compact"),
+        indices=lambda state, seat: _indices(game, state, seat, style),
         questions=(question,) * game.players,
         names=game.action_names,
         events=Template(events),
@@ -70,15 +70,10 @@ def _text(
 # --- What is seen, as numbers ---------------------------------------------------------------------------------------
 
 
-def _indices(game: Hanabi, state: State, seat: jax.Array, by_card: bool) -> jax.Array:
-    """The numbers of an observation, in the order of its tables.
-
-    A partner's hand is card, known colours and known ranks of each place (`by_card`), or all cards and then what is
-    known of them.
-    """
+def _indices(game: Hanabi, state: State, seat: jax.Array, style: str) -> jax.Array:
+    """The numbers of an observation, in the order of its tables."""
     seats = (seat + jnp.arange(game.players)) % game.players
     left = game.n_cards - state.dealt
-    cards = state.hands[seats[1:]].astype(jnp.int32)[..., None] + 1
     known = _known(state, seats)
     parts = [
         state.fireworks,
@@ -88,15 +83,31 @@ def _indices(game: Hanabi, state: State, seat: jax.Array, by_card: bool) -> jax.
         jnp.where(left == 0, state.turns_left, 0),
         _piles(game, state),
         _moves(game, state, seats),
-        _hands(cards, known[1:], by_card),
+        _partners(game, state, state.hands[seats[1:]].astype(jnp.int32), known[1:], style),
         known[0],
     ]
     return jnp.concatenate([jnp.ravel(part).astype(jnp.int32) for part in parts])
 
 
-def _hands(cards: jax.Array, known: jax.Array, by_card: bool) -> jax.Array:
-    """Cards int32[..., H, 1] and what is known of them int32[..., H, 2], by card or one behind the other."""
-    parts = (cards, known) if by_card else (part.reshape(*part.shape[:-2], -1) for part in (cards, known))
+def _partners(game: Hanabi, state: State, hands: jax.Array, known: jax.Array, style: str) -> jax.Array:
+    """The partners' hands int32[P-1, H] and what they know of them int32[P-1, H, 2].
+
+    Full: each card with what is known of it. Brief: also what fireworks and discards make of it (`cards.prospects`).
+    Compact: all cards, then as bit masks which of them are playable and which are useless, then what is known.
+    """
+    shown = hands[..., None] + 1
+    if style == "full":
+        return _hands(shown, known, by_card=True)
+    found = cards.prospects(game, state, hands)
+    if style == "brief":
+        return _hands(jnp.concatenate([shown, found[..., None]], axis=-1), known, by_card=True)
+    masks = [jnp.sum((found == which) << jnp.arange(game.hand_size), axis=-1, keepdims=True) for which in (2, 1)]
+    return jnp.concatenate([hands + 1, *masks, known.reshape(*hands.shape[:-1], -1)], axis=-1)
+
+
+def _hands(shown: jax.Array, known: jax.Array, by_card: bool) -> jax.Array:
+    """Cards int32[..., H, 1 or 2] and what is known of them int32[..., H, 2], by card or one behind the other."""
+    parts = (shown, known) if by_card else (part.reshape(*part.shape[:-2], -1) for part in (shown, known))
     return jnp.concatenate(list(parts), axis=-1)
 
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.config import saved
+from marl_jax.config import saved, stages
 from marl_jax.modes.report import changes
 from marl_jax.modes.report.curves import Series, chart, label, legend
 from marl_jax.running import rows
@@ -42,11 +42,24 @@ def main(workdir: Path) -> Path:
         games=read_json_lines(workdir / "games.jsonl"),
         matches=_matches(workdir / "evaluation.json"),
         answers=changes.read(workdir),
+        first_stage=_first_stage(workdir / stages.FOLDER),
     )
     path = workdir / "report.html"
     replace_text(path, page)
     log.info("report: %s", path)
     return path
+
+
+def _first_stage(workdir: Path) -> list[str]:
+    """What the page says about the stage before a run: the same tables and curves, folded away."""
+    if not (workdir / "config.json").is_file():
+        return []
+    config = saved.load(workdir)
+    metrics, evals = (read_json_lines(workdir / name) for name in ("metrics.jsonl", "eval.jsonl"))
+    title = text(f"First stage: {config['algo'].get('name', '?')}")
+    shown = [*_head(config, metrics, evals), *_evaluation(evals), *_curves(metrics)]
+    earlier = _first_stage(workdir / stages.FOLDER)
+    return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
 
 
 def _matches(path: Path) -> Mapping:
@@ -70,8 +83,14 @@ def build(
     games: Sequence[Mapping],
     matches: Mapping,
     answers: changes.Evaluations,
+    first_stage: Sequence[str] = (),
 ) -> str:
-    """The page as one string; `matches` is what `--mode=eval` wrote, {} if it did not; `answers` those of tasks."""
+    """The page as one string.
+
+    matches      what `--mode=eval` wrote, {} if it did not
+    answers      those of tasks
+    first_stage  lines about the stage before the run
+    """
     model = config["model"].get("name", "?")
     title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
     style = Path(__file__).with_name("page.css").read_text()
@@ -84,6 +103,7 @@ def build(
             *_everyone(matches),
             *changes.sections(answers),
             *_curves(metrics),
+            *first_stage,
             *_games(games, "Games" if _world(config) is config["env"] else "Episodes"),
             "<h2>Config</h2>",
             f"<details><summary>all fields</summary><pre>{text(json.dumps(config, indent=2))}</pre></details>",
@@ -133,7 +153,8 @@ def _world(config: Mapping) -> Mapping:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a share."""
-    return "rate" in name or name in ("success", "accuracy") or "@" in name or name.startswith("right/")
+    shares = ("rate", "accuracy", "precision")
+    return any(word in name for word in shares) or name == "success" or "@" in name or name.startswith("right/")
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:

@@ -78,6 +78,7 @@ class GameSetup(Setup):
             parse_failure_reward=c.rollout.parse_failure_reward,
             history_turns=self.history_turns,
             history_tokens=c.env.history_tokens,
+            turn_tokens=c.env.turn_tokens,
         )
 
     def world(self) -> dict[str, Any]:

@@ -51,6 +51,11 @@ class TaskSetup(Setup):
         """The names of the seats."""
         return tuple(self.task.roles)
 
+    @functools.cached_property
+    def evaluated_task(self) -> Task:
+        """The task as evaluations play it."""
+        return getattr(self.task, "for_evaluation", lambda: self.task)()
+
     @property
     def process(self) -> tuple[int, int]:
         """The number of this process, and how many there are."""
@@ -98,25 +103,30 @@ class TaskSetup(Setup):
             )
         return found
 
-    def runner(self, temperature: float, seed: int, candidates: int = 1, **changes: Any) -> EpisodeRunner:
-        """What plays episodes; `changes` are arguments of `EpisodeRunner`, or other speakers."""
-        c = self.config.task
+    def runner(
+        self, temperature: float, seed: int, candidates: int = 1, task: Task | None = None, **changes: Any
+    ) -> EpisodeRunner:
+        """What plays episodes of the task, or of another form of it.
+
+        changes  arguments of `EpisodeRunner`, such as other speakers
+        """
+        c, task = self.config.task, task or self.task
         try:
-            getattr(self.task, "prepare", lambda: None)()
+            getattr(task, "prepare", lambda: None)()
         except RuntimeError as error:
             raise RunError(f"the task {c.name} cannot run here: {error}") from error
         settings = dict(
             speakers=self.speakers(temperature),
-            seating=self.seating.policy_at,
+            seating=self.seating.resized(len(task.roles)).policy_at,
             seed=seed,
             candidates=candidates,
             time_limit=c.time_limit,
         )
-        if getattr(self.task, "serves", False):
+        if getattr(task, "serves", False):
             settings |= dict(server=episode_server)
-        if hasattr(self.task, "concurrency"):
-            settings |= dict(concurrency=self.task.concurrency)
-        return EpisodeRunner(self.task, **settings | changes)
+        if hasattr(task, "concurrency"):
+            settings |= dict(concurrency=task.concurrency)
+        return EpisodeRunner(task, **settings | changes)
 
     def rollout_settings(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
         """The arguments that all rollouts of tasks share.

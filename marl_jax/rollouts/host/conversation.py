@@ -141,10 +141,10 @@ class TokenChat(Chat):
         ask.chats.append(self)
 
     async def _answer(self, text, n, sampling, label):
-        speaker = self._ask.speaker(self.seat, self.turn)
-        if self._tokenizer not in (None, speaker.tokenizer):
+        speaker, before = self._ask.speaker(self.seat, self.turn), self._tokenizer
+        if before not in (None, speaker.tokenizer) and before.fingerprint != speaker.tokenizer.fingerprint:
             raise ValueError(
-                f"seat {self.seat} changes from the tokenizer {self._tokenizer.name} to {speaker.tokenizer.name} at "
+                f"seat {self.seat} changes from the tokenizer {before.name} to {speaker.tokenizer.name} at "
                 f"turn {self.turn}; policies that answer in one chat need the same tokenizer"
             )
         ids = self.tokens + (speaker.continuation(text) if self.tokens else speaker.opening(self.system, text))

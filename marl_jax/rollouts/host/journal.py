@@ -8,15 +8,14 @@ rollout it belongs. A last line that was cut short by the interruption is droppe
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import RunError
+from marl_jax.running.lines import LineWriter
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +34,13 @@ class Journal:
     def __init__(self, path: str | Path | None, header: Any = None):
         self.path = None if path is None else Path(path)
         self.entries: dict[tuple[str, str], Any] = {}
-        self._error: JournalError | None = None
-        self._pending: list[tuple[str, asyncio.Future]] = []
-        self._writing: asyncio.Task | None = None
+        self._lines: LineWriter | None = None
         if self.path is not None:
-            # One thread writes, so that syncing the disk never holds up the event loop.
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
             try:
-                self._file = self._open(json.loads(json.dumps(header)))
+                file = self._open(json.loads(json.dumps(header)))
             except OSError as error:
                 raise JournalError(f"the journal {self.path} cannot be opened: {error}") from error
+            self._lines = LineWriter(file, f"the journal {self.path}", JournalError)
 
     def get(self, episode: str, call: str) -> Any | None:
         """The entry, or None."""
@@ -53,42 +49,18 @@ class Journal:
     async def write(self, episode: str, call: str, entry: Any) -> None:
         """Returns when the entry is on disk; entries that come at the same time are synced together."""
         self.entries[episode, call] = entry
-        if self.path is None:
-            return
-        written = asyncio.get_running_loop().create_future()
-        self._pending.append((json.dumps([episode, call, entry]) + "\n", written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write_pending())
-        await written
-        self.check()
+        if self._lines is not None:
+            await self._lines.write(json.dumps([episode, call, entry]))
 
     def check(self) -> None:
         """Raises if an entry could not be written."""
-        if self._error is not None:
-            raise self._error
+        if self._lines is not None:
+            self._lines.check()
 
     def close(self) -> None:
         """Closes the file; it stays where it is."""
-        if self.path is not None:
-            self._thread.shutdown()
-            self._file.close()
-
-    async def _write_pending(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._pending:
-            batch, self._pending = self._pending, []
-            try:
-                await loop.run_in_executor(self._thread, self._append, "".join(line for line, _ in batch))
-            except OSError as failure:
-                self._error = JournalError(f"the journal {self.path} cannot be written: {failure}")
-            for _, written in batch:
-                if not written.done():  # an episode may have been ended meanwhile
-                    written.set_result(None)
-
-    def _append(self, text: str) -> None:
-        self._file.write(text.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._lines is not None:
+            self._lines.close()
 
     def _open(self, header: Any):
         self.path.parent.mkdir(parents=True, exist_ok=True)

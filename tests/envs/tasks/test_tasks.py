@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from envs.tasks import TASKS
 from envs.tasks.arithmetic import Arithmetic, Problem, draw_problems, grade, read_answer
-from envs.tasks.arithmetic_debate import ArithmeticDebate, influence_aware, vote
 from envs.tasks.data import fingerprint_of
 from envs.tasks.scripted import play
 from envs.tasks.solver_checker import SolverChecker
@@ -136,69 +135,6 @@ def test_right_answers_are_rewarded_for_the_team_and_readable_ones_for_the_proce
     assert outcome.success and outcome.metrics == {"success_level_1": True, "parse_failure": False}
 
 
-# ---------------------------------------------------------------------------------------------------- debate
-
-
-def debaters(table):
-    """Answers table[turn][agent]."""
-
-    def answer(seat, messages, k):
-        turn = sum(m["role"] == "assistant" for m in messages)
-        return f"answer: {table[turn][seat]}"
-
-    return answer
-
-
-def test_each_agent_sees_the_others_last_answer_and_its_own_chat():
-    seen = {}
-
-    def answer(seat, messages, k):
-        seen[seat, len(messages)] = [m["content"] for m in messages]
-        return f"answer: {10 * (1 + seat) + len(messages)}"
-
-    play(ArithmeticDebate(), EXAMPLE, answer)
-    ada, ben = seen[0, 4], seen[1, 4]
-    assert ada[1] == ben[1] == EXAMPLE.question
-    assert ada[2] == "answer: 12" and "Ben answered:\n```\nanswer: 22\n```" in ada[3] and "12" not in ada[3]
-    assert ben[2] == "answer: 22" and "Ada answered:\n```\nanswer: 12\n```" in ben[3] and EXAMPLE.question in ben[3]
-
-
-def test_rewards_are_aware_of_influence():
-    outcome, ask = play(ArithmeticDebate(gamma=0.5), EXAMPLE, debaters([[5, 1], [5, 2]]))
-    # Turn 1: (s + 0.5 · mean of turn 2) / 1.5; turn 2: s.
-    rewards = {(turn, seat): r.rewards.agent for seat, turn, r in ask.replies}
-    assert rewards == pytest.approx({(0, 0): (1 + 0.25) / 1.5, (0, 1): 0.25 / 1.5, (1, 0): 1, (1, 1): 0})
-    assert outcome.success == 0.5 and outcome.metrics["accuracy_turn_1"] == 0.5
-    assert outcome.metrics["agreement"] == 0
-
-
-@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=4), st.floats(0.01, 1))
-def test_influence_aware_rewards_are_averages(scores, gamma):
-    for t in range(len(scores)):
-        for a in range(3):
-            assert -1e-9 <= influence_aware(scores, t, a, gamma) <= 1 + 1e-9
-    assert influence_aware(scores, len(scores) - 1, 1, gamma) == scores[-1][1]
-
-
-def test_the_format_penalty_is_the_own_answers_alone():
-    _, ask = play(ArithmeticDebate(), EXAMPLE, lambda seat, *_: "answer: 5" if seat == 0 else "5, I think")
-    process = {(turn, seat): r.rewards.process for seat, turn, r in ask.replies}
-    assert process == {(0, 0): 0, (1, 0): 0, (0, 1): -0.1, (1, 1): -0.1}
-
-
-def test_transitions_are_counted():
-    outcome, _ = play(ArithmeticDebate(), EXAMPLE, debaters([[5, 1], [4, 5]]))
-    assert outcome.metrics["right_to_wrong"] == outcome.metrics["wrong_to_right"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("answers", "score"),
-    [([5, 5, 4], 1), ([5, 4], 0.5), ([5, None], 1), ([None, None], 0), ([4, 4, 5], 0), ([1, 2, 5], 1 / 3)],
-)
-def test_votes(answers, score):
-    assert vote(answers, 5) == pytest.approx(score)
-
-
 # ---------------------------------------------------------------------------------------------------- two roles
 
 
@@ -232,8 +168,6 @@ def test_a_random_continuation_follows_from_the_episodes_seed():
     [
         (lambda: SolverChecker(continuation="worst"), "continuation is 'worst'; accepted: best, random, first"),
         (lambda: SolverChecker(rounds=0), "rounds is 0"),
-        (lambda: ArithmeticDebate(agents=9), "agents is 9; accepted: 1 to 8"),
-        (lambda: ArithmeticDebate(turns=0), "turns is 0"),
         (lambda: Arithmetic(levels=()).examples("train"), r"levels is \(\)"),
     ],
 )

@@ -1,0 +1,166 @@
+"""What is debated: questions with known answers, whatever task they come from, behind the protocol `Questions`.
+
+    arithmetic                      `envs.tasks.arithmetic`
+    nli, arc, sciq, question        `envs.tasks.question`, with its parameters
+    gsm8k, math, sample, X.jsonl …  `envs.tasks.math`, all of its data sets
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from envs.tasks import TASKS, arithmetic
+from envs.tasks.math import prompts as math_prompts
+from envs.tasks.math import sources
+from envs.tasks.math.extract import FORMS
+from envs.tasks.question.task import Question
+from envs.tasks.question.template import fill
+from envs.tasks.task import Ask, CallFailed, CallTimeout, Reply, Verdict
+
+ARITHMETIC = "arithmetic"
+KNOWN_ANSWERS = ("arc", "nli", "question", "sciq")
+
+
+class Questions(Protocol):
+    """Questions, how to answer them, and how answers are judged."""
+
+    def examples(self, part: str) -> Sequence[Any]:
+        """The examples of a part."""
+        ...
+
+    def question(self, example: Any) -> str:
+        """The text of a question."""
+        ...
+
+    def system(self, example: Any) -> str:
+        """What an agent alone reads before it, as in the task of its own."""
+        ...
+
+    def format(self, example: Any) -> str:
+        """How an answer is to end."""
+        ...
+
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: Any) -> list[Verdict]:
+        """A verdict on each reply; equal answers are equal texts, to be voted on."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ArithmeticQuestions:
+    """Problems of `envs.tasks.arithmetic`, with the parameters of `Arithmetic`."""
+
+    levels: tuple[int, ...] = (1, 2, 3)
+    n_examples: int = 1000
+    seed: int = 0
+
+    def examples(self, part: str) -> list[arithmetic.Problem]:
+        """Problems without repetition."""
+        return arithmetic.draw_problems(part, self.levels, self.n_examples, self.seed)
+
+    def question(self, example: arithmetic.Problem) -> str:
+        """The text of a problem."""
+        return example.question
+
+    def system(self, example: arithmetic.Problem) -> str:
+        """That of `Arithmetic`."""
+        return arithmetic.SYSTEM
+
+    def format(self, example: arithmetic.Problem) -> str:
+        """An answer ends with `answer: N`."""
+        return arithmetic.FORMAT
+
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: arithmetic.Problem) -> list[Verdict]:
+        """By the number that was read."""
+        found = await arithmetic.graded(ask, replies, example.answer)
+        return [
+            Verdict(right=v["right"], answer=arithmetic.voted(v["answer"]), reason=r.verdict["reason"])
+            for v, r in zip(found, replies, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class MathQuestions:
+    """Problems of `envs.tasks.math`.
+
+    dataset  its name, or a .jsonl file
+    answer   "boxed", or "final" to accept other forms as well
+    """
+
+    dataset: str = sources.SAMPLE
+    answer: str = "boxed"
+
+    def __post_init__(self):
+        if self.answer not in FORMS:
+            raise ValueError(f"answer is {self.answer!r}; accepted: {', '.join(FORMS)}")
+
+    def examples(self, part: str) -> tuple[sources.Problem, ...]:
+        """The problems of a part."""
+        return sources.problems(self.dataset, part)
+
+    def question(self, example: sources.Problem) -> str:
+        """The text of a problem."""
+        return example.question
+
+    def system(self, example: sources.Problem) -> str:
+        """That of a reasoner alone."""
+        return math_prompts.reasoner_system(self.answer, with_tool_agent=False)
+
+    def format(self, example: sources.Problem) -> str:
+        """An answer ends with a box."""
+        return math_prompts.ANSWER[self.answer]
+
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: sources.Problem) -> list[Verdict]:
+        """By the verifier of math; one that takes too long or fails calls the answer wrong."""
+        from envs.tasks.math.verifier import LIMIT, ballot, verify  # which brings a computer algebra system along
+
+        async def one(k: int, reply: Reply) -> Verdict:
+            given = example.answer, reply.text, self.answer
+            try:
+                found = await ask.verify(verify, *given, limit=LIMIT, name=f"verify_{k}")
+            except (CallTimeout, CallFailed) as error:
+                return Verdict(right=False, answer=None, reason=f"{error.reason}: {error}")
+            return {**found, "answer": None if found["answer"] is None else ballot(found["answer"])}
+
+        return list(await asyncio.gather(*(one(k, reply) for k, reply in enumerate(replies))))
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownAnswers:
+    """The questions of a task of `envs.tasks.question`."""
+
+    task: Question
+
+    def examples(self, part: str) -> Sequence[Any]:
+        """The rows of a part."""
+        return self.task.examples(part)
+
+    def question(self, example: Mapping[str, Any]) -> str:
+        """The task's prompt."""
+        return self.task.prompt(example)
+
+    def system(self, example: Mapping[str, Any]) -> str:
+        """The task's system text, which says how to answer."""
+        return fill(self.task.system, example)
+
+    format = system
+
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: Mapping[str, Any]) -> list[Verdict]:
+        """By the task's comparison."""
+        return await self.task.graded(ask, replies, example)
+
+
+def make_questions(dataset: str, source: Mapping[str, Any]) -> Questions:
+    """The questions of a name; `source` are parameters of theirs, e.g. the files of "question"."""
+    if dataset == ARITHMETIC:
+        return ArithmeticQuestions(**source)
+    if dataset in KNOWN_ANSWERS:
+        return KnownAnswers(TASKS.get(dataset)(**source))
+    try:
+        sources.check_name(dataset)
+    except ValueError:
+        known = ", ".join([ARITHMETIC, *KNOWN_ANSWERS, *sources.SOURCES, sources.SAMPLE])
+        raise ValueError(f"dataset is {dataset!r}; accepted: {known}, or a .jsonl file of math problems") from None
+    return MathQuestions(dataset, **source)

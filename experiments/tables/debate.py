@@ -1,0 +1,164 @@
+"""The table of debates: untuned and trained ones by turn, beside baselines with as many answers of the same models.
+
+    MARL_JAX_DATA=../shared/data python -m experiments.tables.debate --model=qwen2.5-coder-1.5b           # one GPU
+    python -m experiments.tables.debate --model=qwen2.5-coder-1.5b --scorer=http://127.0.0.1:8100 --only=gsm8k
+    python -m experiments.tables.debate --only=gsm8k/untuned,gsm8k/correctness        # the embedded model
+
+Rows: the untuned model; trained in debates, or as a single agent, for correct answers, and for a verifier's scores
+(with `--scorer`); and pairs of different models, untuned and trained. All rows that learn sample as many answers, which
+is checked; the checkpoint that was best on the validation part (`--step`) is tested, and no test set chooses anything.
+
+Each row is tested in debates of 3 agents and 3 turns, on its own task and on the other one (transfer); as nine
+independent samples of a question (maj@9, and best-of-9 by the verifier); and as one agent that refines its answer
+nine times. Baselines come with what they cost, and with the N for which maj@N writes as many tokens as the debate.
+Intervals are of 95 %, Wilson's over questions. Whether a debate beats maj@9 is decided by a paired bootstrap over
+questions.
+
+Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
+where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
+(`planning.LEARNING`) do not go to evaluations. Data files must be there, but for the embedded model.
+
+Written to --workdir: debate.md, debate.csv and debate.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs import debate as forms
+from experiments.tables.command import add_flags, at_least, check_files, finish, read_flags, run_rounds, select
+from experiments.tables.debate_page import Found, drawing, markdown, write_csv
+from experiments.tables.debate_rows import OTHER, ROWS, SMALL, TASKS, config_of, form_of, size
+from experiments.tables.planning import LEARNING
+from experiments.tables.runs import Runs, episodes, is_done
+
+Wanted = list[tuple[str, str]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    flags, passed = parse(argv)
+    wanted = rows_of(flags)
+    check_budgets(flags, wanted)
+    folder, failed, stopped = Path(flags.workdir), [], False
+    if not flags.collect:
+        check_files("debate", [file for task in TASKS.values() for file in task.files] if flags.model else [])
+        failed, stopped = run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
+    found = collect(flags, wanted)
+    if flags.collect and not found:
+        raise SystemExit(f"debate.py: {folder} has no evaluations to collect")
+    status = finish("debate", folder, markdown(flags, wanted, found), drawing(flags, wanted, found), failed, stopped)
+    write_csv(flags, wanted, found, folder / "debate.csv")
+    return status
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of the table, and those for every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, "debate")
+    parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
+    parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
+    parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
+    algorithms = [name for name in forms.ALGORITHMS if name != forms.UNTUNED]
+    parser.add_argument("--algorithm", choices=algorithms, default="ppo", help="of rows that learn")
+    parser.add_argument("--scorer", default="", help="address of a verifier; '': no row with one, no best-of-N")
+    return read_flags(parser, "debate", argv)
+
+
+def rows_of(flags: argparse.Namespace) -> Wanted:
+    """The (task, row) pairs that are asked for; rows with a verifier need one, which judges one task."""
+    wanted = select("debate", flags.only, TASKS, ROWS)
+    asked = [row for row, about in ROWS.items() if about.verifier and f"/{row}" in flags.only]
+    if asked and not flags.scorer:
+        raise SystemExit(f"debate.py: the row {asked[0]!r} needs --scorer=http://…, the address of a verifier")
+    if flags.scorer and len({task for task, _ in wanted}) > 1:
+        raise SystemExit(f"debate.py: a verifier judges one task; accepted with --scorer: --only={' or '.join(TASKS)}")
+    return [(task, row) for task, row in wanted if flags.scorer or not ROWS[row].verifier]
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
+    """Ends the program unless all rows of a task that learn sample as many answers."""
+    for task in TASKS:
+        learning = [row for t, row in wanted if t == task and ROWS[row].untuned]
+        found = {row: forms.answers_of(config_of(flags, task, row)) for row in learning}
+        if len(set(found.values())) > 1:
+            raise SystemExit(f"debate.py: budgets of {task} differ: {found}")
+
+
+def test_folder(flags: argparse.Namespace, task: str, row: str, test: str) -> str:
+    """The folder of an evaluation; of a row that learns it says after how many steps, so that more steps are others."""
+    steps = f"_{config_of(flags, task, row).steps}_{flags.step}" if ROWS[row].untuned else ""
+    problems = f"_{flags.problems}" if flags.problems else ""
+    return f"{task}/{row}/test{steps}{problems}/{test}"
+
+
+def test_params(flags: argparse.Namespace, task: str, test: str) -> dict[str, object]:
+    """The parameters of the debate that make it one of the tests."""
+    agents, turns = size(flags)
+    datasets = {name: about.dataset for name, about in TASKS.items()} if flags.model else SMALL
+    sizes = {"samples": (agents * turns, 1), "refine": (1, agents * turns)}
+    eval_agents, turns = sizes.get(test, (agents, turns))
+    scorer = flags.scorer if test == "samples" and flags.scorer else "gold"
+    dataset = datasets[OTHER[task] if test == "transfer" else task]
+    return dict(dataset=dataset, eval_agents=eval_agents, turns=turns, scorer=scorer)
+
+
+def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
+    """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
+    folder = Path(flags.workdir)
+    to_tests = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
+    training, tests = {}, {}
+    for task, row in wanted:
+        config, name = config_of(flags, task, row), f"{task}/{row}"
+        experiment = f"--config=experiments/{TASKS[task].experiment}.py:{form_of(flags, row)}"
+        start = []
+        if ROWS[row].untuned:
+            command = [experiment, f"--config.steps={config.steps}", f"--config.optim.warmup={config.optim.warmup}"]
+            command += [f"--config.task.params.scorer={flags.scorer}"] * ROWS[row].verifier
+            training[name] = ([*command, *passed], is_done(folder / name, config.steps))
+            own = [f"policies.{policy}.model" for policy, about in config.policies.items() if about.model]
+            place = f"{(folder / name).absolute()}@{flags.step}"
+            start = [f"--config.{model}.init_from={place}" for model in ("model", *own)]
+        for test in ROWS[row].tests:
+            command = [experiment, "--mode=eval", *start, "--config.eval.part=test"]
+            command += [f"--config.eval.games={flags.problems or 10**6}"]
+            command += [f"--config.task.params.{key}={value}" for key, value in test_params(flags, task, test).items()]
+            if test == "refine":  # one long chat
+                command += [f"--config.task.max_length={8192 if flags.model else 4096}"]
+            at = test_folder(flags, task, row, test)
+            tests[at] = ([*command, *to_tests], (folder / at / "evaluation.json").exists())
+    return training, tests
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def collect(flags: argparse.Namespace, wanted: Wanted) -> Found:
+    """The episodes of all tests that there are."""
+    folder = Path(flags.workdir)
+    budgets = {}
+    for task, row in wanted:
+        path = folder / task / row / "config.json"
+        if ROWS[row].untuned and path.exists():
+            budgets[task, row] = forms.answers_of(json.loads(path.read_text()))
+    for task in TASKS:
+        here = {row: budget for (t, row), budget in budgets.items() if t == task}
+        if len(set(here.values())) > 1:
+            raise SystemExit(f"debate.py: the runs of {task} have different budgets: {here}; start anew elsewhere")
+    found = {
+        (task, row, test): episodes(folder / test_folder(flags, task, row, test))
+        for task, row in wanted
+        for test in ROWS[row].tests
+    }
+    return {key: records for key, records in found.items() if records}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Lines that are appended to a file from an event loop, which never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
+
+from marl_jax.errors import RunError
+
+
+class LineWriter:
+    """Appends to an open file; one thread writes, and lines that come meanwhile are written, and synced, together.
+
+    file     opened for appending bytes; `close` closes it
+    what     names the file in errors
+    failure  the error that ends the run where a line cannot be written
+
+    A writer belongs to one event loop at a time.
+    """
+
+    def __init__(self, file: BinaryIO, what: str, failure: type[RunError]):
+        self._file, self._what, self._failure = file, what, failure
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
+        self._pending: list[tuple[str, bool, asyncio.Future]] = []
+        self._writing: asyncio.Task | None = None
+        self._error: RunError | None = None
+
+    async def write(self, line: str, sync: bool = True) -> None:
+        """Returns when the line is with the operating system, with `sync` on disk. Lines keep their order."""
+        self.check()
+        written = asyncio.get_running_loop().create_future()
+        self._pending.append((line + "\n", sync, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_pending())
+        await asyncio.shield(written)
+        self.check()
+
+    def check(self) -> None:
+        """Raises if a line could not be written."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Closes the file; what was written is complete."""
+        self._thread.shutdown()
+        self._file.close()
+
+    async def _write_pending(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            batch, self._pending = self._pending, []
+            text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
+            try:
+                await loop.run_in_executor(self._thread, self._append, text, sync)
+            except (OSError, ValueError) as error:  # a closed file is a ValueError
+                self._error = self._failure(f"{self._what} cannot be written: {error}")
+            for _, _, written in batch:
+                if not written.done():
+                    written.set_result(None)
+
+    def _append(self, text: str, sync: bool) -> None:
+        self._file.write(text.encode())
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())

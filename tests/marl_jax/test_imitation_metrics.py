@@ -1,0 +1,104 @@
+"""What imitation reports by kind of move, the weights of kinds, rows that are cut, and a bonus that falls."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import hanabi_selfplay
+from marl_jax.agents.answering import Decision
+from marl_jax.algorithms import fields, sft
+from marl_jax.config import validate
+from marl_jax.errors import ConfigError
+from marl_jax.modes import setup as setups
+from marl_jax.rollouts import contexts, turns
+from marl_jax.rollouts.demonstrations import Answers
+from marl_jax.rollouts.turns import Turn
+
+KINDS = np.array(["discard", "play", "hint", ""])
+
+
+def get_config():
+    """Imitation of the convention bot by next to nothing."""
+    config = hanabi_selfplay.get_config("sft")
+    config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
+    config.rollout.update(dict(games=8, turns=6))
+    config.algo.update(dict(minibatches=2, noise=0.0))
+    return config
+
+
+def examined(own, bot):
+    """The counts of a policy that answers `own` where the bot answers `bot`, one of three actions of three kinds."""
+    imitation = object.__new__(sft.Imitation)
+    own, bot = np.array([own]), np.array([bot])
+    prompts = np.arange(own.size).reshape(1, -1, 1)
+    imitation._kinds = KINDS
+    imitation._program = lambda params: Answers(own == bot, np.ones(own.shape, bool), own, bot, prompts)
+    return {name: (count.right, count.total) for name, count in imitation({}).counts.items()}
+
+
+def test_accuracy_is_of_the_moves_of_the_bot_and_precision_of_those_of_the_policy():
+    counts = examined(own=[1, 1, 2, 2, -1], bot=[1, 0, 2, 1, 2])
+    assert counts["accuracy"] == (2, 5)
+    assert counts["play_accuracy"] == (1, 2) and counts["play_precision"] == (1, 2)
+    assert counts["hint_accuracy"] == (1, 2) and counts["hint_precision"] == (1, 2)
+    assert counts["discard_accuracy"] == (0, 1) and counts["discard_precision"] == (0, 0)  # it never discards
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """(setup, samples) of demonstrations in which plays have weight 3."""
+    config = get_config()
+    config.algo.kind_weights = ("play=3",)
+    validate.check(config)
+    setup = setups.make(config)
+    rollout = setup.rollout
+    return setup, jax.jit(rollout.play)({}, rollout.fresh_games(jax.random.key(0)), jax.random.key(1))[0]
+
+
+def test_kinds_of_moves_may_weigh_more(shown):
+    setup, samples = shown
+    kinds = np.array(setup.game.action_kinds)[np.asarray(samples.action)]
+    assert {"play", "hint"} <= set(kinds.ravel().tolist())
+    np.testing.assert_array_equal(samples.loss_weights, np.where(kinds == "play", 3.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        (("play",), "algo.kind_weights is .*; accepted: a tuple of texts KIND=WEIGHT"),
+        (("jump=2",), "kind_weights has 'jump', which is no kind of move of hanabi; accepted: discard, play, hint"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(weights, message):
+    config = get_config()
+    config.algo.kind_weights = weights
+    with pytest.raises(ConfigError, match=message):
+        validate.check(config)
+    assert fields.kind_weights(("play=2", "hint=0.5")) == {"play": 2.0, "hint": 0.5}
+
+
+def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
+    lengths = jnp.array([[3, 6, 4], [5, 2, 6]])
+    prompts = jnp.where(jnp.arange(7) < lengths[..., None], 1 + jnp.arange(7), 0)
+    zeros = jnp.zeros((2, 3), jnp.int32)
+    answers = jnp.full((2, 3, 2), 9)
+    decision = Decision(zeros, answers, zeros + 2, jnp.zeros((2, 3, 2)), jnp.zeros((2, 3)))
+    turn = Turn(
+        prompts, lengths, zeros + 10, zeros, zeros, zeros, zeros, decision, jnp.ones((2, 3, 4), bool),
+        rewards=jnp.zeros((2, 3, 1)), ends=zeros > 0, counts=jnp.ones((2, 3)),
+    )  # fmt: skip
+    whole, cut = turns.to_samples(turn), turns.to_samples(turn, tokens=5)
+    fits = np.asarray(lengths).ravel() <= 4  # of an answer of two tokens, one is read
+    assert cut.tokens.shape == (6, 5) and whole.tokens.shape == (6, 7)
+    np.testing.assert_array_equal(cut.loss_weights[:, 0], fits)
+    np.testing.assert_array_equal(cut.recorded()[:, 0], fits)
+    for name in ("tokens", "positions", "reads", "targets", "sees"):
+        expected = np.asarray(getattr(whole, name))[fits]
+        found = np.asarray(getattr(cut, name))[fits]
+        np.testing.assert_array_equal(found, expected[:, : found.shape[1]])
+    played = dataclasses.replace(turn, counts=turn.counts.at[0, 1].set(0.0))
+    assert contexts.TurnContext(None, 5).dropped(played, None).tolist() == [[0, 0, 0], [1, 0, 1]]
+    assert contexts.TurnContext(None).dropped(turn, None) is None
