@@ -54,7 +54,7 @@ class LineWriter:
             text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
             try:
                 await loop.run_in_executor(self._thread, self._append, text, sync)
-            except (OSError, ValueError) as error:  # a closed file is a ValueError
+            except (OSError, RuntimeError, ValueError) as error:  # after `close` it is one of the latter two
                 self._error = self._failure(f"{self._what} cannot be written: {error}")
             for _, _, written in batch:
                 if not written.done():

@@ -402,7 +402,7 @@ def test_an_answer_that_cannot_be_written_is_not_given(tmp_path):
 
     async def play(session):
         await ask(session, [user("x")])
-        file._file.close()
+        file.close()
         with pytest.raises(TraceError):
             await ask(session, [user("y")])
 
