@@ -22,9 +22,9 @@ COMMANDS = [c.replace("\\\n", " ") for block in re.findall(r"```bash\n(.*?)```",
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder with the program of the page, the examples and the experiments."""
+    """A folder with the program of the page, the examples, the experiments and the tests."""
     (tmp_path / NAME).write_text(CODE)
-    for name in ("examples", "experiments"):
+    for name in ("examples", "experiments", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
 
@@ -47,7 +47,7 @@ def test_the_result_of_the_page_is_read():
 
 
 def test_the_commands_of_the_page_are_accepted():
-    assert len(COMMANDS) == 4
+    assert len(COMMANDS) == 5
     for command in COMMANDS:
         words = shlex.split(command.partition(" # ")[0].replace("ENVIRONMENT/bin/python", sys.executable))
         config = flags.parse(words[1:], ("train",)).config
