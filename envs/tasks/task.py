@@ -26,6 +26,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
@@ -228,6 +229,29 @@ class Outcome:
 # ---------------------------------------------------------------------------------------------------- protocols
 
 
+class Session(Protocol):
+    """What a program needs to ask the models over HTTP, and what has come of it.
+
+    url      of an OpenAI-compatible API, for OPENAI_BASE_URL
+    key      for OPENAI_API_KEY: all calls with it belong to this episode
+    answers  how many answers were given so far
+    paid     team rewards so far, posted by the program or given by `reward`; None where there were none at all
+    """
+
+    url: str
+    key: str
+
+    @property
+    def answers(self) -> int: ...
+
+    @property
+    def paid(self) -> float | None: ...
+
+    async def reward(self, amount: float, role: str | None = None) -> None:
+        """Pays the team for the last answer, or a role for its own last one."""
+        ...
+
+
 class Ask(Protocol):
     """An episode's way to the seats and to everything outside.
 
@@ -258,6 +282,14 @@ class Ask(Protocol):
         """
         ...
 
+    def session(self) -> AbstractAsyncContextManager[Session]:
+        """A session of a server in which roles are models, for episodes that are other programs.
+
+        When it is left, calls under way are cancelled and later ones refused, and what was said becomes the episode's
+        chats. Only for tasks with `serves = True`.
+        """
+        ...
+
 
 class Task(Protocol):
     """A task: who takes part, on what, and how an episode goes.
@@ -268,7 +300,9 @@ class Task(Protocol):
     is not available, ends the run with its text. One whose dataset has worked solutions may have a method
     `gold_reply(example)`: a right reply in the form that it asks for, or None. A method `for_evaluation()` returns the
     task as evaluations play it; its seats may be more or fewer, and further ones get the policies of the first. A
-    task that is played by a workflow (`envs/tasks/workflow`) has it as `graph`, and reports show a drawing of it.
+    task that is played by a workflow (`envs/tasks/workflow`) has it as `graph`, and reports show a drawing of it. One
+    with an attribute `serves = True` is given `ask.session()`, and one with `concurrency` plays so many episodes at a
+    time.
     """
 
     roles: tuple[str, ...]

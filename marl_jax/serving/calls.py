@@ -73,6 +73,7 @@ class Call:
     """One request and what has become of it.
 
     ids       of the prompt, and of `prefix`, the text with which an answer is made to begin
+    round     one more than that of the latest answer that was there when it began
     after     the call and the number of its answer that this one continues, or None
     fork      why it does not continue the last answer in its messages, or None
     shown     ids of each answer that may be shown by now
@@ -82,9 +83,9 @@ class Call:
     replies   the same with their rewards
     """
 
-    def __init__(self, model: ServedModel, asked: Asked):
+    def __init__(self, model: ServedModel, asked: Asked, round_: int = 0):
         self.id = protocol.new_id("chatcmpl" if asked.messages else "cmpl")
-        self.model, self.asked = model, asked
+        self.model, self.asked, self.round = model, asked, round_
         self.ids: list[int] = []
         self.prefix: str = ""
         self.sampling: Sampling | None = None

@@ -14,7 +14,8 @@ class Conversation:
     """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
 
     seat     number of the model in the session
-    path     tells the conversations of a session apart
+    path     tells the conversations of a session apart: by what was asked first, so that their order does not depend
+             on who was answered first, and where that is equal by a number
     opening  tokens before the first answer, of a fork too
     calls    ids of the calls, one for each turn
     """
@@ -30,29 +31,31 @@ class Conversation:
 def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Conversation]:
     """The answered calls as conversations, each answer in one of them; `seats` are the numbers of the models.
 
-    Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches.
+    Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches. A
+    turn has the number of the call's round, so that turns of different conversations are in order of time.
     """
     found: list[Conversation] = []
-    place: dict[str, tuple[Conversation, int]] = {}  # of a call: its conversation, and its turn
+    place: dict[str, Conversation] = {}  # of a call
     for call in calls:
         if call.answers is None:
             continue
-        turn, chat, opening = 0, None, len(call.ids)
+        chat, opening = None, len(call.ids)
         if call.after is not None:
             earlier, k = call.after
-            before, turn = place[earlier.id]
-            turn, opening = turn + 1, before.opening
-            if before.said[-1].turn == turn - 1 and before.said[-1].kept is None:
+            before = place[earlier.id]
+            opening = before.opening
+            if before.calls[-1] == earlier.id and before.said[-1].kept is None:
                 before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
         if chat is None:
-            chat = Conversation(seats[call.model.name], (len(found),), list(call.ids), opening)
+            path = (*call.ids, len(found))
+            chat = Conversation(seats[call.model.name], path, list(call.ids), opening)
             found.append(chat)
         speaker = call.model.speaker
         if call.asked.schema is not None:  # drawn from another distribution than the policy's
             speaker = dataclasses.replace(speaker, number=-1)
-        chat.said.append(Said(len(call.ids), turn, None, speaker, call.answers, call.contents, call.replies))
+        chat.said.append(Said(len(call.ids), call.round, None, speaker, call.answers, call.contents, call.replies))
         chat.calls.append(call.id)
-        place[call.id] = chat, turn
+        place[call.id] = chat
     for chat in found:
         last = chat.said[-1]
         if last.kept is None and len(last.answers) == 1:

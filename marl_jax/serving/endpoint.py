@@ -189,8 +189,12 @@ class Endpoint:
 
     # Figures
 
+    def failed_models(self) -> list[str]:
+        """The names of models whose sampler answers no more."""
+        return [name for name, model in self.models.items() if not getattr(model.speaker.sampler, "running", True)]
+
     def _health(self) -> dict[str, Any]:
-        failed = [name for name, model in self.models.items() if not getattr(model.speaker.sampler, "running", True)]
+        failed = self.failed_models()
         found = {"models": list(self.models), "sessions": len(self.sessions.open_sessions)}
         return found | ({"status": "failed", "failed": failed} if failed else {})
 

@@ -38,7 +38,13 @@ def serve(
 
     A second signal ends at once. `ready` is called with the address once the server answers. Main thread only.
     """
-    server = _Server(app, drain_seconds, ready)
+
+    def announce(url: str) -> None:
+        log.info("listening on %s", url)
+        if ready is not None:
+            ready(url)
+
+    server = _Server(app, drain_seconds, announce)
     listener = listen(host, port)
 
     async def until_signalled() -> None:
@@ -122,7 +128,7 @@ def _max_connections() -> int:
 class _Server(uvicorn.Server):
     """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
 
-    def __init__(self, app: Starlette, drain_seconds: float, ready: Callable[[str], None] | None):
+    def __init__(self, app: Starlette, drain_seconds: float, ready: Callable[[str], None]):
         self._app, self._failure, self._ready, self.url = app, None, ready, ""
         settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False, server_header=False)
         super().__init__(
@@ -156,9 +162,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the application, then says that it is ready."""
         await super().startup(sockets)
-        log.info("listening on %s", self.url)
-        if self._ready is not None:
-            self._ready(self.url)
+        self._ready(self.url)
 
     async def _watched(self, scope, receive, send) -> None:
         try:

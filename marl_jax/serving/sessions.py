@@ -58,7 +58,9 @@ class Session:
 
     models           that it may ask for
     seed             of answers whose request brings none: with the prompt, it decides them
-    policy_sampling  whether temperature and filters are those of the model, not of the request: a learner needs that
+    policy_sampling  whether temperature and filters are those of the model, not of the request, and no answer is
+                     longer than the model's budget: a learner needs that
+    rewarded         how many rewards were given
     last_used        when its last call or reward came, a value of time.monotonic()
     forks            how many calls did not continue the last answer in their messages, by reason
     """
@@ -71,7 +73,8 @@ class Session:
         self.policy_sampling, self.ended, self.last_used = policy_sampling, False, time.monotonic()
         self.calls: dict[str, Call] = {}
         self.forks: collections.Counter[str] = collections.Counter()
-        self._traces = traces
+        self.rewarded = 0
+        self._traces, self._round = traces, 0
         self._by_body: dict[str, Call] = {}
         self._asked: collections.Counter[tuple] = collections.Counter()
         self._histories = Histories()
@@ -91,7 +94,7 @@ class Session:
             return known
         if asked.model not in self.models:
             raise unknown_model(asked.model, self.models)
-        call = Call(self.models[asked.model], asked)
+        call = Call(self.models[asked.model], asked, self._round)
         self.calls[call.id] = call
         if body is not None:
             self._by_body[body] = call
@@ -115,6 +118,7 @@ class Session:
             })  # fmt: skip
             recorded = True
             await calls.answer(call, record, call.asked.stream)
+            self._round = max(self._round, call.round + 1)
             if call.asked.messages:
                 self._histories.remember(call)
         except BaseException as error:
@@ -161,7 +165,9 @@ class Session:
         if self.policy_sampling:
             own = model.speaker.sampling
             names = ("temperature", "top_k", "top_p", "repetition_penalty")
-            sampling = dataclasses.replace(sampling, **{name: getattr(own, name) for name in names})
+            limit = min(sampling.max_new_tokens, own.max_new_tokens)
+            changes = {name: getattr(own, name) for name in names} | {"max_new_tokens": limit}
+            sampling = dataclasses.replace(sampling, **changes)
         return sampling
 
     # Rewards, and the end
@@ -185,6 +191,7 @@ class Session:
             chosen.replies[k].reward(**{level: amount})
         except (TaskError, OverflowError) as error:
             raise ApiError(400, str(error), param="reward") from None
+        self.rewarded += 1
         self.last_used = time.monotonic()
         event = {"event": "reward", "call": chosen.id, "k": k, "level": level, "amount": float(amount)}
         await self._record(event, sync=True)

@@ -258,14 +258,31 @@ def test_answers_do_not_depend_on_the_order_of_calls():
     assert in_session(play)[1] == in_session(lambda session: play(session, (2, 0, 1)))[1]
 
 
-def test_a_learner_decides_the_temperature_and_the_client_elsewhere():
+def test_a_learner_decides_the_temperature_and_the_budget_and_the_client_elsewhere():
     async def play(session):
-        return await ask(session, [user("x")], temperature=0.3, top_p=0.5)
+        return await ask(session, [user("x")], temperature=0.3, top_p=0.5, max_tokens=300)
 
     _, call = in_session(play)
-    assert (call.sampling.temperature, call.sampling.top_p) == (0.3, 0.5)
+    assert (call.sampling.temperature, call.sampling.top_p, call.sampling.max_new_tokens) == (0.3, 0.5, 300)
     _, call = in_session(play, policy_sampling=True)
-    assert (call.sampling.temperature, call.sampling.top_p) == (1.0, 1.0)
+    assert (call.sampling.temperature, call.sampling.top_p, call.sampling.max_new_tokens) == (1.0, 1.0, 128)
+
+
+def test_turns_are_numbered_in_order_of_time_over_all_conversations():
+    async def play(session):
+        first = [user("x")]
+        call = await ask(session, first)
+        await ask(session, [user("y")], model="two")
+        await ask(session, [user("x, anew")])
+        await ask(session, [*first, said(call), user("more")])
+        await asyncio.gather(ask(session, [user("a")]), ask(session, [user("b")]))  # side by side: the same turn
+
+    session, _ = in_session(play)
+    found = {merging_tokenizer().decode(chat.tokens).split("user\n")[1].split("<|im_end|>")[0]: chat
+             for chat in session.conversations()}  # fmt: skip
+    turns = {text: [turn.turn for turn in chat.said] for text, chat in found.items()}
+    assert turns == {"x": [0, 3], "y": [1], "x, anew": [2], "a": [4], "b": [4]}
+    assert all(chat.opening == chat.said[0].start for chat in found.values())
 
 
 # ---------------------------------------------------------------------------------------------- rewards and the end

@@ -31,6 +31,7 @@ from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.episodes import episode_server
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
 
@@ -128,6 +129,10 @@ class TaskSetup(Setup):
             candidates=candidates,
             time_limit=c.time_limit,
         )
+        if getattr(task, "serves", False):
+            settings |= dict(server=episode_server)
+        if hasattr(task, "concurrency"):
+            settings |= dict(concurrency=task.concurrency)
         return EpisodeRunner(task, **settings | changes)
 
     def rollout_settings(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
@@ -194,6 +199,7 @@ def make(
     names = seat_names(config.agents, task.roles)
     seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)
+    _check_served(task, seating)
     return TaskSetup(config, mesh, team, seating, algorithm, workdir, task=task)
 
 
@@ -226,4 +232,13 @@ def _check_tokenizers(team: Team, seating: Seating, roles: Sequence[str]) -> Non
             names = ", ".join(backbone.config.name for backbone in backbones)
             raise ConfigError(
                 [f"config.agents gives {role} to models of different tokenizers ({names}); accepted: one tokenizer"]
+            )
+
+
+def _check_served(task: Task, seating: Seating) -> None:
+    """Refuses several policies for one role of a task whose roles are models of a server: a name is one policy."""
+    for seat, role in enumerate(task.roles):
+        if getattr(task, "serves", False) and len(seating.policies(seat)) > 1:
+            raise ConfigError(
+                [f"config.agents gives {role} to several policies, turn by turn; accepted for programs: one policy"]
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -12,10 +13,10 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Task, TaskError
+from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Session, Task, TaskError
 from envs.tasks.workers import Workers
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import Speaker, TokenChat, derive_seed
@@ -24,9 +25,13 @@ from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
-GRACE = 1.0  # seconds that episodes which ran into their limit have to end, when the runner is closed
+GRACE = 1.0  # seconds that an episode which ran into its limit has to clean up behind it
 END = "end"
 """The journal's name for how an episode ended."""
+
+Server = Callable[[Mapping[str, Speaker]], contextlib.AbstractAsyncContextManager[Callable]]
+"""From the speaker of each role to a server, as a context. What it gives opens a session by its seed, as a context
+again: an `envs.tasks.task.Session` that also has `conversations()`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,7 @@ class EpisodeAsk:
         self._opened: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
         self._running: set[str] = set()
+        self._sessions = 0
         self._closed = False
 
     def chat(self, seat: int, system: str | None = None) -> TokenChat:
@@ -117,6 +123,20 @@ class EpisodeAsk:
         if "error" in entry:
             raise CallFailed(entry["error"])
         return entry["result"]
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """A session of the server, whose conversations are chats of the episode."""
+        if self._runner.open_session is None or self._closed:
+            raise TaskError(
+                "session: the episode is over" if self._closed else "session: a task that calls it has serves = True"
+            )
+        number, self._sessions = self._sessions, self._sessions + 1
+        async with self._runner.open_session(self.seed("session", number)) as session:
+            try:
+                yield session
+            finally:
+                self.chats += session.conversations()
 
     def seed(self, *parts: Any) -> int:
         """A seed that depends on the run, the step, the example, the sample and the given parts only."""
@@ -167,6 +187,7 @@ class EpisodeRunner:
     block_limit  seconds for which an episode may keep the event loop to itself
     concurrency  episodes that are played at the same time
     workers      processes for verifiers; None: one for each CPU, from 2 to 16
+    server       for tasks whose episodes are other programs: serves the roles while episodes are played
     """
 
     def __init__(
@@ -181,10 +202,12 @@ class EpisodeRunner:
         block_limit: float = 10.0,
         concurrency: int = 4096,
         workers: int | None = None,
+        server: Server | None = None,
     ):
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
         self.block_limit = block_limit
+        self.server, self.open_session = server, None
         self.workers = Workers(min(max(os.cpu_count() or 2, 2), 16) if workers is None else workers)
         self._loop = asyncio.new_event_loop()
 
@@ -212,17 +235,31 @@ class EpisodeRunner:
             async with places:
                 return await self.episode(job, journal)
 
-        with Watchdog(self.block_limit):
-            try:
-                async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, ends them all
-                    tasks = [group.create_task(one(job)) for job in jobs]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+        async with self._serving():
+            with Watchdog(self.block_limit):
+                try:
+                    async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, ends them all
+                        tasks = [group.create_task(one(job)) for job in jobs]
+                except BaseExceptionGroup as errors:
+                    raise errors.exceptions[0] from None
         journal.check()
         episodes = [task.result() for task in tasks]
         for episode in [e for e in episodes if e.failed][:LOGGED_FAILURES]:
             log.warning("episode %s failed (%s): %s", episode.job.id, episode.failed, episode.error)
         return episodes
+
+    @contextlib.asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Runs the server of a task that needs one; a session is of one policy for each role."""
+        if self.server is None:
+            yield
+            return
+        speakers = {role: self.speakers[self.seating(seat, 0)] for seat, role in enumerate(self.task.roles)}
+        async with self.server(speakers) as self.open_session:
+            try:
+                yield
+            finally:
+                self.open_session = None
 
     async def episode(self, job: Job, journal: Journal) -> Episode:
         """One episode, whatever happens in it. How it ended is in the journal before anybody learns of it."""
@@ -242,7 +279,8 @@ class EpisodeRunner:
             episode.failed, episode.error = getattr(error, "reason", "error"), _in_words(error)
         finally:
             ask.close()
-            play.cancel()
+            if play.cancel():
+                await asyncio.wait({play}, timeout=GRACE)  # it may have processes to end
         episode.chats = sorted(ask.chats, key=lambda chat: (chat.seat, chat.path))
         episode.seconds = time.monotonic() - started
         if ended is None:

@@ -1,0 +1,1 @@
+"""Episodes that are other programs: agents of any framework, which ask the models over HTTP."""

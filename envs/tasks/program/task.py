@@ -1,0 +1,187 @@
+"""The task `program`: an episode is a program that reads an example, asks the models over HTTP and says its reward.
+
+    config.task.name = "program"
+    config.task.params = dict(program="my_agent.py", train="train.jsonl", roles=("solver", "verifier"))
+
+The program is started with OPENAI_BASE_URL and OPENAI_API_KEY, which OpenAI's SDK and most others read, and has the
+example as a JSON object on stdin. Its models are the roles: `model="solver"` is answered by the policy of the solver.
+The last line of its stdout is the reward of the team, or an object:
+
+    {"reward": 1.0, "rewards": {"verifier": 0.5}, "success": 1.0, "answer": "42", "metrics": {"rounds": 2}}
+
+Nothing in it is required if rewards were posted to the session (`POST $OPENAI_BASE_URL/sessions/current/reward`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from envs.tasks import arithmetic
+from envs.tasks.data import Dataset, from_list, make_parts, open_dataset
+from envs.tasks.program import process
+from envs.tasks.task import PARTS, Ask, EpisodeError, Outcome, check_part
+
+LARGEST = 1e30  # of a number in a result, which is then finite in any sum
+LONGEST_ERROR = 500  # characters of a program's last words that are logged
+PROBLEMS = {"train": 500, "validation": 100, "test": 100}
+
+
+class ProgramFailed(EpisodeError):
+    """The program exited with another code than 0, or a signal ended it."""
+
+    reason = "program_failed"
+
+
+class NoReward(EpisodeError):
+    """The program ended without a reward, or with one that cannot be read."""
+
+    reason = "program_no_reward"
+
+
+class NoAnswer(EpisodeError):
+    """The program asked no model for anything, so there is nothing to reward."""
+
+    reason = "program_no_answer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The task.
+
+    program      a Python file, which runs with this interpreter, or a command; arguments may follow
+    roles        names of the models that the program asks for
+    train, validation, test  sources of examples (see `open_dataset`); without train, small arithmetic. Parts that are
+                 not given are cut from train
+    key          field that tells examples apart; "" is the whole row
+    concurrency  programs that run at the same time
+    """
+
+    program: str
+    roles: tuple[str, ...] = ("agent",)
+    train: str = ""
+    validation: str = ""
+    test: str = ""
+    key: str = ""
+    concurrency: int = 32
+
+    serves = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "roles", tuple(self.roles))
+        if not self.roles or len(set(self.roles)) < len(self.roles) or not all(
+            isinstance(role, str) and role for role in self.roles
+        ):  # fmt: skip
+            raise ValueError(f"roles is {self.roles!r}; accepted: different names, at least one")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; accepted: 1 or more")
+        if not self.train and (self.validation or self.test):
+            raise ValueError("validation and test need train beside them")
+        self.command  # noqa: B018 (a program that is not there is reported here)
+
+    @functools.cached_property
+    def command(self) -> list[str]:
+        """The words of the command."""
+        return process.command_of(self.program)
+
+    def examples(self, part: str) -> Dataset:
+        """Rows with the fields of the dataset."""
+        check_part(part)
+        return self._parts[part]
+
+    @functools.cached_property
+    def _parts(self) -> dict[str, Dataset]:
+        given = {part: getattr(self, part) for part in PARTS if getattr(self, part)}
+        if not given:
+            return {part: from_list(_arithmetic(part), f"arithmetic ({part})") for part in PARTS}
+        return make_parts(**{part: open_dataset(source, part) for part, source in given.items()}, key=self.key or None)
+
+    async def play(self, ask: Ask, example: Mapping[str, Any]) -> Outcome:
+        """Runs the program to its end, and pays what it says."""
+        async with ask.session() as session:
+            given = json.dumps(dict(example)).encode() + b"\n"
+            variables = environment(session.url, session.key, self.roles[0], ask.candidates)
+            ended = await process.run(self.command, given, variables)
+            if ended.code:
+                raise ProgramFailed(f"exit code {ended.code}: {ended.errors.strip()[-LONGEST_ERROR:]}")
+            result = read_result(ended.output, self.roles)
+            if not session.answers:
+                raise NoAnswer(f"{self.program} asked for no answer")
+            if result.reward is not None:
+                await session.reward(result.reward)
+            for role, amount in result.rewards.items():
+                await session.reward(amount, role)
+            if session.paid is None:
+                raise NoReward(f"{self.program} gave no reward; its output ends with {ended.output[-200:]!r}")
+            success = min(max(session.paid, 0.0), 1.0) if result.success is None else result.success
+            return Outcome(success, result.metrics, answer=result.answer)
+
+
+def environment(url: str, key: str, model: str, candidates: int = 1) -> dict[str, str]:
+    """The variables from which a program knows where its models are; the server is never behind a proxy.
+
+    candidates  K of AT-GRPO: the `n` with which a program asks, which then rewards each choice
+    """
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")), "127.0.0.1")))
+    return {
+        "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "OPENAI_MODEL": model,
+        "MARL_JAX_CANDIDATES": str(candidates), "NO_PROXY": direct, "no_proxy": direct,
+    }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a program said of its episode: rewards of the team and of roles, and the fields of `Outcome`."""
+
+    reward: float | None = None
+    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    success: float | None = None
+    answer: str | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def read_result(output: str, roles: tuple[str, ...]) -> Result:
+    """The result in the last line of an output; an empty one where that line is no JSON number or object.
+
+    An object with other fields, roles or values than these is refused: a misspelt reward would not be missed.
+    """
+    lines = output.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        return Result()
+    if _number(found):
+        return Result(reward=float(found))
+    if not isinstance(found, dict):
+        return Result()
+    names = [field.name for field in dataclasses.fields(Result)]
+    for name in found:
+        if name not in names:
+            raise NoReward(f"the result has a field {name!r:.100}; accepted: {', '.join(names)}")
+    given = {name: value for name, value in found.items() if value is not None}
+    for name in ("reward", "success"):
+        if not _number(given.get(name, 0)):
+            raise NoReward(f"the result has {name} {given[name]!r:.100}; expected a finite number")
+    for name in ("rewards", "metrics"):
+        numbers = given.get(name, {})
+        if not isinstance(numbers, dict) or not all(map(_number, numbers.values())):
+            raise NoReward(f"the result has {name} {numbers!r:.100}; expected finite numbers by name")
+    if unknown := sorted(set(given.get("rewards", {})) - set(roles)):
+        raise NoReward(f"the result has a reward for {unknown[0]!r:.100}; accepted: {', '.join(roles)}")
+    if "answer" in given:
+        given["answer"] = str(given["answer"])
+    return Result(**given)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+
+
+def _arithmetic(part: str) -> list[dict[str, Any]]:
+    """Sums and products of two numbers, and of three."""
+    problems = arithmetic.draw_problems(part, (1, 2), PROBLEMS[part], seed=0)
+    return [{"question": problem.question, "answer": problem.answer} for problem in problems]

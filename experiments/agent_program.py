@@ -1,0 +1,45 @@
+r"""Agents that are programs of their own, with the OpenAI SDK, AutoGen, LangGraph or anything else that speaks HTTP.
+
+    python launch.py --config=experiments/agent_program.py                             # GRPO, the embedded model
+    python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b # on a GPU
+    python launch.py --config=experiments/agent_program.py:autogen_team+per_role+ppo \
+        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"
+    python launch.py --config=experiments/agent_program.py --config.task.params.program=my_agent.py \
+        --config.task.params.roles="('solver','checker')" --config.task.params.train=train.jsonl
+
+Forms, with + between them: a program of `examples/` (`openai_sdk`, the default, `autogen_team` or `langgraph_team`),
+`per_role` for a policy for each of its roles, `grpo` (the default) or `ppo`, and a model of `configs/variants.py`. The
+packages that a program needs are in its first lines; without data, the problems are small arithmetic.
+
+The embedded model has never read a word and answers with two bytes, so it cannot learn to compute; the run shows that
+everything works.
+"""
+
+from configs import reasoning, tasks
+
+PROGRAMS = {
+    "openai_sdk": ("agent",),
+    "autogen_team": ("solver", "verifier"),
+    "langgraph_team": ("planner", "worker", "critic"),
+}
+"""The programs of `examples/` and the models they ask for."""
+
+
+def get_config(form: str | None = None):
+    """One of the programs, an algorithm and a model."""
+    words = [word for word in (form or "").split("+") if word]
+    program = next((word for word in words if word in PROGRAMS), "openai_sdk")
+    rest = "+".join(word for word in words if word not in (program, "per_role"))
+    config = tasks.task(
+        "program", rest or None, ("grpo", "ppo"), max_length=2048, small_episodes=16,
+        program=f"examples/{program}.py", roles=PROGRAMS[program], train="", validation="", test="", key="",
+        concurrency=32,
+    )  # fmt: skip
+    config.task.time_limit = 120.0
+    if config.model.name == "tiny":
+        config.task.max_length, config.task.params.concurrency = 2048, 4
+        config.eval.games = 8
+    if "per_role" in words:
+        reasoning.per_role(config, PROGRAMS[program])
+    config.name = "agent_program"
+    return config

@@ -1,0 +1,87 @@
+"""The programs of `examples/` over a real model: every conversation is merged, and the learner's log-probs are equal.
+
+A framework that needs an environment of its own is tested with the interpreter in MARL_JAX_AUTOGEN_PYTHON or
+MARL_JAX_LANGGRAPH_PYTHON, and otherwise with this one.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.tasks.program.task import Program
+from experiments import agent_program
+from marl_jax.agents import scoring
+from marl_jax.config import validate
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.episodes import episode_server
+from models.model import build
+from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
+from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, make_rollout, merging_tokenizer
+from tests.models.tiny_models import random_params
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDS = {
+    "openai_sdk": ("openai", "requirements-serving-test.txt", None),
+    "autogen_team": ("autogen_agentchat", "requirements-autogen.txt", "MARL_JAX_AUTOGEN_PYTHON"),
+    "langgraph_team": ("langgraph", "requirements-langgraph.txt", "MARL_JAX_LANGGRAPH_PYTHON"),
+}
+
+
+def interpreter(name):
+    """The Python that runs an example; skips where its package is missing."""
+    package, file, variable = NEEDS[name]
+    python = os.environ.get(variable or "", "") or sys.executable
+    found = subprocess.run([python, "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))"])
+    if found.returncode:
+        pytest.skip(f"{package} is not installed ({file})")
+    return python
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    """A model of two small layers."""
+    model = build(CONFIG)
+    engine = QuickEngine(model, random_params(model, 0), dtype=jnp.float32, bucket=128, chunk=4)
+    with BatcherThread(Batcher(engine, rows=4, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer())) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_runs_over_a_real_model(name, sampler):
+    roles = agent_program.PROGRAMS[name]
+    task = Program(f"{interpreter(name)} {ROOT / 'examples' / name}.py", roles)
+    speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=8), MAX_LENGTH)
+    rollout = make_rollout(
+        task, speakers=[speaker], seating=lambda seat, turn: 0, server=episode_server, n_examples=2, samples=1
+    )
+    try:
+        samples, _, metrics = rollout({}, rollout.init(None, None))
+    finally:
+        rollout.close()
+    assert metrics["episodes/finished"] == 2, metrics
+    answers = samples.answer_lengths > 0
+    assert answers.sum() == metrics["answers"] >= 2 * len(roles)
+    assert answers.any(1).sum() == 2 * len(roles), "each role has one conversation, however often it speaks"
+    assert set(samples.seat[answers].tolist()) == set(range(len(roles)))
+    params = random_params(build(CONFIG), 0)
+    score = quick_jit(functools.partial(scoring.score, free_policy(1.0)))
+    scores = score({"model": params}, jax.tree.map(jnp.asarray, samples))
+    np.testing.assert_allclose(scores.logps, samples.logps, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [None, "ppo", "autogen_team+per_role", "langgraph_team+per_role+ppo+smollm2"])
+def test_every_form_of_the_experiment_is_accepted(form, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = agent_program.get_config(form)
+    validate.check(config)
+    assert set(config.policies) == (set(config.task.params.roles) if form and "per_role" in form else {"main"})
