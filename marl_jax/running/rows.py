@@ -83,6 +83,28 @@ def is_matches(found: Any) -> bool:
     )
 
 
+def is_episode(row: dict[str, Any]) -> bool:
+    """An episode of an evaluation, as `task_evaluation.record` writes it."""
+    return (
+        _is_step(row.get("step"))
+        and all(_is_step(row.get(key)) for key in ("example", "sample"))
+        and all(is_number(row.get(key)) for key in ("success", "reward"))
+        and all(_is_text(row.get(key)) for key in ("failed", "error", "reason"))
+        and _are(row.get("turns"), _is_turn)
+    )
+
+
+def _is_turn(turn: Any) -> bool:
+    verdict, rewards = (turn.get(key) for key in ("verdict", "rewards")) if isinstance(turn, dict) else (None, None)
+    return (
+        isinstance(turn, dict)
+        and (verdict is None or isinstance(verdict, dict))
+        and (rewards is None or (isinstance(rewards, dict) and all(map(is_number, rewards.values()))))
+        and all(isinstance(turn.get(key), str) for key in ("role", "prompt", "text"))
+        and _is_step(turn.get("turn"))
+    )
+
+
 KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "metrics.jsonl": is_metrics,
     "eval.jsonl": is_eval,
