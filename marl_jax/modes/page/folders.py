@@ -52,12 +52,14 @@ class RunFolders:
         self.places = [Place(name, folder) for name, folder in found.items()]
 
     def runs(self) -> dict[str, Path]:
-        """All runs by their ids."""
-        found = {}
+        """All runs by their ids, each once."""
+        found: dict[str, Path] = {}
+        seen: set[Path] = set()
         for place in self.places:
             for folder in _folders(place.folder):
-                if _config(folder) is not None:
+                if _config(folder) is not None and folder not in seen:
                     found[_id(place, folder)] = folder
+                    seen.add(folder)
                 if len(found) >= MOST:
                     return found
         return found

@@ -13,6 +13,7 @@ from envs.games import text as texts
 from envs.games.bots import bot_names, make_bot
 from envs.games.entry import GAMES
 from envs.games.game import Game
+from envs.games.puzzle import Puzzle
 from envs.games.text import Prompt
 from marl_jax.modes.page.opponents import BotOpponent, ModelOpponent, Opponent, PolicyOpponent
 from marl_jax.modes.play import PolicySeat
@@ -92,7 +93,9 @@ def find_offers(models: Mapping[str, ServedModel], runs: Sequence[ServedRun]) ->
         for preset in presets or ("",):
             words = f"{_words(name)} ({preset})" if preset else _words(name)
             make = functools.partial(_plain, name, preset)
-            found[f"{name} {preset}".strip()] = Offer(words, name, _roles(_game(name, preset)), make, models)
+            alone = issubclass(games.game_class(name), Puzzle)  # whose levels take seconds to be made
+            roles = ("player 0",) if alone else _roles(_game(name, preset))
+            found[f"{name} {preset}".strip()] = Offer(words, name, roles, make, models)
     return found
 
 

@@ -29,7 +29,7 @@ export function play(state) {
 
   async function ask(request) {
     for (const button of node.querySelectorAll("button")) button.disabled = true;
-    state.note("…");
+    state.note("thinking …");
     try {
       const game = await request();
       state.note("");
