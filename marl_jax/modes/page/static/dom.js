@@ -52,7 +52,7 @@ export function folded(words, make, open = false) {
 
 /** A choice: options are [value, words]. */
 export function select(label, options, value, onchange) {
-  const box = el("select", { onchange: () => onchange(box.value) },
+  const box = el("select", { "aria-label": label, onchange: () => onchange(box.value) },
     options.map(([v, words]) => el("option", { value: v, selected: v === value }, words)));
   return el("label", {}, label, " ", box);
 }
