@@ -9,10 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import launch
+from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
+from marl_jax.modes import serve
 from marl_jax.modes.page import POLICY, STATIC, tables
 from marl_jax.modes.page import lines as rows
 from marl_jax.modes.page.folders import RunFolders
+from marl_jax.serving import server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.keys import Keys
 from tests.marl_jax import tiny_page
@@ -332,3 +336,30 @@ def test_what_cannot_be_played_is_refused(url):
     assert begin(url, seed=-1)[0] == 400
     assert begin(url, temperature=1e9)[0] == 400
     assert call(url, "/page/api/play/none")[0] == 404
+
+
+# ----------------------------------------------------------------------------------------------------------- command
+
+
+def test_runs_are_looked_at_without_any_model(runs, tmp_path, monkeypatch):
+    """`--mode=serve --config.serve.runs=…` has the page and no endpoint, and writes nothing."""
+    command = ["launch.py", "--mode=serve", f"--config.serve.runs=('{runs}',)", f"--workdir={tmp_path / 'none'}"]
+    found = flags.parse(command, tuple(launch.MODES))
+    validate.check(found.config, "serve")
+    served = []
+    monkeypatch.setattr(serve.server, "serve", lambda app, *args, **more: served.append(app))
+    serve.main(found.config, tmp_path / "none")
+    with server.in_thread(*served) as url:
+        assert len(query(url, "runs")[1]["runs"]) == 2
+        assert call(url, "/page/")[0] == 200 and call(url, "/v1/models")[0] == 404
+    assert not (tmp_path / "none").exists()
+
+
+def test_when_models_are_served(tmp_path):
+    config = flags.default_config()
+    own = tiny_page.write_run(tmp_path / "own")
+    assert serve.serves_models(config, tmp_path)
+    config.serve.runs = (str(tmp_path),)
+    assert not serve.serves_models(config, tmp_path) and serve.serves_models(config, own)
+    config.serve.models = ("random:tiny",)
+    assert serve.serves_models(config, tmp_path)

@@ -91,6 +91,7 @@ def test_a_game_is_replayed_and_markup_is_text(browser, url):
         assert tiny_page.MARKUP in page.locator("details pre").first.inner_text()
         page.keyboard.press("ArrowRight")
         playwright.expect(page.get_by_text("reward -1 +1")).to_be_visible()
+        playwright.expect(page.get_by_text("value +0.25")).to_be_visible()
         playwright.expect(page.locator("tr.now")).to_contain_text("player 1")
         page.get_by_label("previous move").click()
         playwright.expect(page.get_by_text("move 1 of 2")).to_be_visible()
@@ -112,6 +113,12 @@ def test_tables(browser, url):
         playwright.expect(page.locator("main td")).to_have_text(tiny_page.MARKUP)
 
 
+SHOWN = {
+    "curves": "svg.curve", "games": ".list button", "conversations": ".list button", "tables": "main td",
+    "play": "#result",
+}  # fmt: skip
+
+
 def test_a_game_by_clicks_on_the_board_of_a_phone(browser, url):
     phone = dict(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True, color_scheme="dark")
     with watched(browser, url, "#play", **phone) as page:
@@ -124,9 +131,9 @@ def test_a_game_by_clicks_on_the_board_of_a_phone(browser, url):
         playwright.expect(page.locator("#result")).to_have_text("player 0 (you) wins.")
         page.locator("summary", has_text="what it read and wrote").first.tap()
         playwright.expect(page.locator("pre.said").first).to_have_text("<b>I take</b> 1")
-        for view in ("curves", "games", "conversations", "tables", "play"):
+        for view, part in SHOWN.items():
             page.evaluate(f"location.hash = '{view}'")
-            page.wait_for_selector("main > *")
+            page.wait_for_selector(part)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} is wider than a phone"
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
 

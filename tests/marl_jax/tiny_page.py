@@ -26,8 +26,8 @@ def metrics(step):
 def game(step, answer=MARKUP):
     """A row of games.jsonl, of two moves."""
     move = {"player": 0, "prompt": f"board {MARKUP}", "answer": answer, "action": "5", "reward": [0.0, 0.0],
-            "board": "X", "svg": SVG, "error": "", "seconds": None}  # fmt: skip
-    last = {**move, "player": 1, "action": "1", "reward": [-1.0, 1.0]}
+            "board": "X", "svg": SVG, "error": "", "seconds": None, "value": None}  # fmt: skip
+    last = {**move, "player": 1, "action": "1", "reward": [-1.0, 1.0], "value": 0.25}
     return {"step": step, "game": "tic_tac_toe", "players": ["tiny", f"other {MARKUP}"], "moves": [move, last],
             "outcome": "win", "winner": 1, "scores": [-1.0, 1.0], "start_board": ".", "start_svg": SVG,
             "source": "train", "solved": None, "error": "", "result": "player 1 (other) wins"}  # fmt: skip

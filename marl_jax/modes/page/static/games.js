@@ -65,14 +65,15 @@ export function games(state) {
 
 /** A game with its controls. Turn 0 is the start, turn n the position after n moves. */
 export function replay(game) {
-  const moves = game.moves, drawn = moves.some((move) => move.svg || move.board);
+  const moves = game.moves, valued = moves.some((move) => typeof move.value === "number"), drawn = moves.some((move) => move.svg || move.board);
   const position = el("div", { class: "board" }), text = el("div"), count = el("span", { class: "quiet" });
   const slider = el("input", { type: "range", min: 0, max: moves.length, value: 0, "aria-label": "move", oninput: () => go(Number(slider.value)) });
   const rows = moves.map((move, i) => {
     const row = el("tr", { tabindex: 0, onclick: () => go(i + 1), onkeydown: (event) => { if (event.key === "Enter") go(i + 1); } },
       el("td", {}, i + 1), el("td", {}, seat(game, move.player)), el("td", {}, move.action || firstLine(move.answer)),
       move.reward.map((r) => el("td", { class: r > 0 ? "good" : r < 0 ? "bad" : "quiet" }, signed(r))),
-      toGo(moves, i).map((r) => el("td", { class: "quiet" }, signed(r))));
+      toGo(moves, i).map((r) => el("td", { class: "quiet" }, signed(r))),
+      valued ? el("td", {}, typeof move.value === "number" ? signed(move.value) : "–") : null);
     return row;
   });
   let turn = 0, timer = null;
@@ -110,9 +111,10 @@ export function replay(game) {
     el("div", { class: "row" }, el("button", { onclick: () => go(turn - 1), "aria-label": "previous move" }, "◀"),
       el("button", { onclick: () => go(turn + 1), "aria-label": "next move" }, "▶"), running, slider, count),
     drawn || game.start_svg ? position : null, text,
-    folded("all moves, rewards and returns", () => el("div", {},
+    folded("all moves: rewards, what was still to come, and values", () => el("div", {},
       el("div", { class: "scroll" }, el("table", {}, el("tr", {}, el("th", {}, "#"), el("th", {}, "player"), el("th", {}, "move"),
-        seats.map((i) => el("th", {}, `reward ${i}`)), seats.map((i) => el("th", {}, `to come ${i}`))), rows)),
+        seats.map((i) => el("th", {}, `reward ${i}`)), seats.map((i) => el("th", {}, `to come ${i}`)),
+        valued ? el("th", {}, "value") : null), rows)),
       el("div", { class: "card" }, el("h3", {}, "reward so far, by seat"), chart(totals, (x) => `move ${Math.round(x)}`))), true));
   go(0);
   return { node, close() { pause(); document.removeEventListener("keydown", keys); } };
