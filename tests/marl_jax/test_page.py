@@ -3,7 +3,10 @@
 import http.client
 import json
 import os
+import re
+import shlex
 import urllib.parse
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +22,7 @@ from marl_jax.modes.page.folders import RunFolders
 from marl_jax.serving import server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.keys import Keys
-from tests.marl_jax import tiny_page
+from tests.marl_jax import tiny_page, tiny_run
 
 KEY = "k-0123456789"
 
@@ -363,3 +366,13 @@ def test_when_models_are_served(tmp_path):
     assert not serve.serves_models(config, tmp_path) and serve.serves_models(config, own)
     config.serve.models = ("random:tiny",)
     assert serve.serves_models(config, tmp_path)
+
+
+def test_the_commands_of_the_docs_are_accepted(tmp_path):
+    docs = (Path(launch.__file__).parent / "docs" / "page.md").read_text()
+    commands = re.findall(r"^python (launch.py .*?)(?: +#.*)?$", docs, re.MULTILINE)
+    assert len(commands) == 3
+    (tmp_path / "config.json").write_text(json.dumps(tiny_run.get_config().to_dict()))
+    for command in commands:
+        found = flags.parse(shlex.split(command.replace("runs/mine", str(tmp_path))), tuple(launch.MODES))
+        validate.check(found.config, found.values.mode)

@@ -11,7 +11,8 @@ const EVERY = 3000;
 /** The view; `state.chosen` has the ids of the runs. */
 export function curves(state) {
   const feeds = new Map(), panel = el("div"), controls = { x: "step", smooth: true, search: "" };
-  let stopped = false, timer = null;
+  const about = new Map(); // what is unfolded stays so when curves are drawn again
+  let stopped = false, timer = null, drawn = "", unfolded = false;
 
   const picker = el("div", { class: "card runs" });
   const search = el("input", { type: "search", placeholder: "find a metric", "aria-label": "find a metric",
@@ -51,8 +52,8 @@ export function curves(state) {
       } catch (error) {
         state.note(error.message);
       }
-      const shown = JSON.stringify([state.chosen, state.chosen.map((id) => [feedsOf(id).metrics.offset, feedsOf(id).evals.offset])]);
-      if (!stopped && shown !== refresh.shown) { refresh.shown = shown; draw(); }
+      const now = JSON.stringify(state.chosen.map((id) => [id, feedsOf(id).metrics.mark, feedsOf(id).evals.mark]));
+      if (!stopped && now !== drawn) { drawn = now; draw(); }
     }
     if (!stopped) timer = setTimeout(refresh, EVERY);
   }
@@ -63,7 +64,8 @@ export function curves(state) {
     const x = (run, row) => (controls.x === "step" ? row.step : (row.time - start.get(run.id)) / 60);
     const label = controls.x === "step" ? (v) => `step ${number(Math.round(v))}` : (v) => `${number(v)} min`;
     const wanted = (name) => words(name).toLowerCase().includes(controls.search) || name.includes(controls.search);
-    show(panel, ...evaluation(runs, x, label, wanted), ...training(runs, x, label, wanted), ...runs.map(details));
+    for (const { id } of runs) if (!about.has(id)) about.set(id, details(id));
+    show(panel, evaluation(runs, x, label, wanted), training(runs, x, label, wanted), runs.map(({ id }) => about.get(id)));
   }
 
   function evaluation(runs, x, label, wanted) {
@@ -92,10 +94,13 @@ export function curves(state) {
         points: run.metrics.rows.filter((row) => typeof row[name] === "number").map((row) => [x(run, row), row[name]]) })), label));
     const first = names.filter((name) => order(name) < FIRST.length || controls.search).sort((a, b) => order(a) - order(b));
     const rest = names.filter((name) => !first.includes(name)).sort();
-    if (!names.length) return [el("p", { class: "quiet" }, state.chosen.length ? "No step has been logged yet." : "Choose one run or several.")];
-    return [el("h2", {}, "Training"), el("div", { class: "grid" }, first.map(one)),
-      rest.length ? folded(`${rest.length} more curves`, () => el("div", { class: "grid" }, rest.map(one)), training.open) : null]
-      .map((node) => { if (node?.tagName === "DETAILS") node.addEventListener("toggle", () => { training.open = node.open; }); return node; });
+    if (!names.length) {
+      const words = !state.chosen.length ? "Choose one run or several." : controls.search ? "No metric has this name." : "No step has been logged yet.";
+      return [el("p", { class: "quiet" }, words)];
+    }
+    const more = folded(`${rest.length} more curves`, () => el("div", { class: "grid" }, rest.map(one)), unfolded);
+    more.addEventListener("toggle", () => { unfolded = more.open; });
+    return [el("h2", {}, "Training"), el("div", { class: "grid" }, first.map(one)), rest.length ? more : null];
   }
 
   draw();
@@ -105,11 +110,12 @@ export function curves(state) {
   return { node, runsChanged: pick, close() { stopped = true; clearTimeout(timer); } };
 }
 
-function details(run) {
-  return folded(`${run.id}: config and matches`, () => {
+function details(id) {
+  return folded(`${id}: config and matches`, () => {
     const box = el("div", { class: "quiet" }, "Loading …");
-    get("run", { run: run.id }).then(({ config, evaluation }) =>
-      show(box, matches(evaluation), el("pre", {}, JSON.stringify(config, null, 2))), (error) => show(box, el("p", { class: "bad" }, error.message)));
+    get("run", { run: id }).then(
+      ({ config, evaluation }) => show(box, matches(evaluation), el("pre", {}, JSON.stringify(config, null, 2))),
+      (error) => show(box, el("p", { class: "bad" }, error.message)));
     return box;
   });
 }
