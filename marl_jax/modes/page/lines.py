@@ -17,6 +17,7 @@ from marl_jax.serving.errors import ApiError
 
 PIECE = 1 << 21  # bytes of a file that are read at once
 LONGEST = 1 << 26  # bytes of a line
+SHORT = 1200  # characters of a prompt in a list
 MARKED = 512  # bytes before a position from which its mark is computed
 
 
@@ -82,7 +83,7 @@ def short_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the list of an evaluation's episodes shows."""
     kept = {key: row.get(key) for key in ("step", "example", "sample", "success", "reward", "failed")}
     first = row["turns"][0]["prompt"] if row["turns"] else ""
-    return {**kept, "turns": len(row["turns"]), "prompt": " ".join(first.split())[-160:]}
+    return {**kept, "turns": len(row["turns"]), "prompt": " ".join(first.split())[:SHORT]}
 
 
 def _whole_lines(file: BinaryIO, start: int) -> tuple[bytes, bool]:

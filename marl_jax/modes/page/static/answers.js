@@ -4,7 +4,7 @@ import { Feed, get } from "./api.js";
 import { el, folded, number, select, show, signed, words } from "./dom.js";
 
 const FILTERS = [["all", "all"], ["right", "right"], ["wrong", "wrong"], ["failed", "failed"]];
-const LISTED = 300;
+const LISTED = 300, SNIPPET = 140;
 
 /** The view of one run's evaluations. */
 export function answers(state) {
@@ -32,10 +32,11 @@ export function answers(state) {
     const rows = feed.rows.filter((row) => filter === "all" || kind(row) === filter);
     const right = feed.rows.filter((row) => kind(row) === "right").length;
     summary.textContent = `${right} of ${feed.rows.length} right; ${rows.length} shown` + (rows.length > LISTED ? `, the first ${LISTED} listed` : "");
+    const common = commonStart(feed.rows.map((row) => row.prompt));
     show(list, rows.slice(0, LISTED).map((row) => {
       const button = el("button", { "aria-pressed": "false", onclick: () => open(row, button) },
         el("span", { class: kind(row) === "right" ? "good" : "bad" }, { right: "✓ ", wrong: "✗ ", failed: "! " }[kind(row)]),
-        el("b", {}, `example ${row.example}${row.sample ? `, sample ${row.sample}` : ""} `), el("span", { class: "quiet" }, `… ${row.prompt}`));
+        el("b", {}, `example ${row.example}${row.sample ? `, sample ${row.sample}` : ""} `), el("span", { class: "quiet" }, row.prompt.slice(common, common + SNIPPET)));
       return button;
     }));
   }
@@ -90,6 +91,13 @@ function turn(one) {
       el("span", { class: "quiet" }, [verdict.reason, verdict.answer ? `read as ${text(verdict.answer)}` : ""].filter(Boolean).map(text).join(", ")),
       rewards.map(([name, value]) => el("span", { class: value > 0 ? "good" : "bad" }, `${name} ${signed(value)}`))),
     folded("read", () => el("pre", {}, one.prompt)), el("pre", { class: "said" }, one.text));
+}
+
+/** How many characters all texts begin with, up to the end of a word: the instructions that are the same in all. */
+function commonStart(texts) {
+  let length = Math.min(...texts.map((one) => one.length));
+  for (const one of texts) while (!one.startsWith(texts[0].slice(0, length))) length -= 1;
+  return texts.length > 1 ? texts[0].slice(0, length).lastIndexOf(" ") + 1 : 0;
 }
 
 const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
