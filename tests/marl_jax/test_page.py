@@ -8,11 +8,15 @@ import shlex
 import urllib.parse
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import launch
+from envs.games import registry as games
+from envs.games import view
 from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import serve
@@ -329,6 +333,24 @@ def test_cards_of_others_are_hidden_until_the_end(url):
         move = {"turn": game["turn"], "action": game["legal"][0]["action"]}
         game = call(url, f"/page/api/play/{game['id']}", move)[1]
     assert hidden.count("?") > game["board"].count("?")
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+def test_a_click_changes_the_drawing_where_it_was(name):
+    """Each action has its place; what the drawing has more of after a move lies within that place."""
+    game = games.make(name)
+    start = game.reset(jax.random.key(0))
+    assert sorted(view.targets(game)) == list(range(game.n_actions))
+    before = shapes_of(view.svg(game, start))
+    for action, (x, y, width, height) in view.targets(game).items():
+        new = shapes_of(view.svg(game, game.step(start, jnp.int32(action))[0])) - before
+        assert new and all(x <= cx <= x + width and y <= cy <= y + height for _, cx, cy, _ in new)
+
+
+def shapes_of(svg):
+    """(element, x, y, colour) of what a drawing is made of, circles by their centre and lines by one end."""
+    found = re.findall(r'<(circle|line) (?:cx|x1)="([^"]*)" (?:cy|y1)="([^"]*)"([^>]*)', svg)
+    return {(kind, float(x), float(y), rest) for kind, x, y, rest in found}
 
 
 def test_what_cannot_be_played_is_refused(url):
