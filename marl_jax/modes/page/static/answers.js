@@ -31,12 +31,14 @@ export function answers(state) {
     const kind = (row) => (row.failed ? "failed" : row.success >= 1 ? "right" : "wrong");
     const rows = feed.rows.filter((row) => filter === "all" || kind(row) === filter);
     const right = feed.rows.filter((row) => kind(row) === "right").length;
-    summary.textContent = `${right} of ${feed.rows.length} right; ${rows.length} shown` + (rows.length > LISTED ? `, the first ${LISTED} listed` : "");
+    const listed = rows.length > LISTED ? `, the first ${LISTED} listed` : "";
+    summary.textContent = `${right} of ${feed.rows.length} right; ${rows.length} shown${listed}`;
     const common = commonStart(feed.rows.map((row) => row.prompt));
     show(list, rows.slice(0, LISTED).map((row) => {
       const button = el("button", { "aria-pressed": "false", onclick: () => open(row, button) },
         el("span", { class: kind(row) === "right" ? "good" : "bad" }, { right: "✓ ", wrong: "✗ ", failed: "! " }[kind(row)]),
-        el("b", {}, `example ${row.example}${row.sample ? `, sample ${row.sample}` : ""} `), el("span", { class: "quiet" }, row.prompt.slice(common, common + SNIPPET)));
+        el("b", {}, `example ${row.example}${row.sample ? `, sample ${row.sample}` : ""} `),
+        el("span", { class: "quiet" }, row.prompt.slice(common, common + SNIPPET)));
       return button;
     }));
   }
@@ -85,12 +87,19 @@ export function conversation(episode) {
 function turn(one) {
   const verdict = one.verdict ?? {}, rewards = Object.entries(one.rewards ?? {}).filter(([, value]) => value);
   return el("div", { class: "card turn" },
-    el("div", { class: "row" }, el("b", {}, one.role), el("span", { class: "quiet" }, `turn ${one.turn + 1}`, one.tokens ? `, ${one.tokens} tokens` : "",
-      one.finish === "length" ? ", cut at the limit" : ""),
-      typeof verdict.right === "number" ? el("b", { class: verdict.right >= 1 ? "good" : "bad" }, verdict.right >= 1 ? "✓ right" : verdict.right > 0 ? `right: ${number(verdict.right)}` : "✗ wrong") : null,
-      el("span", { class: "quiet" }, [verdict.reason, verdict.answer ? `read as ${text(verdict.answer)}` : ""].filter(Boolean).map(text).join(", ")),
+    el("div", { class: "row" }, el("b", {}, one.role),
+      el("span", { class: "quiet" }, `turn ${one.turn + 1}`, one.tokens ? `, ${one.tokens} tokens` : "",
+        one.finish === "length" ? ", cut at the limit" : ""),
+      typeof verdict.right === "number" ? judged(verdict.right) : null,
+      el("span", { class: "quiet" }, [verdict.reason, verdict.answer ? `read as ${text(verdict.answer)}` : ""]
+        .filter(Boolean).map(text).join(", ")),
       rewards.map(([name, value]) => el("span", { class: value > 0 ? "good" : "bad" }, `${name} ${signed(value)}`))),
     folded("read", () => el("pre", {}, one.prompt)), el("pre", { class: "said" }, one.text));
+}
+
+function judged(right) {
+  const verdict = right >= 1 ? "✓ right" : right > 0 ? `right: ${number(right)}` : "✗ wrong";
+  return el("b", { class: right >= 1 ? "good" : "bad" }, verdict);
 }
 
 /** How many characters all texts begin with, up to the end of a word: the instructions that are the same in all. */

@@ -80,7 +80,8 @@ export function curves(state) {
     const legend = el("div", { class: "row" }, named.map((line) => el("span", {}, el("span", { class: `swatch k${line.colour % COLOURS}` }), line.name)));
     const charts = names.filter(wanted).map((name) => el("div", { class: "card" }, el("h3", {}, words(name)),
       chart(named.map((line) => ({ ...line, points: rows
-        .filter(([run, row]) => run.id === line.id && row.opponent === line.opponent && (row.part ?? "") === line.part && typeof row[name] === "number")
+        .filter(([run, row]) => run.id === line.id && row.opponent === line.opponent
+          && (row.part ?? "") === line.part && typeof row[name] === "number")
         .map(([run, row]) => [x(run, row), row[name], row[`${name}_low`] ?? row[name], row[`${name}_high`] ?? row[name]]) })), label)));
     return [el("h2", {}, "Evaluation"), legend, el("div", { class: "grid" }, charts)];
   }

@@ -18,13 +18,18 @@ export function play(state) {
     const seats = offer.roles.map((role, i) => [String(i), role]);
     show(setup,
       select("game", state.games.map((one) => [one.id, one.words]), chosen.game, (id) => { chosen.game = id; choose(); }),
-      offer.opponents.length ? select("against", offer.opponents.map((name) => [name, name]), chosen.opponent, (name) => { chosen.opponent = name; choose(); }) : null,
+      offer.opponents.length ? select("against", offer.opponents.map((name) => [name, name]), chosen.opponent,
+        (name) => { chosen.opponent = name; choose(); }) : null,
       offer.roles.length > 1 ? select("you are", seats, String(chosen.seat), (seat) => { chosen.seat = Number(seat); }) : null,
-      /^model: |^trained/.test(chosen.opponent) ? select("temperature", [0, 0.5, 1].map((t) => [String(t), String(t)]), String(chosen.temperature), (t) => { chosen.temperature = Number(t); }) : null,
+      /^model: |^trained/.test(chosen.opponent) ? select("temperature", ["0", "0.5", "1"].map((t) => [t, t]),
+        String(chosen.temperature), (t) => { chosen.temperature = Number(t); }) : null,
       el("button", { class: "primary", onclick: begin }, "New game"));
   }
 
-  const begin = () => ask(() => post("play", { game: chosen.game, opponent: chosen.opponent, seat: chosen.seat, temperature: chosen.temperature }));
+  const begin = () => {
+    const { game, opponent, seat, temperature } = chosen;
+    return ask(() => post("play", { game, opponent, seat, temperature }));
+  };
   const move = (game, action) => ask(() => post(`play/${game.id}`, { turn: game.turn, action }));
 
   async function ask(request) {
@@ -50,9 +55,11 @@ export function play(state) {
       el("div", {},
         el("p", {}, el("b", {}, game.game), " ", el("span", { class: "quiet" }, game.seats.join(", "))),
         board,
-        el("p", { id: "result", role: "status" }, game.done ? el("b", {}, game.result.join(" ")) : game.your_turn ? "Your move." : "Waiting …")),
+        el("p", { id: "result", role: "status" },
+          game.done ? el("b", {}, game.result.join(" ")) : game.your_turn ? "Your move." : "Waiting …")),
       el("div", {},
-        game.legal.length ? el("div", { class: "row", id: "legal" }, game.legal.map((one) => el("button", { onclick: () => move(game, one.action) }, one.words))) : null,
+        game.legal.length ? el("div", { class: "row", id: "legal" },
+          game.legal.map((one) => el("button", { onclick: () => move(game, one.action) }, one.words))) : null,
         el("h3", {}, "Moves"), el("ol", { id: "moves" }, game.moves.map((one) => moved(game, one))),
         game.prompt ? folded("what a model in your seat would read", () => el("pre", {}, game.prompt)) : null)));
   }
@@ -74,5 +81,6 @@ function moved(game, one) {
   const paid = one.reward.some((r) => r) ? ` (${one.reward.map(signed).join(" ")})` : "";
   return el("li", {}, `${game.seats[one.seat]}: `, el("b", {}, one.words), el("span", { class: "quiet" }, paid),
     one.error ? el("span", { class: "bad" }, ` ${one.error}`) : null,
-    one.answer || one.prompt ? folded("what it read and wrote", () => el("div", {}, el("pre", {}, one.prompt), el("pre", { class: "said" }, one.answer))) : null);
+    one.answer || one.prompt ? folded("what it read and wrote",
+      () => el("div", {}, el("pre", {}, one.prompt), el("pre", { class: "said" }, one.answer))) : null);
 }
