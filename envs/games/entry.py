@@ -52,7 +52,8 @@ class GameEntry:
 
     rules:         its class
     text:          `text(game, style)`, what models read and write
-    draw:          `board` and `svg`, what people see; games that hide cells from a seat also take `visible`, bool[C]
+    draw:          `board` and `svg`, what people see; games that hide cells from a seat also take `visible`, bool[C];
+                   `targets`, if there is one, says where on the drawing a click takes which action
     bots:          by name, the best last; each makes a bot for the game
     symmetry:      makes the symmetries of the game, for augmenting self-play; None where it has none
     level_params:  parameters that choose the levels: a policy can be evaluated on levels of another size or kind

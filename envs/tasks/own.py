@@ -14,51 +14,31 @@ number. One with a parameter `completions` is called as TRL calls it, with lists
 column as a list; it returns a list. Functions may be async. What they return is written down, so that an interrupted
 run repeats it.
 
-Several roles and turns are a workflow: see `Step`. For anything else, write a task with a `play` of its own.
+Several roles and turns are a workflow: see `envs/tasks/workflow/reading.py`. For anything else, write a task with a
+`play` of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
-import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
+from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_parts, open_dataset
-from envs.tasks.question.template import fields_of, fill
 from envs.tasks.rewards import Reward, named
-from envs.tasks.task import PARTS, Ask, Outcome, Reply, check_part
+from envs.tasks.task import PARTS, Ask, Outcome, check_part
+from envs.tasks.workflow.graph import Function, Workflow
+from envs.tasks.workflow.play import Turn, play
+from envs.tasks.workflow.reading import read
 
 log = logging.getLogger(__name__)
 
 LEVELS = ("team", "agent", "process")
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One turn of a workflow.
-
-    role     who speaks
-    prompt   what is said to it; {name} is a column of the dataset, or the last reply of the role of that name
-    when     {role: pattern}: only if the last reply of each role matches (`re.search`); or a function of the values
-    rewards  names of the reward functions that score this reply; None: all, if no other step follows
-    system   the role's system text, from its first step on
-    """
-
-    role: str
-    prompt: str
-    when: Mapping[str, str] | Callable[[Mapping[str, Any]], bool] | None = None
-    rewards: Sequence[str] | None = None
-    system: str | None = None
-
-    def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether the step is taken, after what was said so far."""
-        if self.when is None or callable(self.when):
-            return self.when is None or bool(self.when(values))
-        return all(re.search(pattern, values.get(role, "")) for role, pattern in self.when.items())
 
 
 def own_task(
@@ -82,7 +62,8 @@ class OwnTask:
     weights       of the reward functions, in their order; all 1 by default
     prompt        of a task with one role and one turn; by default the column "prompt", a text or a list of messages
     system        its system text
-    workflow      steps (`Step`, or dicts of its fields) of a task with several
+    workflow      of a task with several roles or turns: a list of steps, or a start and nodes
+    conditions    {name: function of (values, scores)}, which the workflow's edges may name
     pays          whom rewards go to: the "team", the "agent" that replied, or its "process"
     success       name of the function whose value is the success of an episode, cut to 0 … 1; the first by default
     key           column that tells examples apart; "" is the whole row
@@ -95,7 +76,8 @@ class OwnTask:
     weights: Sequence[float] | None = None
     prompt: str = "{prompt}"
     system: str | None = None
-    workflow: Sequence[Step | Mapping[str, Any]] = ()
+    workflow: Any = ()
+    conditions: Mapping[str, Function] = dataclasses.field(default_factory=dict)
     pays: str = "team"
     success: str = ""
     key: str = ""
@@ -113,15 +95,15 @@ class OwnTask:
         return named(self.rewards)
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def graph(self) -> Workflow:
         """The workflow; without one, a single turn."""
-        steps = tuple(step if isinstance(step, Step) else Step(**step) for step in self.workflow)
-        return steps or (Step("agent", self.prompt, system=self.system),)
+        single = [{"role": "agent", "prompt": self.prompt, "system": self.system}]
+        return read(self.workflow or single, self.conditions)
 
-    @functools.cached_property
+    @property
     def roles(self) -> tuple[str, ...]:
         """In the order in which they first speak."""
-        return tuple(dict.fromkeys(step.role for step in self.steps))
+        return self.graph.roles
 
     @functools.cached_property
     def _success(self) -> str:
@@ -138,39 +120,27 @@ class OwnTask:
         return self._parts[part]
 
     async def play(self, ask: Ask, example: dict[str, Any]) -> Outcome:
-        """The steps in turn. What a reward function raises costs the episode, not the run."""
+        """The workflow. What a reward function raises costs the episode, not the run."""
         system, values = _messages(example)
-        values = {**dict.fromkeys(self.roles, ""), **values}  # a role that has not spoken has said nothing
-        chats: dict[str, Chat] = {}
-        scores: dict[str, float] = {}
-        for number, step in enumerate(self.steps):
-            if not step.applies(values):
-                continue
-            if step.role not in chats:
-                text = step.system if step.system is not None else system
-                chats[step.role] = ask.chat(self.roles.index(step.role), system=text and fill(text, values))
-            prompt = fill(step.prompt, values)
-            reply = await chats[step.role].say(prompt, n=ask.candidates)
-            score = functools.partial(self._score, ask, number, prompt, reply.replies, example)
-            later = self.steps[number + 1 :]
-            found = await score(step.rewards if step.rewards is not None or later else tuple(self.functions))
-            kept = keep_one(ask, chats[step.role], reply, self.continuation)
-            values[step.role] = kept.text
-            if step.rewards is None and later and not any(other.applies(values) for other in later):
-                found = await score(tuple(self.functions))
-            scores |= found[reply.replies.index(kept)]
+        score = functools.partial(self._score, ask, example)
+        walk = await play(self.graph, ask, values, score, continuation=self.continuation, system=system)
+        scores: dict[str, float] = {}  # by function, of the last node that it scored: the mean over its roles
+        for _, turns in itertools.groupby(walk.turns, lambda turn: turn.number):
+            found = [turn.score for turn in turns if turn.score is not None]
+            for name in dict.fromkeys(name for score in found for name in score):
+                scores[name] = statistics.fmean(score[name] for score in found if name in score)
         if self._success not in scores:
             raise LookupError(f"no step that was taken has the reward {self._success!r}, which says what success is")
         metrics = {f"reward_{name}": value for name, value in scores.items()}
-        return Outcome(_share(scores[self._success]), metrics)
+        return Outcome(_share(scores[self._success]), metrics, "done" if walk.ended else "max_steps")
 
-    async def _score(
-        self, ask: Ask, number: int, prompt: str, replies: Sequence[Reply], row: dict, names: Sequence[str] | None
-    ) -> list[dict[str, float]]:
-        """{function: value} of every reply; the weighted sum is paid."""
+    async def _score(self, ask: Ask, row: dict, turn: Turn) -> list[dict[str, float]]:
+        """{function: value} of every candidate; the weighted sum is paid."""
+        replies = turn.reply.replies
         scores: list[dict[str, float]] = [{} for _ in replies]
-        for name in names or ():
-            values = await self.functions[name].call(ask, f"{name}_{number}", prompt, replies, row, self.limit)
+        for name in self.functions if turn.step.rewards is None else turn.step.rewards:
+            call = f"{name}_{turn.number}_{turn.step.role}"
+            values = await self.functions[name].call(ask, call, turn.prompt, replies, row, self.limit)
             for score, value in zip(scores, values, strict=True):
                 score[name] = value
         for reply, score in zip(replies, scores, strict=True):
@@ -187,13 +157,16 @@ class OwnTask:
             ("pays", self.pays, LEVELS),
             ("success", self._success, tuple(self.functions)),
             ("continuation", self.continuation, CONTINUATIONS),
-            *(("a step's reward", name, tuple(self.functions)) for step in self.steps for name in step.rewards or ()),
+            *(
+                ("a step's reward", name, tuple(self.functions))
+                for step in self.graph.steps
+                for name in step.rewards or ()
+            ),
         ):
             if value not in accepted:
                 raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
-        for step in self.steps:
-            if isinstance(step.when, Mapping) and (unknown := set(step.when) - set(self.roles)):
-                raise ValueError(f"the step of {step.role!r} waits for {min(unknown)!r}; there is no such role")
+        if all(step.rewards is not None and self._success not in step.rewards for step in self.graph.steps):
+            raise ValueError(f"no step of the workflow has the reward {self._success!r}, which says what success is")
 
     @functools.cached_property
     def _parts(self) -> dict[str, Dataset]:
@@ -209,11 +182,7 @@ class OwnTask:
 
     def _check_columns(self, data: Dataset) -> None:
         """Every column that prompts and functions name is there."""
-        wanted, spoken = [], set()
-        for step in self.steps:
-            texts = fields_of(step.prompt) + fields_of(step.system or "")
-            wanted += [name for name in texts if name not in spoken]
-            spoken.add(step.role)
+        wanted = list(self.graph.columns)
         for function in self.functions.values():
             wanted += function.columns
         check_fields(data, list(dict.fromkeys([*wanted, *([self.key] if self.key else [])])))

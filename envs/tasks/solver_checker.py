@@ -7,13 +7,38 @@ continues with one. A turn's candidates are compared with each other only, so ea
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
 
 from envs.tasks.arithmetic import FORMAT, Problem, draw_problems, graded, voted
-from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
+from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.task import Ask, Outcome
+from envs.tasks.workflow.graph import Workflow
+from envs.tasks.workflow.play import Turn, play
+from envs.tasks.workflow.reading import read
 
 SOLVER = f"You solve the problem; a checker reads your solution. {FORMAT}"
 CHECKER = f"You check a solution, step by step, and correct it if it is wrong. {FORMAT}"
+
+_SOLVE = {"role": "solver", "system": SOLVER, "label": "solve", "rewards": ["right"]}
+_CHECK = {"role": "checker", "system": CHECKER, "label": "check", "rewards": ["right"]}
+_QUOTE = "The {0} wrote:\n```\n{{{0}}}\n```"
+_VERDICT = [{"to": "end", "when": "agreed"}, "solve_again"]
+
+NODES = {
+    "solve": {**_SOLVE, "prompt": "{question}", "next": "check"},
+    "check": {**_CHECK, "prompt": "{question}\n\n" + _QUOTE.format("solver"), "next": _VERDICT},
+    "solve_again": {
+        **_SOLVE, "prompt": _QUOTE.format("checker") + "\n\nSolve the problem again: {question}", "next": "check_again",
+    },
+    "check_again": {**_CHECK, "prompt": "The solver tried again.\n\n" + _QUOTE.format("solver"), "next": _VERDICT},
+}  # fmt: skip
+
+
+def agreed(values: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
+    """Whether the checker gives the solver's answer."""
+    return scores["checker"]["answer"] is not None and scores["checker"]["answer"] == scores["solver"]["answer"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,40 +66,32 @@ class SolverChecker:
         if self.continuation not in CONTINUATIONS:
             raise ValueError(f"continuation is {self.continuation!r}; accepted: {', '.join(CONTINUATIONS)}")
 
+    @functools.cached_property
+    def graph(self) -> Workflow:
+        """Solve and check, until both agree or the rounds are over."""
+        return read({"start": "solve", "nodes": NODES, "max_steps": 2 * self.rounds}, {"agreed": agreed})
+
     def examples(self, part: str) -> list[Problem]:
         """Problems without repetition."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
     async def play(self, ask: Ask, example: Problem) -> Outcome:
         """Success: the checker's last answer is right."""
-        solver, checker = ask.chat(0, system=SOLVER), ask.chat(1, system=CHECKER)
-        text, first = example.question, None
-        for round_ in range(self.rounds):
-            proposal, solved = await self._turn(ask, solver, text, example, "solve")
-            first = solved if first is None else first
-            text = f"{example.question if round_ == 0 else 'The solver tried again.'}\n\n{_quote('solver', proposal)}"
-            check, checked = await self._turn(ask, checker, text, example, "check")
-            if checked["answer"] is not None and checked["answer"] == solved["answer"]:
-                break
-            text = f"{_quote('checker', check)}\n\nSolve the problem again: {example.question}"
+
+        async def score(turn: Turn) -> list[dict]:
+            verdicts = await graded(ask, turn.reply.replies, example.answer)
+            for candidate, verdict in zip(turn.reply.replies, verdicts, strict=True):
+                candidate.reward(team=float(verdict["right"]), process=self.process * (verdict["answer"] is not None))
+            return verdicts
+
+        columns = {"question": example.question}
+        turns = (await play(self.graph, ask, columns, score, continuation=self.continuation)).turns
+        first, solved, checked = turns[0].score, turns[-2].score, turns[-1].score
         metrics = {
-            "solver_right_first": first["right"], "solver_right_last": solved["right"], "rounds": round_ + 1,
+            "solver_right_first": first["right"], "solver_right_last": solved["right"], "rounds": len(turns) // 2,
             "checker_mended": checked["right"] and not solved["right"],
             "checker_spoiled": solved["right"] and not checked["right"],
         }  # fmt: skip
-        agreed = checked["answer"] is not None and checked["answer"] == solved["answer"]
-        reason = "agreed" if agreed else "rounds"
-        return Outcome(checked["right"], metrics, reason, voted(checked["answer"]), score=float(agreed))
-
-    async def _turn(self, ask: Ask, chat: Chat, text: str, example: Problem, label: str) -> tuple[str, dict]:
-        """One role's turn: the text that is kept and its verdict."""
-        reply = await chat.say(text, n=ask.candidates, label=label)
-        verdicts = await graded(ask, reply.replies, example.answer)
-        for candidate, verdict in zip(reply.replies, verdicts, strict=True):
-            candidate.reward(team=float(verdict["right"]), process=self.process * (verdict["answer"] is not None))
-        kept = keep_one(ask, chat, reply, self.continuation)
-        return kept.text, verdicts[reply.replies.index(kept)]
-
-
-def _quote(role: str, text: str) -> str:
-    return f"The {role} wrote:\n```\n{text.strip()}\n```"
+        agree = agreed({}, {"solver": solved, "checker": checked})
+        answer = voted(checked["answer"])
+        return Outcome(checked["right"], metrics, "agreed" if agree else "rounds", answer, score=float(agree))

@@ -299,7 +299,8 @@ class Task(Protocol):
     A task may have a method `prepare()`, called before the first episode. A RuntimeError of it, such as a sandbox that
     is not available, ends the run with its text. One whose dataset has worked solutions may have a method
     `gold_reply(example)`: a right reply in the form that it asks for, or None. A method `for_evaluation()` returns the
-    task as evaluations play it; its seats may be more or fewer, and further ones get the policies of the first. One
+    task as evaluations play it; its seats may be more or fewer, and further ones get the policies of the first. A
+    task that is played by a workflow (`envs/tasks/workflow`) has it as `graph`, and reports show a drawing of it. One
     with an attribute `serves = True` is given `ask.session()`, and one with `concurrency` plays so many episodes at a
     time.
     """

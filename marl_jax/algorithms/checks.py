@@ -82,6 +82,14 @@ def at_grpo(c: ConfigDict) -> Iterator[str]:
                 f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
                 f"keeps one itself; accepted: {default!r}, and what task.params offer"
             )
+    workflow = getattr(TASKS.get(c.task.name)(**c.task.params.to_dict()), "graph", None)
+    for node in workflow.nodes.values() if workflow is not None else ():
+        for step in node.steps if not node.is_last else ():
+            if step.rewards is None:
+                yield (
+                    f"config.algo.name is 'at_grpo' with task.name {c.task.name!r}, whose step of {step.role!r} at "
+                    f"{node.name!r} has no rewards to compare candidates by; accepted: rewards at each step, or []"
+                )
 
 
 def sft(c: ConfigDict) -> Iterator[str]:

@@ -100,9 +100,9 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
 
         validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
-    if alone and "serve.models" not in overrides:
-        others = "--config=experiments/NAME.py, or the --workdir of a run"
-        raise ConfigError([f"--config.serve.models is needed, or {others}"])
+    if alone and not {"serve.models", "serve.runs"} & overrides.keys():
+        needed = "--config.serve.models or --config.serve.runs is needed"
+        raise ConfigError([f"{needed}, or the --workdir of a run, or --config=experiments/NAME.py"])
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])

@@ -198,6 +198,7 @@ SERVE = {  # of --mode=serve and --mode=serve_reward
     "time_limit": Field(600.0, number(0, above=True), "seconds in which a request is answered"),
     "drain": Field(30.0, number(0), "seconds that requests under way have when the server is stopped"),
     "models": Field((), TEXTS, "what to serve, NAME=PLACE each (docs/serving.md); () is the policies of this run"),
+    "runs": Field((), TEXTS, "folders of runs, or of many of them, to be looked at on the page (docs/page.md)"),
     "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
     "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
     "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),

@@ -27,6 +27,7 @@ from envs.games.text import Prompt
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, evaluate, task_play
 from marl_jax.modes import setup as setups
+from marl_jax.modes.game_table import GameTable
 from marl_jax.modes.setup import Setup
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.host.episodes import Episode
@@ -110,7 +111,8 @@ def play(
     if len(seats) != game.n_players:
         raise ValueError(f"{game.name} has {game.n_players} seats, found {len(seats)} to fill them")
     names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
-    table = _Terminal(game, prompt, list(names), source or sys.stdin, output or sys.stdout)
+    table = GameTable(game, prompt, names, seed)
+    terminal = _Terminal(table, source or sys.stdin, output or sys.stdout)
     persons = [i for i, seat in enumerate(seats) if isinstance(seat, Person)]
     policies = {id(seat): seat for seat in seats if isinstance(seat, PolicySeat)}.values()
     acts = {
@@ -118,101 +120,51 @@ def play(
         for i, seat in enumerate(seats)
         if i not in persons
     }
-    step, look = jax.jit(game.step), jax.jit(lambda s: (game.player(s), game.done(s), game.legal(s)))
-
-    key = jax.random.key(seed)
-    state = jax.jit(game.reset)(key)
-    paid = np.zeros(game.n_players)
-    for turn in range(game.max_turns):
-        mover, done, legal = jax.device_get(look(state))
-        mover = int(mover)
-        if done:
-            break
-        if mover in persons:
-            table.show_board(state, mover)
-            action = table.ask(state, mover, legal)
+    while not table.done:
+        if table.mover in persons:
+            terminal.show_board(table.mover)
+            action = terminal.ask()
             if action is None:
                 return None
         else:
             if not persons:
-                table.show_board(state, None)
-            action = int(acts[mover](state, jax.random.fold_in(key, turn)))
-        following, reward = step(state, jnp.int32(action))
-        table.tell_move(state, mover, action, following)
+                terminal.show_board(None)
+            action = int(acts[table.mover](table.state, table.turn_key))
+        taken = table.take(action)
+        terminal.write(f"{table.seat_label(taken.seat)}: {table.describe(action)}")
         for seat in policies:
-            seat.observe(state, action, following)
-        state = following
-        paid += jax.device_get(reward.team + reward.agent + reward.process)
-    table.show_board(state, None)
-    table.tell_end(state, paid)
-    return state
+            seat.observe(taken.before, action, taken.after)
+    terminal.show_board(None)
+    for line in table.result():
+        terminal.write(line)
+    return table.state
 
 
 @dataclasses.dataclass(eq=False)
 class _Terminal:
-    """What is written and read at the terminal.
+    """What is written and read at the terminal."""
 
-    said, pending: where the context is `history`, each seat's conversation up to its last answer, and the events since
-    """
-
-    game: Game
-    prompt: Prompt
-    names: list[str]
+    table: GameTable
     source: TextIO
     output: TextIO
-    said: dict[int, str] = dataclasses.field(default_factory=dict)
-    pending: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def write(self, text: str = "", end: str = "\n") -> None:
         self.output.write(text + end)
         self.output.flush()
 
-    def show_board(self, state: State, player: int | None) -> None:
-        self.write("\n" + view.board(self.game, state, player))
+    def show_board(self, player: int | None) -> None:
+        self.write("\n" + view.board(self.table.game, self.table.state, player))
 
-    def seat(self, number: int) -> str:
-        roles = self.game.roles
-        return f"{roles[number] if roles else f'player {number}'} ({self.names[number]})"
-
-    def prompt_text(self, state: State, player: int) -> str:
-        """All that the model would have read so far, up to where its answer begins."""
-        if player in self.said:
-            return self.said[player] + self.prompt.close_text + self.pending[player] + self.prompt.ask_text(player)
-        return self.prompt.opening_text(state, player)
-
-    def tell_move(self, state: State, mover: int, action: int, after: State) -> None:
-        if self.prompt.context == "history":
-            self.said[mover], self.pending[mover] = self.prompt_text(state, mover) + self.prompt.text.names[action], ""
-            for seat in self.said:
-                self.pending[seat] += self.prompt.event_text(state, action, after, seat)
-        self.write(f"{self.seat(mover)}: {self.describe(action)}")
-
-    def tell_end(self, state: State, paid: np.ndarray) -> None:
-        if self.game.competitive:
-            best = int(np.argmax(paid))
-            self.write("A draw." if (paid == paid[best]).all() else f"{self.seat(best)} wins.")
-            return
-        if self.game.solvable:
-            self.write("Solved." if bool(self.game.success(state)) else "Not solved.")
-        if (score := self.game.score(state)) is not None:
-            self.write(f"Score: {int(score)}.")
-        self.write("Reward: " + ", ".join(f"{self.seat(i)} {pay:.2f}" for i, pay in enumerate(paid)))
-
-    def describe(self, action: int) -> str:
-        """An action's name, and what it means where the name alone does not tell."""
-        name, meaning = self.prompt.text.names[action], self.game.action_texts[action]
-        return name if name == meaning else f"{name} ({meaning})"
-
-    def list_legal(self, legal: np.ndarray, most: int | None = None) -> None:
-        actions = [self.describe(a) for a in np.flatnonzero(legal)]
+    def list_legal(self, most: int | None = None) -> None:
+        actions = [self.table.describe(a) for a in np.flatnonzero(self.table.legal)]
         more = "" if most is None or len(actions) <= most else f" … and {len(actions) - most} more; `legal` lists all"
         self.write("Legal: " + ", ".join(actions[:most]) + more)
 
-    def ask(self, state: State, mover: int, legal: np.ndarray) -> int | None:
+    def ask(self) -> int | None:
         """Ask until a legal action is named; None when the person leaves."""
-        self.list_legal(legal, LISTED)
+        self.list_legal(LISTED)
         while True:
-            self.write(f"{self.seat(mover)}> ", end="")
+            self.write(f"{self.table.seat_label(self.table.mover)}> ", end="")
             line = self.source.readline()
             words = line.split()
             match words:
@@ -226,36 +178,36 @@ class _Terminal:
                 case ["help"]:
                     self.write(HELP, end="")
                 case ["legal"]:
-                    self.list_legal(legal)
+                    self.list_legal()
                 case ["prompt"]:
-                    self.write(self.prompt_text(state, mover))
+                    self.write(self.table.prompt_text(self.table.mover))
                 case ["svg", *path]:
-                    self.draw(state, mover, " ".join(path))
+                    self.draw(" ".join(path))
                 case _:
-                    action = self.read_action(line.strip(), legal)
+                    action = self.read_action(line.strip())
                     if action is not None:
                         return action
 
-    def read_action(self, line: str, legal: np.ndarray) -> int | None:
+    def read_action(self, line: str) -> int | None:
         """The legal action that a line names, in any way that is printed; None, after saying why, for others."""
-        texts = enumerate(self.game.action_texts)
-        known = [*enumerate(self.prompt.text.names), *enumerate(self.game.action_names), *texts]
+        game, names = self.table.game, self.table.prompt.text.names
+        known = [*enumerate(names), *enumerate(game.action_names), *enumerate(game.action_texts)]
         exact = [a for a, name in known if name == line]
         folded = [a for a, name in known if name.lower() == line.lower()]
         for action in exact or folded:
-            if legal[action]:
+            if self.table.legal[action]:
                 return action
         self.write(
             f"{line!r} is not legal here." if folded else f"{line!r} is no action; `help` says what can be typed."
         )
         return None
 
-    def draw(self, state: State, player: int, path: str) -> None:
+    def draw(self, path: str) -> None:
         if not path:
             self.write("svg needs the name of a file, e.g. svg position.svg")
             return
         try:
-            Path(path).expanduser().write_text(view.svg(self.game, state, player))
+            Path(path).expanduser().write_text(view.svg(self.table.game, self.table.state, self.table.mover))
         except OSError as error:
             self.write(f"{path}: {error.strerror}")
         else:

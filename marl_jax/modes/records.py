@@ -34,7 +34,7 @@ class GameLog:
 
     def __init__(self, setup: GameSetup):
         self._setup = setup
-        self._table = Match(setup.game, (setup.seated(),))
+        self._table = Match(setup.game, (setup.seated(),), values=True)
 
     def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
         """The games of a step."""
@@ -72,7 +72,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
         seat = int(player_of(state))
         action = int(played.action[turn, row])
         who = match.contestants[seats[seat]]
-        prompt, answer, error = "", game.action_names[action], ""
+        prompt, answer, error, value = "", game.action_names[action], "", None
         if isinstance(who, SeatedTeam) and not who.seating.has_bot(seat):
             texts = who.prompt(seat, turn)
             prompt = texts.opening_text(state, seat)
@@ -82,13 +82,16 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
                 played.answer[turn, row, : played.answer_length[turn, row]].tolist()
             )
             error = PARSE_FAILURE if played.failed[turn, row] else ""
+            if played.values is not None and matches.has_value(who.backbone(seat, turn).policy):
+                value = float(played.values[turn, row])
         before, pending[seat] = state, ""
         state, reward = step(state, action)
         for other, c in enumerate(seats):
             if isinstance(match.contestants[c], SeatedTeam) and match.contestants[c].history_turns:
                 pending[other] += match.contestants[c].prompt(other, turn).event_text(before, action, state, other)
         paid = tuple(float(x) for x in np.asarray(reward.team + reward.agent + reward.process))
-        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), error=error))
+        more = dict(error=error, value=value)
+        moves.append(Move(seat, prompt, answer, game.action_names[action], paid, **shown(state), **more))
     scores = played.total.team[row] + played.total.agent[row]
     outcome, winner = "end", -1
     if game.competitive:

@@ -1,7 +1,8 @@
-"""`--mode=serve`: models behind an OpenAI-compatible endpoint.
+"""`--mode=serve`: models behind an OpenAI-compatible endpoint, and a page to look at runs and to play (docs/page.md).
 
     python launch.py --mode=serve --workdir=runs/mine                       # the policies of a run
     python launch.py --mode=serve --config.serve.models="('qwen2.5-0.5b-instruct','mine=runs/mine@best')"
+    python launch.py --mode=serve --config.serve.runs="('runs',)"           # no models, only the page
 
 It listens on the loopback address; on any other, clients need the key in the environment variable that `serve.key_env`
 names. Sessions are written to `traces.jsonl` in the folder of the run. What a model can be: `served_models.py`.
@@ -17,8 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
+from starlette.applications import Starlette
 
 from marl_jax.errors import RunError
+from marl_jax.modes.page import Page
+from marl_jax.modes.page.folders import RunFolders
+from marl_jax.modes.page.offers import find_offers
+from marl_jax.modes.page.room import Room
 from marl_jax.modes.served_models import Source, close_all, load_models
 from marl_jax.serving import http, server
 from marl_jax.serving.endpoint import Endpoint
@@ -57,6 +63,11 @@ class Samplers:
 def main(config: ConfigDict, workdir: Path) -> None:
     """Serves until SIGTERM or Ctrl-C, and then answers what is under way."""
     keys, limits = http.read_settings(config.serve)  # what is refused is refused before models are loaded
+    folders = RunFolders([*([workdir] if (workdir / "config.json").is_file() else []), *config.serve.runs])
+    if not serves_models(config, workdir):
+        page = Page(folders, Room(find_offers({}, [])))
+        app = http.application(page.routes(), keys=keys, limits=limits, open_paths=page.open_paths)
+        return _serve(app, config)
     traces = None
     if config.serve.traces:
         traces = TraceFile(workdir / TRACES)
@@ -65,17 +76,30 @@ def main(config: ConfigDict, workdir: Path) -> None:
         stack.callback(close_all, sources)
         if traces is not None:
             stack.callback(traces.close)
-        endpoint = make_endpoint(sources, keys, limits, traces, config.serve.session_idle)
+        endpoint = make_endpoint(sources, keys, limits, traces, folders, config.serve.session_idle)
         log.info("models: %s", ", ".join(endpoint.models))
-        server.serve(
-            endpoint.application(), config.serve.host, config.serve.port, drain_seconds=config.serve.drain
-        )
+        _serve(endpoint.application(), config)
+
+
+def serves_models(config: ConfigDict, workdir: Path) -> bool:
+    """Whether there are models to serve: named ones, a run's, or an experiment's where no runs are named to look at."""
+    return bool(config.serve.models) or not config.serve.runs or (workdir / "config.json").is_file()
+
+
+def _serve(app: Starlette, config: ConfigDict) -> None:
+    settings = config.serve
+
+    def ready(url: str) -> None:
+        log.info("page: %s/page/", url)
+
+    server.serve(app, settings.host, settings.port, drain_seconds=settings.drain, ready=ready)
 
 
 def make_endpoint(
-    sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None, session_idle: float | None = None
-) -> Endpoint:
-    """The endpoint of all models of these sources."""
+    sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None, folders: RunFolders | None = None,
+    session_idle: float | None = None,
+) -> Endpoint:  # fmt: skip
+    """The endpoint of all models of these sources, with the page of these runs and models beside it."""
     found = {name: (source, model) for source in sources for name, model in source.models.items()}
 
     async def reload(name: str, step: str) -> int:
@@ -85,7 +109,9 @@ def make_endpoint(
         return await asyncio.to_thread(source.reload, step)
 
     models = {name: model for name, (_, model) in found.items()}
-    control = Samplers(sources)
+    runs = [source.run for source in sources if source.run is not None]
+    page = Page(folders or RunFolders([]), Room(find_offers(models, runs)))
     return Endpoint(
-        models, keys=keys, limits=limits, traces=traces, reload=reload, control=control, session_idle=session_idle
-    )
+        models, keys=keys, limits=limits, traces=traces, reload=reload, control=Samplers(sources),
+        session_idle=session_idle, routes=page.routes(), open_paths=page.open_paths,
+    )  # fmt: skip

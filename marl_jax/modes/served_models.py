@@ -58,11 +58,29 @@ class Source:
     """Models that one sampler answers for.
 
     reload  from a step ("newest", "best" or a number) to the version from then on; None where there is none to read
+    run     where the models are the policies of a run, what it is made of
     """
 
     sampler: TeamSampler | BatcherThread
     models: dict[str, ServedModel]
     reload: Callable[[str], int] | None = None
+    run: ServedRun | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class ServedRun:
+    """A run that is served: its parts, its folder, and the step that is served now."""
+
+    setup: Setup
+    workdir: Path
+    step: int
+
+    def weights(self) -> dict[str, dict]:
+        """The weights of that step, read again: a sampler keeps them in a form of its own."""
+        with jax.set_mesh(self.setup.mesh):
+            if (self.workdir / "checkpoints").is_dir():
+                return restore_weights(self.setup, self.workdir, str(self.step))[1]
+            return untuned_weights(self.setup)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +182,7 @@ def _served_run(
     limit = min([config.serve.max_length, *(backbone.model.cfg.max_positions for backbone in setup.backbones)])
     sampler = TeamSampler(setup.team, setup.sample_mesh, **_settings(config, limit, share))
     sampler.publish(weights, step)
+    run = ServedRun(setup, workdir, step)
 
     def reload(wanted: str) -> int:
         if not STEP.holds(wanted):
@@ -171,6 +190,7 @@ def _served_run(
         with jax.set_mesh(setup.mesh):
             number, new = restore_weights(setup, workdir, wanted)
             sampler.publish(new, number)
+        run.step = number
         return number
 
     def voice_of(policy: int) -> tuple[Tokenizer, int]:
@@ -180,7 +200,7 @@ def _served_run(
     served = {
         name: _served(name, sampler, *voice_of(policy), config, limit, policy) for policy, name in enumerate(names)
     }
-    return Source(sampler, served, reload)
+    return Source(sampler, served, reload, run)
 
 
 def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:

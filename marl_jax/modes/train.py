@@ -36,7 +36,7 @@ from marl_jax.modes.setup import Setup
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
-from marl_jax.running.metrics import Metrics, write_config
+from marl_jax.running.metrics import Metrics, replace_text, write_config
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
@@ -97,6 +97,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     start = 0 if restored is None else restored.step
     if main:
         write_config(given, workdir, done=start >= config.steps)
+        if setup.drawing:
+            replace_text(workdir / report.WORKFLOW, setup.drawing)
     if restored is not None:
         states, kept = resumed(states, restored.state)
         rollout_state = kept if rollout.jitted else restored.meta["rollout"]

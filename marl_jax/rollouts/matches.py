@@ -18,8 +18,9 @@ import numpy as np
 from envs.games.bots import Bot
 from envs.games.game import Game, Reward
 from envs.games.text import Prompt
+from marl_jax.agents.policy import Policy
 from marl_jax.agents.seating import Seating
-from marl_jax.agents.team import Team
+from marl_jax.agents.team import Backbone, Team
 from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.games import like, look, row_keys
 from marl_jax.rollouts.threads import History
@@ -47,7 +48,7 @@ class SeatedTeam:
 
     def tokenizer(self, seat: int, turn: int) -> Tokenizer:
         """That of the model that answers for a seat at the game's turn of this number."""
-        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))].tokenizer
+        return self.backbone(seat, turn).tokenizer
 
     def policy(self, seat: jax.Array | int, turn: jax.Array | int) -> jax.Array:
         """The policy that answers for a seat at the game's turn of this number."""
@@ -55,7 +56,11 @@ class SeatedTeam:
 
     def prompt(self, seat: int, turn: int) -> Prompt:
         """The prompts of the model that answers there."""
-        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))].prompt
+        return self.backbone(seat, turn).prompt
+
+    def backbone(self, seat: int, turn: int) -> Backbone:
+        """The model that answers there."""
+        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))]
 
 
 class Played(NamedTuple):
@@ -63,7 +68,8 @@ class Played(NamedTuple):
 
     total and length [B, …]; by turn [R, B, …]: action, answer, its length, whether it failed (it names no legal action,
     and a random one was played), and whether the seat's conversation began with it; of puzzles success [B]; how games
-    ended, bool [B] by name.
+    ended, bool [B] by name; where the match has `values`, what the critic expected before each answer [R, B], 0 where
+    there is none to ask.
     """
 
     total: Reward
@@ -75,6 +81,7 @@ class Played(NamedTuple):
     fresh: jax.Array
     success: jax.Array | None = None
     endings: dict[str, jax.Array] | None = None
+    values: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,11 +93,13 @@ class Match:
 
     seating  int32 [B, P], for each seat the number of the contestant who sits there
     walk     game i plays level i of a puzzle, from the first again behind the last; otherwise its start is drawn
+    values   critics that are heads on what the policy reads are asked at every turn
     """
 
     game: Game
     contestants: Sequence[SeatedTeam | Bot]
     walk: bool = False
+    values: bool = False
 
     def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature=1.0) -> Played:
         return self._program(tuple(weights), seating, key, jnp.float32(temperature))
@@ -121,7 +130,7 @@ class Match:
     def _play(self, weights, seating, key, temperature):
         rows, game = seating.shape[0], self.game
         pairs = list(zip(self.contestants, weights, strict=True))
-        pairs = [(c, _prepared(c, w)) for c, w in pairs]
+        pairs = [(c, _prepared(c, w, self.values)) for c, w in pairs]
         width = max((c.team.width for c in self.contestants if isinstance(c, SeatedTeam)), default=1)
         state = jax.vmap(self.first)(self.start_keys(key, rows), jnp.arange(rows))
         total = Reward(jnp.zeros((rows,)), *(jnp.zeros((rows, game.n_players)),) * 2)
@@ -131,6 +140,7 @@ class Match:
             jnp.zeros((game.max_turns, rows), jnp.int32),
             jnp.zeros((game.max_turns, rows), bool),
             jnp.zeros((game.max_turns, rows), bool),
+            *((jnp.zeros((game.max_turns, rows), jnp.float32),) if self.values else ()),
         )
         teams = [c if isinstance(c, SeatedTeam) else None for c in self.contestants]
         talks = tuple(None if t is None else t.context(game).begin(rows, recording=False) for t in teams)
@@ -166,7 +176,8 @@ class Match:
         carry = (jnp.int32(0), state, total, jnp.zeros((rows,), jnp.int32), talks, record)
         _, state, total, length, _, record = jax.lax.while_loop(going, step, carry)
         success = jax.vmap(game.success)(state) if game.solvable else None
-        return whole(Played(total, length, *record, success, jax.vmap(game.endings)(state)))
+        endings = jax.vmap(game.endings)(state)
+        return whole(Played(total, length, *record[:5], success, endings, *record[5:]))
 
     def _act(self, contestant, ready, talk, state, seat, turn, keys, temperature, width, asked):
         """What one contestant answers in all rows, as in `Played`, and its conversations with that.
@@ -178,7 +189,7 @@ class Match:
             action = act_rows(state, keys, asked) if act_rows else jax.vmap(contestant.act)(state, keys)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             no = jnp.zeros(action.shape, bool)
-            return (action, *nothing, no, no), talk
+            return (action, *nothing, no, no, *((jnp.zeros(action.shape),) if self.values else ())), talk
         team, context = contestant.team, contestant.context(self.game)
         seen = look(self.game, team, state, seat, contestant.policy(seat, turn))
         asked = context.read(talk, seen)
@@ -191,13 +202,24 @@ class Match:
         talk, _ = context.say(talk, asked, decision, seen.policy)
         answers = jnp.pad(decision.answers, ((0, 0), (0, width - team.width)))
         failed = (decision.action < 0) & (seen.policy >= 0)
-        return (action, answers, decision.lengths, failed, context.fresh(asked)), talk
+        values = (decision.values,) if self.values else ()
+        return (action, answers, decision.lengths, failed, context.fresh(asked), *values), talk
 
 
-def _prepared(contestant: SeatedTeam | Bot, weights: dict | None) -> dict | None:
+def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) -> dict | None:
     if not isinstance(contestant, SeatedTeam):
         return None
-    return contestant.team.prepare_for_sampling(contestant.team.acting_params(weights))
+    team = contestant.team
+    acting = team.acting_params(weights)
+    for backbone in team.backbones if values else ():
+        if has_value(backbone.policy) and "critic" in weights[backbone.name]:
+            acting[backbone.name]["critic"] = weights[backbone.name]["critic"]
+    return team.prepare_for_sampling(acting)
+
+
+def has_value(policy: Policy) -> bool:
+    """Whether a match can ask the critic: one that is a head reads nothing of its own."""
+    return policy.critic == "head"
 
 
 def in_turns(games: int, n_players: int, lap: int | None = None) -> jax.Array:

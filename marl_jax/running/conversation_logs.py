@@ -33,7 +33,7 @@ class Move:
 
     `action` is "" where the answer itself is what was done; `reward` is per player, what the step paid; `board` and
     `svg` show the position after the move; `error` tells why an answer could not be used; `seconds` is the time the
-    answer took, where it was measured.
+    answer took, where it was measured; `value` is what the critic expected before the answer, where it was asked.
     """
 
     player: int
@@ -45,6 +45,7 @@ class Move:
     svg: str = ""
     error: str = ""
     seconds: float | None = None
+    value: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,7 @@ def _is_move(move: Any) -> bool:
         and all(key in move and _is_text(move[key]) for key in ("action", "error"))
         and all(_is_text(move.get(key)) for key in ("svg", "board"))
         and _are(move.get("reward"), is_number)
+        and (move.get("value") is None or is_number(move["value"]))
     )
 
 
@@ -80,6 +81,28 @@ def is_matches(found: Any) -> bool:
         and "step" in found
         and (not elo or (isinstance(elo, dict) and all(is_number(elo.get(name)) for name in names)))
         and (not cross or (isinstance(cross, dict) and all(map(is_number, cross.values()))))
+    )
+
+
+def is_episode(row: dict[str, Any]) -> bool:
+    """An episode of an evaluation, as `task_evaluation.record` writes it."""
+    return (
+        _is_step(row.get("step"))
+        and all(_is_step(row.get(key)) for key in ("example", "sample"))
+        and all(is_number(row.get(key)) for key in ("success", "reward"))
+        and all(_is_text(row.get(key)) for key in ("failed", "error", "reason"))
+        and _are(row.get("turns"), _is_turn)
+    )
+
+
+def _is_turn(turn: Any) -> bool:
+    verdict, rewards = (turn.get(key) for key in ("verdict", "rewards")) if isinstance(turn, dict) else (None, None)
+    return (
+        isinstance(turn, dict)
+        and (verdict is None or isinstance(verdict, dict))
+        and (rewards is None or (isinstance(rewards, dict) and all(map(is_number, rewards.values()))))
+        and all(isinstance(turn.get(key), str) for key in ("role", "prompt", "text"))
+        and _is_step(turn.get("turn"))
     )
 
 

@@ -68,7 +68,7 @@ class Admin:
     # Sessions
 
     async def _open(self, request: Request) -> Response:
-        _check_admin(request)
+        check_admin(request)
         body = await http.read_json(request)
         check_depth(body)
         seed, models, own = body.get("seed"), body.get("models"), body.get("policy_sampling", False)
@@ -103,13 +103,13 @@ class Admin:
         owner, id_ = http.owner(request), request.path_params["session"]
         if isinstance(owner, Session) and id_ in (CURRENT, owner.id):
             return owner
-        _check_admin(request)
+        check_admin(request)
         return self._sessions.get(id_)
 
     # The sampler
 
     async def _weights(self, request: Request) -> Response:
-        _check_admin(request)
+        check_admin(request)
         body = await http.read_json(request)
         model, step = body.get("model"), body.get("step", "newest")
         if model not in self._sessions.models:
@@ -124,7 +124,7 @@ class Admin:
 
     def _controlled(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def run(request: Request) -> Response:
-            _check_admin(request)
+            check_admin(request)
             if self._control is None:
                 raise ApiError(400, f"this sampler has no {name}")
             await asyncio.to_thread(getattr(self._control, name))
@@ -133,7 +133,8 @@ class Admin:
         return run
 
 
-def _check_admin(request: Request) -> None:
+def check_admin(request: Request) -> None:
+    """Refuses the key of a session."""
     owner: Any = http.owner(request)
     if isinstance(owner, Session):
         raise ApiError(403, "the key of a session does not open this", code="session_key")

@@ -12,13 +12,13 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from marl_jax.serving import calls, choices, http, protocol
 from marl_jax.serving.admin import Admin, Control
@@ -42,16 +42,20 @@ class Endpoint:
     traces           where sessions are written; None: nowhere
     reload, control  as for `Admin`
     session_idle     seconds after which a session that nobody uses is ended; None: never
+    routes           further ones, those of the page
+    open_paths       those of them that need no key
     """
 
     def __init__(
         self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
         traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
-        control: Control | None = None, session_idle: float | None = None,
+        control: Control | None = None, session_idle: float | None = None, routes: Sequence[BaseRoute] = (),
+        open_paths: Sequence[str] = (),
     ):  # fmt: skip
         self.models, self.keys = dict(models), keys or Keys(required=False)
         self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys)
         self._limits, self._reload, self._control = limits or Limits(), reload, control
+        self._routes, self._open_paths = tuple(routes), tuple(open_paths)
         self._created, self._session_idle = int(time.time()), session_idle
 
     def application(self) -> Starlette:
@@ -62,10 +66,11 @@ class Endpoint:
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             *Admin(self.sessions, self._reload, self._control).routes(),
+            *self._routes,
         ]
         return http.application(
             routes, keys=self.keys, limits=self._limits, metrics=self.metrics, health=self._health,
-            lifespan=self._lifespan,
+            lifespan=self._lifespan, open_paths=self._open_paths,
         )  # fmt: skip
 
     @contextlib.asynccontextmanager

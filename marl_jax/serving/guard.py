@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +20,7 @@ from marl_jax.serving.prometheus import Metrics
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health",)  # need no key
+OPEN_PATHS = ("/health",)  # need no key, in every application
 UNLIMITED_PATHS = ("/health", "/metrics")  # are answered also when too many requests are under way
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -46,8 +46,11 @@ class Limits:
 class Guard:
     """The middleware."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits, metrics: Metrics):
+    def __init__(
+        self, app: ASGIApp, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = ()
+    ):  # fmt: skip
         self.app, self.keys, self.limits, self.metrics = app, keys, limits, metrics
+        self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +75,7 @@ class Guard:
         """Lets the handler answer; an error that is still to be answered is returned."""
         scope, limits = exchange.scope, self.limits
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in self.open_paths:
                 scope["owner"] = self.keys.owner(headers.get(b"authorization", b""))
             if not self.keys.required:
                 _check_host(headers.get(b"host", b""))

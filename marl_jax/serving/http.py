@@ -39,11 +39,13 @@ def application(
     metrics: Metrics | None = None,
     health: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable | None = None,
+    open_paths: Iterable[str] = (),
 ) -> Starlette:
     """Routes behind keys and limits, with GET /health (open to all) and GET /metrics.
 
     `health` returns what /health shows besides {"status": "ok"}; with another "status" it is answered with 503.
     `lifespan` is Starlette's: an async context manager of the application, which is open while the server runs.
+    `open_paths` are answered without a key, as /health is.
     """
     limits, metrics = limits or Limits(), metrics or Metrics()
 
@@ -62,7 +64,7 @@ def application(
     own = [Route("/health", get_health), Route("/metrics", get_metrics)]
     app = Starlette(
         routes=[*routes, *own],
-        middleware=[Middleware(Guard, keys=keys, limits=limits, metrics=metrics)],
+        middleware=[Middleware(Guard, keys=keys, limits=limits, metrics=metrics, open_paths=tuple(open_paths))],
         exception_handlers={HTTPException: refuse},
         lifespan=lifespan,
     )

@@ -51,19 +51,22 @@ class RemoteBot:
         indices, seats, legal, asked = (np.asarray(x) for x in (indices, seats, legal, asked))
         found = np.full(asked.shape, -1, np.int32)
         rows = np.flatnonzero(asked)
-        chats = [self.messages(indices[row], int(seats[row])) for row in rows]
+        chats = [chat_of(self.text, indices[row], int(seats[row])) for row in rows]
         answers = self.remote.ask_all(chats, temperature=self.temperature, max_tokens=self.max_tokens)
         for row, answer in zip(rows, answers, strict=True):
             action = self.text.parse(answer, legal[row].tolist())
             found[row] = -1 if action is None else action
         return found
 
-    def messages(self, indices: np.ndarray, seat: int) -> list[dict[str, str]]:
-        """Rules and role as the system text, position and question as the user's."""
-        text = self.text
-        rules = "\n".join(part for part in (text.rules, text.roles[seat]) if part)
-        user = {"role": "user", "content": text.observation.text(indices) + text.questions[seat]}
-        return [{"role": "system", "content": rules}, user] if rules else [user]
+
+def chat_of(text: texts.Text, indices: np.ndarray, seat: int) -> list[dict[str, str]]:
+    """What a seat reads, as messages: rules and role are the system text, position and question the user's.
+
+    indices  of the observation, `text.indices(state, seat)`
+    """
+    rules = "\n".join(part for part in (text.rules, text.roles[seat]) if part)
+    user = {"role": "user", "content": text.observation.text(indices) + text.questions[seat]}
+    return [{"role": "system", "content": rules}, user] if rules else [user]
 
 
 @contextlib.contextmanager

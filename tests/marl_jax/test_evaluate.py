@@ -1,5 +1,6 @@
 """Evaluation: matches, metrics with their intervals, tables of everyone against everyone."""
 
+import functools
 import json
 import logging
 
@@ -14,6 +15,7 @@ from envs.games.bots import UniformBot
 from envs.games.game import Reward
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax.agents import critics
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, evaluate, records
 from marl_jax.modes import setup as setups
@@ -84,6 +86,24 @@ def test_a_greedy_policy_plays_the_same_game_twice_and_it_can_be_written_out(pla
             assert bool(move.prompt) == (game.players[move.player] == "tiny")
         agent = np.asarray(played.total.agent[row])
         assert game.scores == tuple(agent) and (game.outcome == "draw") == (agent == 0).all()
+
+
+def test_values_are_what_the_critic_says_of_the_prompt(player):
+    """Read from a forward pass over the prompts alone; bots have none."""
+    trained, policy = weights_of(player), player.team.backbones[0].policy
+    seating, key = matches.in_turns(2, 2), jax.random.key(3)
+    match = Match(GAME, (player, UniformBot(GAME)), values=True)
+    played = match((trained, None), seating, key, 0.0)
+    games = records.write_out(match, played, seating, key, ["tiny", "random"], "eval")
+    moves = [move for game in games for move in game.moves]
+    assert [move.value is None for move in moves] == [not move.prompt for move in moves]
+    asked = [move for move in moves if move.prompt]
+    tokens = jnp.asarray([tiny_play.TOKENIZER.encode(move.prompt) for move in asked])
+    forward = jax.jit(functools.partial(policy.model.forward, dtype=jnp.float32))
+    hidden, _ = forward(trained["main"]["model"], tokens)
+    expected = critics.read(trained["main"]["critic"], hidden[:, -1])
+    np.testing.assert_allclose([move.value for move in asked], expected, atol=1e-4)
+    assert np.ptp(expected) > 1e-3
 
 
 def test_temperature_decides_between_the_likeliest_and_a_draw(player):

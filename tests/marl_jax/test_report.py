@@ -31,6 +31,7 @@ def workdir(tmp_path):
     move = Move(0, "prompt " + ATTACK, "answer " + ATTACK, "5", (1.0, -1.0), "X . .", SVG, error=ATTACK)
     game = GameRecord("tic_tac_toe", ("main", ATTACK), (move,) * 3, "draw", (0.0, 0.0), start_svg=SVG)
     games = [{"step": s, **dataclasses.asdict(game), "result": "draw"} for s in range(20)]
+    (tmp_path / "workflow.svg").write_bytes(SVG.encode() + b"\xff")
     for name, rows in (("metrics", metrics), ("eval", evals), ("games", games)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path

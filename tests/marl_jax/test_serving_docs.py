@@ -90,5 +90,5 @@ def test_the_commands_of_the_page_are_accepted(tmp_path):
         found = flags.parse(arguments, tuple(launch.MODES))
         validate.check(found.config, found.values.mode)
     assert flags.parse(shlex.split(commands[0])[1:], tuple(launch.MODES)).name == "serve"
-    with pytest.raises(ConfigError, match="serve.models is needed"):
+    with pytest.raises(ConfigError, match="serve.models or --config.serve.runs is needed"):
         flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(launch.MODES))

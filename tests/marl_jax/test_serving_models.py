@@ -12,6 +12,9 @@ import pytest
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import serve, served_models
 from marl_jax.modes import setup as setups
+from marl_jax.modes.contestants import restore_weights
+from marl_jax.modes.page.offers import find_offers
+from marl_jax.modes.page.room import Room
 from marl_jax.modes.served_models import Place, load_models
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.sampling.settings import Sampling
@@ -88,6 +91,37 @@ def test_adapters_of_any_rank_share_a_model(tmp_path):
     served_models.close_all(sources)
 
 
+def moves_of_the_run(room):
+    """The first moves of a served run in games on the page, in which the person answers with the first legal action."""
+    game = next(iter(room.offers))
+    assert room.offers[game].opponents[:2] == ["trained policies", "model: mine"]
+
+    async def play():
+        shown = await room.begin(game, "trained policies", 1, 0, 0.0)
+        shown = await room.move(shown["id"], 1, shown["legal"][0]["action"])
+        return [move["words"] for move in shown["moves"]]
+
+    return asyncio.run(play())
+
+
+def first_moves(made, folder, step):
+    """The same by the policy itself: in every position the likeliest legal answer of a forward pass over its prompt."""
+    weights = restore_weights(made, folder, step)[1]["main"]["model"]
+    state, moves, prompt = made.game.reset(jax.random.key(0)), [], made.backbone.prompt
+    for turn in range(3):
+        legal = np.asarray(made.game.legal(state))
+        action = int(np.argmax(legal))
+        if turn != 1:
+            row = made.backbone.tokenizer.encode(prompt.opening_text(state, 0))
+            padded = np.zeros((1, 16), np.int32)
+            padded[0, : len(row)] = row
+            logits = np.asarray(_logits(made.backbone.model, weights, padded))[0, len(row) - 1]
+            action = int(np.argmax(np.where(legal, logits[prompt.action_ids[:, 0]], -np.inf)))
+        moves.append(made.game.action_names[action])
+        state = made.game.step(state, jnp.int32(action))[0]
+    return moves
+
+
 def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     config = tiny_run.get_config()
     config.rollout.games = 2
@@ -105,8 +139,11 @@ def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     sources = load_models(serve_config(f"mine={tmp_path}@1"), tmp_path)
     endpoint = serve.make_endpoint(sources, Keys(required=False), Limits(), None)
     assert answer(endpoint.models["mine"]) == (steps[1], 1)
+    room = Room(find_offers(endpoint.models, [source.run for source in sources]))
+    assert moves_of_the_run(room) == first_moves(made, tmp_path, "1"), "on the page it plays as in a match"
     assert asyncio.run(endpoint._reload("mine", "newest")) == 2
     assert answer(endpoint.models["mine"]) == (steps[2], 2)
+    assert moves_of_the_run(room) == first_moves(made, tmp_path, "2")
     for wrong in ("9", "x"):
         with pytest.raises(RunError):
             asyncio.run(endpoint._reload("mine", wrong))

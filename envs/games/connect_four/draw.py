@@ -25,3 +25,8 @@ def svg(state: State, player: int | None = None) -> str:
         parts.append(shapes.circle((c + 0.5) * _CELL, (r + 0.5) * _CELL, _CELL * 0.4, _FILLS[mark]))
     parts += [shapes.text((c + 0.5) * _CELL, height + 20, str(c + 1)) for c in range(COLUMNS)]
     return shapes.document(width, height + 28, parts)
+
+
+def targets() -> dict[int, tuple[float, float, float, float]]:
+    """Where on the drawing a click takes which action: (x, y, width, height) of each, in its units."""
+    return {c: (c * _CELL, 0, _CELL, ROWS * _CELL) for c in range(COLUMNS)}

@@ -31,3 +31,8 @@ def svg(state: State, player: int | None = None) -> str:
         elif c == 2:
             parts.append(shapes.circle(x, y, r, "none", "#2471a3", 5))
     return shapes.document(side, side, parts)
+
+
+def targets() -> dict[int, tuple[float, float, float, float]]:
+    """Where on the drawing a click takes which action: (x, y, width, height) of each, in its units."""
+    return {i: (i % 3 * _CELL, i // 3 * _CELL, _CELL, _CELL) for i in range(9)}

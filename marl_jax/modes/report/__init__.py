@@ -28,6 +28,9 @@ FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl",
 EXACT = ("exploitability", "nash_conv", "payoff_seat_0", "payoff_seat_1")
 """Figures of an evaluation that are computed, not estimated, and have no interval."""
 
+WORKFLOW = "workflow.svg"
+"""The drawing of a task's workflow in the folder of a run."""
+
 GAMES_SHOWN = 6
 MOVES_SHOWN = 100
 
@@ -43,6 +46,7 @@ def main(workdir: Path) -> Path:
         matches=_matches(workdir / "evaluation.json"),
         answers=changes.read(workdir),
         first_stage=_first_stage(workdir / stages.FOLDER),
+        workflow=_read_workflow(workdir / WORKFLOW),
     )
     path = workdir / "report.html"
     replace_text(path, page)
@@ -60,6 +64,10 @@ def _first_stage(workdir: Path) -> list[str]:
     shown = [*_head(config, metrics, evals), *_evaluation(evals), *_curves(metrics)]
     earlier = _first_stage(workdir / stages.FOLDER)
     return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
+
+
+def _read_workflow(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _matches(path: Path) -> Mapping:
@@ -84,12 +92,14 @@ def build(
     matches: Mapping,
     answers: changes.Evaluations,
     first_stage: Sequence[str] = (),
+    workflow: str = "",
 ) -> str:
     """The page as one string.
 
     matches      what `--mode=eval` wrote, {} if it did not
     answers      those of tasks
     first_stage  lines about the stage before the run
+    workflow     SVG of the task's workflow, "" where it has none
     """
     model = config["model"].get("name", "?")
     title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
@@ -100,6 +110,7 @@ def build(
             f"<h1>{title}</h1>",
             *_head(config, metrics, evals),
             *_evaluation(evals),
+            *_workflow(workflow),
             *_everyone(matches),
             *changes.sections(answers),
             *_curves(metrics),
@@ -191,6 +202,11 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
             lines.append(Series(opponent, x, y, low, high))
         yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
     yield "</div>"
+
+
+def _workflow(svg: str) -> Iterator[str]:
+    if svg:
+        yield f'<h2>Workflow</h2>\n<div class="workflow">{_drawing(svg, "workflow")}</div>'
 
 
 def _everyone(matches: Mapping) -> Iterator[str]:

@@ -40,7 +40,10 @@ class Setup:
     roles               the names of the seats
     world()             what a checkpoint must agree with to be continued
     reshards            whether parameters are laid out for sampling by a program of their own
+    drawing             SVG of how an episode goes, "" where there is none
     """
+
+    drawing = ""
 
     config: ConfigDict
     mesh: Mesh

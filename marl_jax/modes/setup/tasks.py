@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from envs.tasks import TASKS
 from envs.tasks.data import fingerprint_of
 from envs.tasks.task import Task
+from envs.tasks.workflow.draw import draw
 from marl_jax.agents.answers import free_text
 from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.agents.team import Team
@@ -55,6 +56,12 @@ class TaskSetup(Setup):
     def evaluated_task(self) -> Task:
         """The task as evaluations play it."""
         return getattr(self.task, "for_evaluation", lambda: self.task)()
+
+    @property
+    def drawing(self) -> str:
+        """The workflow of a task that has one of several turns."""
+        workflow = getattr(self.task, "graph", None)
+        return draw(workflow) if workflow is not None and len(workflow.steps) > 1 else ""
 
     @property
     def process(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs.tasks import TASKS, scripted
+from envs.tasks.workflow.draw import draw
 from marl_jax.config import flags, validate
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 
@@ -49,7 +50,7 @@ def test_tasks_of_ones_own_are_added_from_outside_and_played(package):
     command = next(c for c in COMMANDS if "capitals" in c)
     config = flags.parse(["launch.py", *shlex.split(command)[2:]], ("train",)).config
     validate.check(config)
-    validate.load_plugins(["my_package.haiku"])
+    validate.load_plugins(["my_package.haiku", "my_package.sums"])
 
     capitals = TASKS.get(config.task.name)()
     example = {"country": "Peru", "answer": "Lima"}
@@ -64,7 +65,20 @@ def test_tasks_of_ones_own_are_added_from_outside_and_played(package):
         outcome, ask = scripted.play(haiku, {"topic": "rain"}, lambda *_, said=said: said.pop(0))
         assert len(ask.replies) == length and outcome.success == (length == 3)
 
-    for task in (capitals, haiku):
+    sums = TASKS.get("sums")()
+    assert sums.roles == ("planner", "worker", "critic")
+    for said, reason, paid in (
+        (["think", "8", "ACCEPT"], "done", [0.1, 1, 0.5]),
+        (["think", "7", "Too small", "8", "ACCEPT"], "done", [0.1, 0, 0.5, 1, 0.5]),
+        (["think", "7", "REPLAN", "x" * 300, "8", "Hm", "8", "Hm"], "max_steps", [0.1, 0, 0.5, 0, 1, 0, 1, 0]),
+    ):
+        row = {"question": "What is 2 + 3 * 2?", "answer": "8"}
+        outcome, ask = scripted.play(sums, row, lambda *_, said=said: said.pop(0))
+        assert not said and outcome.success == 1 and outcome.reason == reason
+        assert [reply.rewards.agent for *_, reply in ask.replies] == pytest.approx(paid)
+    assert draw(sums.graph) == (ROOT / "docs" / "workflow.svg").read_text(), "draw it again"
+
+    for task in (capitals, haiku, sums):
         rollout = make_rollout(task, FakeSampler(), n_examples=2, samples=2)
         _, state, metrics = rollout({}, rollout.init(None, None))
         rollout.close()
@@ -72,7 +86,7 @@ def test_tasks_of_ones_own_are_added_from_outside_and_played(package):
 
 
 def test_the_commands_of_the_page_are_accepted(package):
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 7
     for command in COMMANDS:
         arguments = [a for a in shlex.split(command.partition("#")[0])[2:] if not a.startswith("--workdir")]
         if not any(a.startswith("--config=") for a in arguments):

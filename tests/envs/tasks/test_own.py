@@ -9,7 +9,7 @@ import pytest
 
 from envs.tasks import scripted
 from envs.tasks.data import DataError, from_list, prepare_tfds
-from envs.tasks.own import OwnTask, Step, own_task
+from envs.tasks.own import OwnTask, own_task
 from envs.tasks.task import PARTS, CallTimeout
 from tests.envs.tasks import reward_functions as rewards
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
@@ -173,7 +173,11 @@ def test_a_step_that_is_not_taken_leaves_the_last_word_to_the_one_before():
 
 
 def test_a_role_that_has_not_spoken_has_said_nothing():
-    steps = [Step("a", "{prompt}"), Step("b", "{a}", when={"a": "never"}), Step("a", "b says: {b}.")]
+    steps = [
+        {"role": "a", "prompt": "{prompt}"},
+        {"role": "b", "prompt": "{a}", "when": {"a": "never"}},
+        {"role": "a", "prompt": "b says: {b}."},
+    ]
     task, seen = OwnTask(ROWS, rewards.right, workflow=steps), []
     scripted.play(task, ROWS[0], lambda seat, messages, k: seen.append(messages[-1]["content"]) or "")
     assert seen == ["Say one.", "b says: ."]
@@ -184,11 +188,12 @@ def test_steps_with_rewards_of_their_own_and_conditions_in_python():
         return float(completion.isupper())
 
     steps = [
-        Step("a", "{prompt}", rewards=["shouts"]),
-        Step("b", "{a}", when=lambda values: values["a"].isupper(), rewards=["right"]),
-        Step("b", "{a} is quiet", when=lambda values: not values["a"].isupper(), rewards=["right", "shouts"]),
+        {"role": "a", "prompt": "{prompt}", "rewards": ["shouts"]},
+        {"role": "b", "prompt": "{a}", "when": lambda values, _: values["a"].isupper(), "rewards": ["right"]},
+        {"role": "b", "prompt": "{a} is quiet", "when": "is_quiet", "rewards": ["right", "shouts"]},
     ]
-    task = OwnTask(ROWS, [rewards.right, shouts], workflow=steps, weights=[2.0, 1.0])
+    conditions = {"is_quiet": lambda values, scores: scores["a"] == {"shouts": 0.0} and scores["b"] is None}
+    task = OwnTask(ROWS, [rewards.right, shouts], workflow=steps, conditions=conditions, weights=[2.0, 1.0])
     outcome, replies = run(task, answers=["ONE", "one"])
     assert [reply.rewards.team for reply in replies] == [1, 2] and outcome.success == 1
     outcome, replies = run(task, answers=["one", "ONE"])
@@ -217,6 +222,9 @@ def test_params_of_a_config_change_the_settings():
     assert own_task(ROWS, rewards.right)(limit=3.0, prompt="Now: {prompt}").limit == 3.0
 
 
+A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -228,11 +236,12 @@ def test_params_of_a_config_change_the_settings():
         (lambda: own_task(ROWS, rewards.right, weights=[1, 2]), "expected one for each of right"),
         (lambda: own_task(ROWS, rewards.right, success="left"), "success is 'left'; accepted: right"),
         (lambda: own_task(ROWS, rewards.right, pays="all"), "pays is 'all'; accepted: team"),
-        (lambda: own_task(ROWS, rewards.right, workflow=[Step("a", "", rewards=["x"])]), "a step's reward is 'x'"),
-        (lambda: own_task(ROWS, rewards.right, workflow=[Step("a", "", when={"b": "x"})]), "waits for 'b'"),
+        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": ["x"]}]), "a step's reward is 'x'"),
+        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": []}]), "no step .* has the reward 'right'"),
+        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "waits for 'b'"),
         (lambda: OwnTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
         (lambda: OwnTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),
-        (lambda: OwnTask(ROWS, rewards.right, workflow=[Step("answer", "")]).examples("train"), "the name of a role"),
+        (lambda: OwnTask(ROWS, rewards.right, workflow=CLASH).examples("train"), "the name of a role"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

@@ -1,0 +1,102 @@
+"""One episode of a workflow: asks, scores, keeps a candidate, and follows the edges to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from envs.tasks.chat import Chat, keep_one
+from envs.tasks.question.template import fill
+from envs.tasks.task import Ask, Reply
+from envs.tasks.workflow.graph import Step, Workflow
+
+
+@dataclasses.dataclass
+class Turn:
+    """What one role was asked at one node, and what it replied.
+
+    number  of the node in the episode, from 0; turns at the same time have the same
+    reply   with its candidates
+    scores  of the candidates; None if they are not scored
+    kept    the candidate with which the episode continues
+    """
+
+    number: int
+    node: str
+    step: Step
+    prompt: str
+    reply: Reply
+    scores: Sequence[Any] | None = None
+    kept: Reply | None = None
+
+    @property
+    def score(self) -> Any:
+        """Of the candidate that was kept; None if it was not scored."""
+        return None if self.scores is None else self.scores[self.reply.replies.index(self.kept)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """An episode: its turns, and whether it came to the end or was stopped after `max_steps`."""
+
+    turns: list[Turn]
+    ended: bool
+
+
+Score = Callable[[Turn], Awaitable[Sequence[Any]]]
+"""Pays the candidates of a turn, and returns a score for each of them, which functions of edges see."""
+
+
+async def play(
+    workflow: Workflow,
+    ask: Ask,
+    values: Mapping[str, Any],
+    score: Score,
+    *,
+    continuation: str = "best",
+    system: str | None = None,
+) -> Walk:
+    """Walks from the start to the end.
+
+    values        the columns of an example
+    score         called for steps with rewards, and for those without where they turn out to be the last
+    continuation  the candidate that is kept
+    system        text of roles that have none of their own
+    """
+    values = {**dict.fromkeys(workflow.roles, ""), **values}  # a role that has not spoken has said nothing
+    scores: dict[str, Any] = dict.fromkeys(workflow.roles)
+    chats: dict[str, Chat] = {}
+    turns: list[Turn] = []
+
+    async def set_scores(turn: Turn) -> None:
+        turn.scores = await score(turn)
+
+    node, number = workflow.follow(workflow.start, values, scores), 0
+    while node is not None and number < workflow.max_steps:
+        for step in node.steps:  # before the first await, see `Ask.chat`
+            if step.role not in chats:
+                text = step.system if step.system is not None else system
+                chats[step.role] = ask.chat(workflow.roles.index(step.role), system=text and fill(text, values))
+        prompts = [fill(step.prompt, values) for step in node.steps]
+        replies = await asyncio.gather(*(
+            chats[step.role].say(prompt, n=ask.candidates, label=step.label)
+            for step, prompt in zip(node.steps, prompts, strict=True)
+        ))  # fmt: skip
+        now = [
+            Turn(number, node.name, step, prompt, reply)
+            for step, prompt, reply in zip(node.steps, prompts, replies, strict=True)
+        ]
+        number += 1
+        certain = node.is_last or number == workflow.max_steps
+        await asyncio.gather(*(set_scores(turn) for turn in now if certain or turn.step.rewards is not None))
+        for turn in now:
+            turn.kept = keep_one(ask, chats[turn.step.role], turn.reply, continuation)
+            values[turn.step.role] = turn.kept.text.strip()
+            scores[turn.step.role] = turn.score
+        node = workflow.follow(node.edges, values, scores)
+        if node is None and not certain:
+            await asyncio.gather(*(set_scores(turn) for turn in now if turn.step.rewards is None))
+        turns += now
+    return Walk(turns, node is None)

@@ -1,0 +1,203 @@
+"""The run folders that the page may show, and nothing beside them.
+
+A place is the folder of a run, or a folder with runs anywhere in it, such as `runs/` or that of a table. A run goes by
+an id, the name of the place and the way to the run inside of it. Clients name ids and files; both are looked up, so
+no path of a client ever reaches the file system.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.errors import ConfigError
+from marl_jax.modes.task_scores import FOLDER as ANSWERS
+from marl_jax.serving.errors import ApiError
+
+FILES = ("metrics.jsonl", "eval.jsonl", "games.jsonl")
+ANSWER_FILE = re.compile(r"\w[\w.+@-]*\.jsonl", re.ASCII)
+INSIDE_OF_RUNS = ("checkpoints", "logs", "tensorboard", "journal", ANSWERS)
+DEEPEST = 4
+MOST = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A folder that was given, by its name on the page."""
+
+    name: str
+    folder: Path
+
+
+class RunFolders:
+    """The runs in some places, found anew at every look, so that new ones appear."""
+
+    def __init__(self, places: Sequence[str | Path]):
+        found: dict[str, Path] = {}
+        for place in places:
+            folder = Path(place).expanduser().resolve()
+            if not folder.is_dir():
+                raise ConfigError([f"config.serve.runs has {str(place)!r}, which is not there; accepted: folders"])
+            if folder in found.values():
+                continue
+            name, number = folder.name or "runs", 2
+            while name in found:
+                name, number = f"{folder.name}~{number}", number + 1
+            found[name] = folder
+        self.places = [Place(name, folder) for name, folder in found.items()]
+
+    def runs(self) -> dict[str, Path]:
+        """All runs by their ids, each once."""
+        found: dict[str, Path] = {}
+        seen: set[Path] = set()
+        for place in self.places:
+            for folder in _folders(place.folder):
+                if _config(folder) is not None and folder not in seen:
+                    found[_id(place, folder)] = folder
+                    seen.add(folder)
+                if len(found) >= MOST:
+                    return found
+        return found
+
+    def folders(self) -> Iterator[tuple[str, Path]]:
+        """(id, folder) of all that is no run, where tables lie."""
+        for place in self.places:
+            for folder in _folders(place.folder):
+                if _config(folder) is None:
+                    yield _id(place, folder), folder
+
+    def run(self, id_: str) -> Path:
+        """The folder of a run."""
+        for place in self.places:  # without a look at all the others
+            if id_ == place.name or id_.startswith(f"{place.name}/"):
+                folder = place.folder.joinpath(*id_.split("/")[1:])
+                safe = all(part not in ("", ".", "..") for part in id_.split("/")) and "\0" not in id_
+                if safe and _inside(folder, place.folder) and _config(folder) is not None:
+                    return folder
+        raise ApiError(404, f"there is no run {id_[:200]!r} here", param="run")
+
+    def file(self, id_: str, name: str) -> Path:
+        """A file of rows in a run's folder, which need not exist."""
+        folder = self.run(id_)
+        part, slash, last = name.rpartition("/")
+        known = (part == ANSWERS and ANSWER_FILE.fullmatch(last)) if slash else name in FILES
+        if not known or not _inside(folder / name, folder):
+            accepted = f"{', '.join(FILES)} or {ANSWERS}/NAME.jsonl"
+            raise ApiError(404, f"file is {name[:200]!r}; accepted: {accepted}", param="file")
+        return folder / name
+
+    def describe(self, id_: str, folder: Path) -> dict[str, Any]:
+        """What the list of runs shows of one."""
+        config = _config(folder) or {}
+        task, env = _group(config, "task"), _group(config, "env")
+        sizes = {name: _size(folder / name) for name in FILES if _inside(folder / name, folder)}
+        return {
+            "id": id_,
+            "world": _text(task.get("name")) or _text(env.get("name")) or "?",
+            "is_task": bool(task.get("name")),
+            "model": _text(_group(config, "model").get("name")) or "?",
+            "algorithm": _text(_group(config, "algo").get("name")) or "?",
+            "steps": config.get("steps") if isinstance(config.get("steps"), int) else None,
+            "changed": max((_changed(folder / name) for name in sizes), default=0.0),
+            "files": sizes,
+            "answers": answer_files(folder),
+        }
+
+
+def answer_files(folder: Path) -> list[str]:
+    """The files of a run's evaluations, by part and step."""
+    found = (folder / ANSWERS).glob("*.jsonl")
+    return sorted(path.name for path in found if ANSWER_FILE.fullmatch(path.name) and _inside(path, folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a run."""
+    return _config(folder) or {}
+
+
+def read_inside(folder: Path, name: str, most: int = 1 << 22) -> str | None:
+    """The text of a file of a folder; None where it is missing, elsewhere, or larger than `most` bytes."""
+    path = folder / name
+    try:
+        if not _inside(path, folder) or path.stat().st_size > most:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """A folder and those in it, no deeper than runs lie; what links elsewhere is left out."""
+    level = [root]
+    for _ in range(DEEPEST):
+        yield from level
+        level = [
+            child
+            for folder in level
+            for child in _children(folder)
+            if child.name not in INSIDE_OF_RUNS and not child.name.startswith(".") and _inside(child, root)
+        ][:MOST]
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir())
+    except OSError:
+        return []
+
+
+def _id(place: Place, folder: Path) -> str:
+    return "/".join((place.name, *folder.relative_to(place.folder).parts))
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a path, links followed, lies in a folder."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a name with a NUL
+        return False
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    """The config of the run in a folder; None where there is no run."""
+    path = folder / "config.json"
+    try:
+        return _parsed(path, path.stat().st_mtime_ns) if _inside(path, folder) else None
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(path: Path, changed: int) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and {"env", "model", "algo"} <= found.keys() else None
+
+
+def _group(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return config[name] if isinstance(config.get(name), dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,122 @@
+"""The games that can be played on the page, and against whom: all games as they are, and those of the served runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from envs.games import registry as games
+from envs.games import text as texts
+from envs.games.bots import bot_names, make_bot
+from envs.games.entry import GAMES
+from envs.games.game import Game
+from envs.games.puzzle import Puzzle
+from envs.games.text import Prompt
+from marl_jax.modes.page.opponents import BotOpponent, ModelOpponent, Opponent, PolicyOpponent
+from marl_jax.modes.play import PolicySeat
+from marl_jax.modes.served_models import ServedRun
+from marl_jax.serving.calls import ServedModel
+from models import chat, tokenizers
+
+TRAINED = "trained policies"
+MODEL = "model: "  # before the name of a served model
+
+
+@dataclasses.dataclass(eq=False)
+class Offer:
+    """A game with all who can be played against; the game is made when it is first played.
+
+    words   what the page calls it
+    roles   of its seats; where they have none, `player 0`, …
+    make    makes the game, and the prompt that shows a person what a model would read
+    models  served ones, by name
+    run     whose policies play as they were trained, or None
+    """
+
+    words: str
+    name: str
+    roles: tuple[str, ...]
+    make: Callable[[], tuple[Game, Prompt]]
+    models: Mapping[str, ServedModel]
+    run: ServedRun | None = None
+    _bots: dict[str, BotOpponent] = dataclasses.field(default_factory=dict)
+    _ready: tuple[int, dict] | None = None
+
+    @functools.cached_property
+    def table(self) -> tuple[Game, Prompt]:
+        """The game and its prompt."""
+        return self.make()
+
+    @property
+    def opponents(self) -> list[str]:
+        """By name: first a run's own policies, then served models, then bots, the best first."""
+        if len(self.roles) == 1:
+            return []
+        bots = list(reversed(bot_names(self.name)))
+        return [*([TRAINED] if self.run else []), *(MODEL + name for name in self.models), *bots]
+
+    def opponent(self, name: str, temperature: float) -> Opponent:
+        """One of them, for one game."""
+        game, prompt = self.table
+        if name == TRAINED:
+            return self._policies(temperature)
+        if name.startswith(MODEL):
+            return ModelOpponent(self.models[name.removeprefix(MODEL)], _readable(game, prompt), temperature)
+        if name not in self._bots:
+            self._bots[name] = BotOpponent.of(make_bot(game, name))
+        return self._bots[name]
+
+    def _policies(self, temperature: float) -> PolicyOpponent:
+        run = self.run
+        setup = run.setup
+        with jax.set_mesh(setup.mesh):
+            if self._ready is None or self._ready[0] != run.step:
+                self._ready = run.step, setup.team.prepare_for_sampling(run.weights())
+            seat = PolicySeat(setup.game, setup.seated(), self._ready[1], temperature)
+        return PolicyOpponent(seat, setup.mesh)
+
+
+def find_offers(models: Mapping[str, ServedModel], runs: Sequence[ServedRun]) -> dict[str, Offer]:
+    """All games by the names that clients give."""
+    found: dict[str, Offer] = {}
+    for run in runs:
+        if not run.setup.host and not run.setup.algorithm.verifies:
+            game, prompt = run.setup.game, run.setup.backbones[0].prompt
+            words = f"{_words(game.name)}, as in {run.workdir.name}"
+            make = functools.partial(lambda *pair: pair, game, prompt)
+            found[f"run {len(found)}: {run.workdir.name}"] = Offer(words, game.name, _roles(game), make, models, run)
+    for name in GAMES:
+        presets = games.game_class(name).PRESETS
+        for preset in presets or ("",):
+            words = f"{_words(name)} ({preset})" if preset else _words(name)
+            make = functools.partial(_plain, name, preset)
+            alone = issubclass(games.game_class(name), Puzzle)  # whose levels take seconds to be made
+            roles = ("player 0",) if alone else _roles(_game(name, preset))
+            found[f"{name} {preset}".strip()] = Offer(words, name, roles, make, models)
+    return found
+
+
+def _game(name: str, preset: str) -> Game:
+    return games.make(name, **({"preset": preset} if preset else {}))
+
+
+def _roles(game: Game) -> tuple[str, ...]:
+    return game.roles or tuple(f"player {seat}" for seat in range(game.n_players))
+
+
+def _plain(name: str, preset: str) -> tuple[Game, Prompt]:
+    game = _game(name, preset)
+    tokenizer = tokenizers.load("bytes")
+    return game, texts.make(game).compile(tokenizer, chat.chat_parts(tokenizer))
+
+
+def _readable(game: Game, prompt: Prompt) -> texts.Text:
+    """The text for models that know a language: that of the run, unless it is for those that know none."""
+    return texts.make(game) if prompt.text.style == "brief" else prompt.text
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,154 @@
+"""Games that people play on the page. They live in memory; the oldest makes room for a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envs.games import view
+from marl_jax.errors import RunError
+from marl_jax.modes.game_table import GameTable
+from marl_jax.modes.page.offers import Offer
+from marl_jax.modes.page.opponents import Decision, Opponent
+from marl_jax.serving.errors import ApiError
+
+MOST_GAMES = 64
+YOU = "you"
+
+
+@dataclasses.dataclass(eq=False)
+class Played:
+    """One game: the table, the seat of the person, who moves for the others, and what they decided, by turn."""
+
+    id: str
+    words: str
+    table: GameTable
+    seat: int
+    opponent: Opponent | None
+    decisions: dict[int, Decision] = dataclasses.field(default_factory=dict)
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+    async def take(self, action: int, decision: Decision | None = None) -> None:
+        """A move of whoever is to move."""
+        if decision is not None:
+            self.decisions[len(self.table.moves)] = decision
+        taken = await asyncio.to_thread(self.table.take, action)
+        if self.opponent is not None:
+            await asyncio.to_thread(self.opponent.observe, taken)
+
+    async def advance(self) -> None:
+        """Lets the others move until it is the person's turn."""
+        while not self.table.done and self.table.mover != self.seat:
+            decision = await self.opponent.act(self.table)
+            await self.take(decision.action, decision)
+
+    def show(self) -> dict[str, Any]:
+        """All that the page shows. While the game lasts, only what the person's seat may see."""
+        table, game = self.table, self.table.game
+        over, seen = table.done, None if table.done else self.seat
+        mine = not over and table.mover == self.seat
+        legal = [int(action) for action in np.flatnonzero(table.legal)] if mine else []
+        places = view.targets(game)
+        return {
+            "id": self.id,
+            "game": self.words,
+            "seat": self.seat,
+            "seats": [table.seat_label(seat) for seat in range(game.n_players)],
+            "turn": len(table.moves),
+            "done": over,
+            "your_turn": mine,
+            "svg": view.svg(game, table.state, seen),
+            "board": view.board(game, table.state, seen),
+            "legal": [{"action": a, "words": table.describe(a), "place": places.get(a)} for a in legal],
+            "moves": [self._move(number) for number in range(len(table.moves))],
+            "paid": [float(x) for x in table.paid],
+            "result": table.result() if over else [],
+            "prompt": table.prompt_text(self.seat) if mine else "",
+        }
+
+    def _move(self, number: int) -> dict[str, Any]:
+        """A move; what another seat read and wrote can give its cards away, and is shown after the end only."""
+        taken, decision = self.table.moves[number], self.decisions.get(number)
+        found = {
+            "seat": taken.seat,
+            "words": self.table.describe(taken.action),
+            "reward": [float(x) for x in taken.reward],
+            "error": decision.error if decision else "",
+        }
+        if self.table.done and decision:
+            found |= {"prompt": decision.prompt, "answer": decision.answer}
+        return found
+
+
+class Room:
+    """The games under way, by their ids."""
+
+    def __init__(self, offers: Mapping[str, Offer], most: int = MOST_GAMES):
+        self.offers, self._most = dict(offers), most
+        self._games: collections.OrderedDict[str, Played] = collections.OrderedDict()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What can be played, and against whom."""
+        return [
+            {"id": id_, "words": offer.words, "roles": offer.roles, "opponents": offer.opponents}
+            for id_, offer in self.offers.items()
+        ]
+
+    async def begin(self, name: str, opponent: str, seat: int, seed: int, temperature: float) -> dict[str, Any]:
+        """Deals a game; the others move first where it is their turn."""
+        offer = self.offers.get(name)
+        if offer is None:
+            raise ApiError(404, f"there is no game {name[:100]!r}; accepted: {', '.join(self.offers)}", param="game")
+        if offer.opponents and opponent not in offer.opponents:
+            accepted = ", ".join(offer.opponents)
+            raise ApiError(400, f"opponent is {opponent[:100]!r}; accepted: {accepted}", param="opponent")
+        played = await asyncio.to_thread(self._deal, offer, opponent, seat, seed, temperature)
+        self._games[played.id] = played
+        while len(self._games) > self._most:
+            self._games.popitem(last=False)
+        async with played.lock:
+            await played.advance()
+            return await asyncio.to_thread(played.show)
+
+    async def move(self, id_: str, turn: int, action: int) -> dict[str, Any]:
+        """The person's move at a turn, and the answers to it."""
+        played = self._find(id_)
+        async with played.lock:
+            table = played.table
+            if turn != len(table.moves) or table.done or table.mover != played.seat:
+                raise ApiError(409, f"turn {turn} is not yours to play; the game is at turn {len(table.moves)}")
+            if not (0 <= action < table.game.n_actions and table.legal[action]):
+                raise ApiError(400, f"action is {action}, which is not legal here", param="action")
+            await played.take(action)
+            await played.advance()
+            return await asyncio.to_thread(played.show)
+
+    async def show(self, id_: str) -> dict[str, Any]:
+        """A game as it stands. One whose opponent failed goes on here."""
+        played = self._find(id_)
+        async with played.lock:
+            await played.advance()
+            return await asyncio.to_thread(played.show)
+
+    def _find(self, id_: str) -> Played:
+        if id_ not in self._games:
+            raise ApiError(404, "there is no such game any more; begin another")
+        self._games.move_to_end(id_)
+        return self._games[id_]
+
+    def _deal(self, offer: Offer, opponent: str, seat: int, seed: int, temperature: float) -> Played:
+        try:
+            game, prompt = offer.table
+            if not 0 <= seat < game.n_players:
+                raise ApiError(400, f"seat is {seat}; accepted: 0 to {game.n_players - 1}", param="seat")
+            other = None if game.n_players == 1 else offer.opponent(opponent, temperature)
+        except RunError as error:
+            raise ApiError(400, str(error)) from None
+        names = [YOU if i == seat else opponent for i in range(game.n_players)]
+        return Played(secrets.token_urlsafe(12), offer.words, GameTable(game, prompt, names, seed), seat, other)

@@ -1,0 +1,97 @@
+"""Whole runs on a workflow that stands in the config: training, the drawing in the report, and overrides."""
+
+import base64
+
+import pytest
+from ml_collections import ConfigDict
+
+from envs.tasks import TASKS
+from envs.tasks.own import own_task
+from envs.tasks.workflow.draw import draw
+from envs.tasks.workflow.reading import read
+from marl_jax.config import flags, saved, validate
+from marl_jax.errors import ConfigError
+from marl_jax.modes import report, train
+from marl_jax.running.metrics import read_json_lines
+from tests.marl_jax import tiny_task
+from tests.marl_jax.tiny_tasks import small_bytes
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+WORKFLOW = {
+    "start": "draft",
+    "max_steps": 3,
+    "nodes": {
+        "draft": {
+            "together": [
+                {"role": "ann", "prompt": "{topic}", "system": "Write.", "rewards": ["plain"]},
+                {"role": "bob", "prompt": "{topic}", "rewards": ["plain"]},
+            ],
+            "next": "review",
+        },
+        "review": {
+            "role": "critic", "prompt": "{ann} or {bob}?", "rewards": ["plain"],
+            "next": [{"to": "end", "when": {"critic": "[a-m]"}}, "review"],
+        },
+    },
+}  # fmt: skip
+
+
+async def plain(completion):
+    """What can be learnt here, computed where the episode runs."""
+    return small_bytes(completion)
+
+
+@pytest.fixture
+def config(monkeypatch):
+    """A run of two steps whose config has the workflow; the task was registered with another one."""
+    TASKS.names()
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    TASKS.add("team", own_task([{"topic": f"topic {i}"} for i in range(8)], plain, prompt="{topic}"))
+
+    def make(algorithm):
+        config = tiny_task.get_config(f"{algorithm}+team")
+        config.task.params = ConfigDict({"workflow": WORKFLOW})
+        config.steps, config.task.n_episodes = 2, 2
+        return config
+
+    return make
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "at_grpo"])
+def test_a_workflow_of_the_config_is_trained_and_drawn(algorithm, config, tmp_path):
+    """GRPO is trained on the workflow of solver and checker in `test_task_runs.py`."""
+    config = config(algorithm)
+    validate.check(config)
+    train.train(config, tmp_path)
+    rows = read_json_lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["episodes/finished"] == 2 and row["answers_trained"] == row["answers"] >= 2 * 3
+        assert row["logprob_diff"] < 1e-5 and row["grad_norm"] > 1e-4
+    drawing = (tmp_path / "workflow.svg").read_text()
+    assert drawing == draw(read(saved.read(tmp_path).task.params.to_dict()["workflow"])) == draw(read(WORKFLOW))
+    page = report.main(tmp_path).read_text()
+    assert f"base64,{base64.b64encode(drawing.encode()).decode()}" in page and "<h2>Workflow</h2>" in page
+
+
+def test_at_grpo_needs_something_to_compare_candidates_by(config):
+    config = config("at_grpo")
+    review = config.task.params.workflow.nodes.review
+    review.rewards = None
+    with pytest.raises(ConfigError, match="'critic' at 'review' has no rewards to compare candidates by"):
+        validate.check(config)
+    review.rewards = []
+    validate.check(config)
+
+
+def test_parts_of_a_workflow_are_fields_of_the_command_line(config, tmp_path):
+    base = config("grpo")
+    flags.set_open_fields(base, {
+        "task.params.workflow.max_steps": "5", "task.params.workflow.nodes.review.prompt": "Is {bob} good?",
+    })  # fmt: skip
+    workflow = TASKS.get("team")(**base.task.params.to_dict()).graph
+    assert workflow.max_steps == 5 and workflow.nodes["review"].steps[0].prompt == "Is {bob} good?"
+    flags.set_open_fields(base, {"task.params.workflow.start": "reveiw"})
+    with pytest.raises(ConfigError, match=r"config.task.params: the start leads to 'reveiw'; accepted: draft, review"):
+        validate.check(base)
