@@ -14,7 +14,7 @@ from marl_jax.serving.server import in_loop
 
 pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
 
-TURNS = 14
+TURNS = 10
 
 
 class Noise:
