@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.modes import compile as compile_mode
 from marl_jax.modes import play, report, show_config
 from marl_jax.modes.compile import largest
+from marl_jax.modes.game_table import GameTable
 from marl_jax.running import stats
 
 TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
@@ -94,19 +96,13 @@ def test_the_report_puts_constants_last(tmp_path):
 
 def test_what_is_printed_as_a_legal_answer_is_accepted():
     game = registry.make("hanabi", preset="small")
-    terminal = play._Terminal.__new__(play._Terminal)
-    object.__setattr__(terminal, "game", game)
-    terminal.output = io.StringIO()
-
-    class Names:
-        class text:
-            names = tuple(f"a{i}" for i in range(game.n_actions))
-
-    terminal.prompt = Names
-    legal = np.ones(game.n_actions, bool)
+    names = types.SimpleNamespace(text=types.SimpleNamespace(names=tuple(f"a{i}" for i in range(game.n_actions))))
+    table = GameTable.__new__(GameTable)
+    table.game, table.prompt, table.legal = game, names, np.ones(game.n_actions, bool)
+    terminal = play._Terminal(table, io.StringIO(), io.StringIO())
     for action in range(game.n_actions):
-        name, meaning = terminal.describe(action).removesuffix(")").split(" (")
-        assert terminal.read_action(name, legal) == terminal.read_action(meaning, legal) == action
+        name, meaning = table.describe(action).removesuffix(")").split(" (")
+        assert terminal.read_action(name) == terminal.read_action(meaning) == action
 
 
 def test_the_table_of_compiling_comes_before_the_search(tmp_path, monkeypatch, capsys):

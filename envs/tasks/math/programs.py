@@ -118,8 +118,10 @@ def _steps(solution: str) -> tuple[list[str], list[Fraction]]:
         try:
             tokens = _tokens(expression)
             value = _value(tokens)
-        except (ValueError, ZeroDivisionError) as error:
+        except ValueError as error:
             raise NoProgram(f"<<{expression}=…>>: {error}") from None
+        except ZeroDivisionError:
+            raise NoProgram(f"<<{expression}=…>>: division by zero") from None
         names = {v: f"step_{i}" for i, v in enumerate(values, 1)}
         lines.append(_written(tokens, names))
         values.append(value)
