@@ -2,8 +2,8 @@
 
     python launch.py --config=experiments/leduc.py
 
-Expect an exploitability of 0.44 chips after 200 updates, from 2.43, in eight minutes on two CPU cores with other work
-beside it (docs/results.md).
+Expect an exploitability of 0.44 chips after 200 updates, from 2.43, in eight minutes on two busy CPU cores
+(docs/results.md).
 
 Suits mean nothing and are not shown: 288 information sets; `--config.env.params.suits=true` shows them, 936. The forms
 are those of `experiments/kuhn.py`.

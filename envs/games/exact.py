@@ -61,7 +61,7 @@ class Tree:
 
     @functools.cached_property
     def moving(self) -> tuple[np.ndarray, ...]:
-        """Of each level, the numbers of the nodes at which the game goes on."""
+        """Of each level, the numbers of the nodes at which the game has not ended."""
         return tuple(np.flatnonzero(self.information[level] >= 0) + level.start for level in self.levels)
 
 

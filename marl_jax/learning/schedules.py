@@ -1,4 +1,4 @@
-"""What changes in an algorithm's fields as a run goes on."""
+"""Fields of an algorithm that change from step to step."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     Hermes (Qwen and most others)   <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>
     LLaMA 3                         {"name": "add", "parameters": {"a": 1}}          the whole answer
 
-Models whose template knows nothing of tools are told of them in the system text, and answer in Hermes' way.
+For models whose template has no tools, the system text describes them in Hermes' format, which answers then use.
 """
 
 from __future__ import annotations

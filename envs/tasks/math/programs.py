@@ -97,7 +97,7 @@ def kind(solution: str, answer: str) -> str:
     no calculation     there is none to make a program of
     an earlier step    an earlier one comes to the answer: the last compares or checks
     another unit       the last one comes to a hundredth or a hundred times the answer: dollars and cents, percent
-    a step is missing  none does: the solution goes on with a calculation that is not marked
+    a step is missing  none does: the solution continues with a calculation that is not marked
     """
     if not _CALCULATION.search(solution):
         return "no calculation"

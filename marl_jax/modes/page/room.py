@@ -130,7 +130,7 @@ class Room:
             return await asyncio.to_thread(played.show)
 
     async def show(self, id_: str) -> dict[str, Any]:
-        """A game as it stands. One whose opponent failed goes on here."""
+        """A game as it stands. One whose opponent failed continues here."""
         played = self._find(id_)
         async with played.lock:
             await played.advance()
