@@ -25,7 +25,7 @@ run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/test.stamp lint
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 $(ARGS)
 
 quick: $(VENV)/test.stamp lint
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m quick $(ARGS)

@@ -28,6 +28,8 @@ NAMES = ("ada", "ben")
 
 UNTUNED, SINGLE = "untuned", "single"
 ALGORITHMS = ("ppo", "maporl", "grpo", "at_grpo", UNTUNED)
+PACKED = ("ppo", "grpo")
+"""Algorithms whose chats of unequal length share rows, where they share a policy too."""
 PARAMETERS = ("shared", "per_agent", "per_turn", "first_turn_apart", "per_agent_turn", "pair")
 WORDS = (*ALGORITHMS, *PARAMETERS, SINGLE)
 
@@ -64,7 +66,7 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
         dataset if model else small, agents=agents, eval_agents=1 if single else EVAL_AGENTS, turns=turns
     ))  # fmt: skip
     questions = QUESTIONS
-    config.task.update(dict(max_new_tokens=300, rows=512, max_length=max_length, time_limit=900.0))
+    config.task.update(dict(max_new_tokens=300, rows=1024, max_length=max_length, time_limit=900.0))
     if model is None:
         # Two CPU cores and a model that has never read a word.
         questions, config.steps, config.optim.warmup = GROUP, 2, 0
@@ -76,6 +78,8 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
         if algorithm == "maporl":
             config.optim.update(published.MAPORL_OPTIM)
         config.algo.grad_accum_steps = max(config.algo.grad_accum_steps, 8)  # rows are whole chats
+        if algorithm in PACKED and parameters == "shared":
+            config.algo.pack = 4 if single else 2
     config.task.n_episodes = episodes(questions, algorithm, single, TURNS if model else SMALL_TURNS)
     share(config, parameters, turns)
     return config

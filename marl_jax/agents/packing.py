@@ -3,12 +3,14 @@
 Packed rows are as long as `pack` of the longest samples, and a sample goes into the first that still has room for it,
 long ones first. A row that holds fewer than `pack` samples always has room, so N samples never need more than N / pack
 rows, and with unequal lengths they need fewer. How many is known only at run time: the update works through parts of
-the rows and stops behind the last one that is used. Samples that do not contribute to the loss are not packed at all.
+the rows and stops behind the last one that is used. Samples that are not wanted, such as those that do not count in
+the loss, are not packed at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,19 @@ class PackedRows:
         """The n rows from `start` on."""
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, n), self)
 
+    def pick(self, tree: Any) -> Any:
+        """Of arrays [N, …] what is in the slots, [R·S, …]; in empty slots anything."""
+        return jax.tree.map(lambda x: x[jnp.maximum(self.table.reshape(-1), 0)], tree)
+
+    def put(self, tree: Any, found: Any) -> Any:
+        """Arrays [N, …] with what was found for the slots, [R·S, …], in its places."""
+        number = self.table.reshape(-1)
+
+        def one(x, y):
+            return x.at[jnp.where(number >= 0, number, len(x))].set(y, mode="drop")
+
+        return jax.tree.map(one, tree, found)
+
 
 def sizes(samples: Samples) -> jax.Array:
     """int32 [N]: the tokens of each row that have to be read, up to the last whose state predicts something."""
@@ -60,22 +75,23 @@ def answer_sizes(samples: Samples) -> jax.Array:
     return jnp.sum(samples.answer_of >= 0, axis=1)
 
 
-def plan(samples: Samples, pack: int, multiple: int = 1) -> PackedRows:
+def plan(samples: Samples, pack: int, wanted: jax.Array, multiple: int = 1) -> PackedRows:
     """Which sample goes where, first fit by falling length.
 
+    wanted    bool [N], which samples to pack
     multiple  R is one of this
     """
     time, n = samples.tokens.shape[1], samples.n
     room, answer_room, slots = pack * time, pack * samples.width, SLOTS * pack
     rows = -(-n // (pack * multiple)) * multiple
-    tokens, said, active = sizes(samples), answer_sizes(samples), samples.active()
+    tokens, said = sizes(samples), answer_sizes(samples)
 
     def place(state, i):
         free, answers_free, taken = state
         fits = (free >= tokens[i]) & (answers_free >= said[i]) & (taken < slots)
         row = jnp.argmax(fits)
-        spot = (jnp.where(active[i], row, rows), taken[row], room - free[row], answer_room - answers_free[row])
-        used = jnp.where(active[i], jnp.array([tokens[i], said[i], -1]), 0)
+        spot = (jnp.where(wanted[i], row, rows), taken[row], room - free[row], answer_room - answers_free[row])
+        used = jnp.where(wanted[i], jnp.array([tokens[i], said[i], -1]), 0)
         return tuple(x.at[row].add(-u) for x, u in zip(state, used, strict=True)), spot
 
     order = jnp.argsort(-tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,41 +31,44 @@ class Scores(NamedTuple):
     values: jax.Array
 
 
-def score(policy: Policy, weights: dict, samples: Samples) -> Scores:
-    """The samples under these weights; differentiable."""
+def score(policy: Policy, weights: dict, samples: Samples, packed: packing.PackedRows | None = None) -> Scores:
+    """The samples under these weights; differentiable.
+
+    packed  the samples are those in the slots of packed rows, answers of any text; 0 in empty slots
+    """
+    if packed is not None:
+        (logps, entropy), before, spread = _score_packed(policy, weights, samples, packed)
+        values = critics.read(weights["critic"], before) if policy.critic == "head" else jnp.zeros(before.shape[:2])
+        return Scores(spread(logps), spread(entropy), spread(values))
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
     found = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
     return Scores(*found, _values(policy, weights, samples, before, adapters))
 
 
-def answer_logps(policy: Policy, acting: dict, samples: Samples) -> jax.Array:
+def answer_logps(
+    policy: Policy, acting: dict, samples: Samples, packed: packing.PackedRows | None = None
+) -> jax.Array:
     """float32 [N, X] of the answers under the weights that decide how a policy acts, {"model", "adapters"}."""
+    if packed is not None:
+        (logps, _), _, spread = _score_packed(policy, acting, samples, packed)
+        return spread(logps)
     adapters = policy.adapters(acting, samples.policy)
     before = before_answers(policy, acting["model"], samples, adapters)
     return policy.answers.score(policy.model, acting["model"], before, samples, policy.temperature)[0]
 
 
-def reference_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
-    """float32 [N, X] under the policy at the start: the base without adapters, or the copy that was kept."""
+def reference_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
+    """`answer_logps` of the policy at the start: the base without adapters, or the copy that was kept."""
     if policy.lora is None:
-        return answer_logps(policy, {"model": weights["reference"]}, samples)
+        return answer_logps(policy, {"model": weights["reference"]}, *samples)
     kept = {"adapters": weights["reference"]} if policy.warm else {}
-    return answer_logps(policy, {"model": weights["model"], **kept}, samples)
+    return answer_logps(policy, {"model": weights["model"], **kept}, *samples)
 
 
-def magnet_logps(policy: Policy, weights: dict, samples: Samples) -> jax.Array:
-    """float32 [N, X] under the slow copy of the policy."""
-    return answer_logps(policy, policy.with_snapshot(weights, weights["magnet"]), samples)
-
-
-def score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows) -> Scores:
-    """The same for samples [R·S, …] in the slots of packed rows, answers of any text; 0 in empty slots."""
-    adapters = policy.adapters(weights, jnp.zeros((len(rows.table),), jnp.int32))
-    before, targets, (there, back) = _packed_answers(policy, weights["model"], samples, rows, adapters)
-    found = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
-    values = critics.read(weights["critic"], before) if policy.critic == "head" else jnp.zeros(targets.shape)
-    return Scores(*(move(x, there, back).reshape(samples.targets.shape) for x in (*found, values)))
+def magnet_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
+    """`answer_logps` of the slow copy of the policy."""
+    return answer_logps(policy, policy.with_snapshot(weights, weights["magnet"]), *samples)
 
 
 def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
@@ -108,14 +111,14 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
     return samples.to_tokens(values.reshape(samples.answer_lengths.shape))
 
 
-def _packed_answers(policy: Policy, params: dict, samples: Samples, rows: packing.PackedRows, adapters):
-    """Hidden states before the answers and what they predict, answer behind answer: [R, X', D], [R, X'], and places.
+def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows):
+    """Of packed rows: (log-probs, entropies) [R, X'], hidden states before them [R, X', D], and the way back.
 
-    samples   [R·S, …], those in the slots of the rows
-    adapters  the same for all R rows
-    places    (there, back) of `layouts.move` from [R, X'] to samples [R, S·X]
+    samples  [R·S, …], those in the slots of the rows; all have one policy
+    back     a function from [R, X'], answer behind answer, to samples [R·S, X]
     """
-    read = _reader(policy, params, adapters)
+    adapters = policy.adapters(weights, jnp.zeros((len(rows.table),), jnp.int32))
+    read = _reader(policy, weights["model"], adapters)
     n, slots = rows.starts.shape
     filled = rows.filled.reshape(-1)
     sizes = jnp.where(filled, packing.sizes(samples), 0).reshape(n, slots)
@@ -130,7 +133,9 @@ def _packed_answers(policy: Policy, params: dict, samples: Samples, rows: packin
     before = rows.starts[..., None] + samples.reads.reshape(n, slots, -1)
     before = move(before.reshape(n, -1), back, there)
     targets = move(samples.targets.reshape(n, -1), back, there)
-    return jnp.take_along_axis(hidden, before[..., None], axis=1), targets, (there, back)
+    before = jnp.take_along_axis(hidden, before[..., None], axis=1)
+    found = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
+    return found, before, lambda x: move(x, there, back).reshape(samples.targets.shape)
 
 
 def _reader(policy: Policy, params: dict, adapters: lora.Lora | None):

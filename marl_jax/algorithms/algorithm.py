@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from marl_jax.agents import scoring
+from marl_jax.agents import packing, scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.learning import losses
 from marl_jax.samples import Samples, split, unsplit
+from models.sharding import ways
 
 
 def no_conditions(config: ConfigDict) -> Iterator[str]:
@@ -73,17 +74,45 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
     return unsplit(jax.lax.map(function, split(samples.replace(answer_at=None), parts)))
 
 
+def score_in_parts(
+    function: Callable[[Samples, packing.PackedRows | None], Any], samples: Samples, algo: ConfigDict
+) -> Any:
+    """`function` (samples, packed rows or None -> tree of [N, X]) over the parts in which the update reads the rows.
+
+    Rows without an answer are not read where rows are packed, and have zeros.
+    """
+    samples, parts = samples.replace(answer_at=None), algo.minibatches * algo.grad_accum_steps
+    if not algo.get("pack", 0):
+        return in_parts(lambda s: function(s, None), samples, parts)
+    answered = jnp.any(samples.answer_lengths > 0, axis=1)
+    places = packing.plan(samples, algo.pack, answered, parts * ways("B", samples.n))
+    size = len(places.table) // parts
+
+    def one(i):
+        rows = places.cut(i * size, size)
+        return rows, function(rows.pick(samples), rows)
+
+    def add(i, total):
+        rows, found = one(i)
+        return rows.put(total, found)
+
+    nothing = jax.tree.map(lambda x: jnp.zeros((samples.n, *x.shape[1:]), x.dtype), jax.eval_shape(one, 0)[1])
+    return jax.lax.fori_loop(0, -(-places.used() // size), add, nothing)
+
+
 def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
     """The samples with what the update compares them with: log-probabilities of reference and magnet, KL in the reward.
 
     A KL in the reward is subtracted from what the answering seat was paid, summed over the tokens of the answer.
     """
+
+    def logps(function):
+        return score_in_parts(lambda *part: function(policy, weights, *part), samples, algo)
+
     if algo.magnet_coef:
-        slow = in_parts(lambda s: scoring.magnet_logps(policy, weights, s), samples, algo.minibatches)
-        samples = samples.replace(magnet_logps=slow)
+        samples = samples.replace(magnet_logps=logps(scoring.magnet_logps))
     if algo.kl_coef:
-        ref = in_parts(lambda s: scoring.reference_logps(policy, weights, s), samples, algo.minibatches)
-        samples = samples.replace(ref_logps=ref)
+        samples = samples.replace(ref_logps=logps(scoring.reference_logps))
     if algo.kl_coef and algo.kl_in == "reward":
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
         paid = samples.to_answers(kl_rewards(samples, algo))

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import checks, fields
-from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, with_reference
+from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, score_in_parts, with_reference
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
 from marl_jax.rollouts.groups import GroupRollout
@@ -47,7 +47,7 @@ def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
 def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
     """`with_reference`, and against staleness the log-probabilities before the update."""
     if algo.tis_clip:
-        old = in_parts(lambda s: scoring.score(policy, weights, s).logps, samples, algo.minibatches)
+        old = score_in_parts(lambda *part: scoring.answer_logps(policy, weights, *part), samples, algo)
         samples = samples.replace(old_logps=old)
     return with_reference(policy, weights, samples, algo)
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import checks, fields
-from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, in_parts, kl_rewards, with_reference
+from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, kl_rewards, score_in_parts, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.rollouts.host.rollout import HostRollout
@@ -21,7 +21,7 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     # A batcher asks no critic, and one that reads conversations by itself is not asked while they are sampled.
     unasked = policy.on_host or (policy.keeps_cache and policy.critic == "separate")
     if algo.tis_clip or algo.gae == "token" or unasked:
-        scores = in_parts(lambda s: scoring.score(policy, weights, s), samples, algo.minibatches)
+        scores = score_in_parts(lambda *part: scoring.score(policy, weights, *part), samples, algo)
         # What the row had no room for cannot be scored; it keeps the value with which it was sampled.
         scored = samples.to_tokens(samples.recorded())
         samples = samples.replace(values=jnp.where(scored, scores.values, samples.values))

@@ -156,11 +156,7 @@ def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, sta
     trained = policy.cast_for_compute(state.trained)  # once, not in every layer of every part
 
     def loss(trained, samples, weighed, packed=None):
-        weights = {**state.frozen, **trained}
-        if packed is None:
-            scores = scoring.score(policy, weights, samples)
-        else:
-            scores = scoring.score_packed(policy, weights, samples, packed)
+        scores = scoring.score(policy, {**state.frozen, **trained}, samples, packed)
         return objective.loss(samples, weighed, scores, algo)
 
     def part(*given):
@@ -187,14 +183,13 @@ def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, sta
 def _over_packed_rows(part, algo, samples: Samples, weighed):
     """The same over packed rows, as many parts as they fill, `algo.grad_accum_steps` at most."""
     multiple = algo.grad_accum_steps * ways("B", samples.n)
-    places = packing.plan(samples, algo.pack, multiple)
+    places = packing.plan(samples, algo.pack, samples.active(), multiple)
     size = len(places.table) // algo.grad_accum_steps
 
     def one(i):
         rows = places.cut(i * size, size)
-        number = rows.table.reshape(-1)
-        picked, weights = jax.tree.map(lambda x: x[jnp.maximum(number, 0)], (samples, weighed))
-        filled = number >= 0
+        picked, weights = rows.pick((samples, weighed))
+        filled = rows.filled.reshape(-1)
         weights = jax.tree.map(lambda x: jnp.where(filled.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0), weights)
         return picked, weights, rows
 

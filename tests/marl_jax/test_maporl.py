@@ -20,8 +20,8 @@ ON_HOST = types.SimpleNamespace(on_host=True, keeps_cache=False, critic="head")
 def prepared(samples, algo, monkeypatch, values, reference):
     """Samples with advantages; the critic and the reference say what is given."""
     scores = Scores(samples.logps, 0 * samples.logps, jnp.asarray(values, jnp.float32))
-    monkeypatch.setattr(ppo, "in_parts", lambda *_: scores)
-    monkeypatch.setattr(algorithm, "in_parts", lambda *_: jnp.asarray(reference, jnp.float32))
+    monkeypatch.setattr(ppo, "score_in_parts", lambda *_: scores)
+    monkeypatch.setattr(algorithm, "score_in_parts", lambda *_: jnp.asarray(reference, jnp.float32))
     return ppo.prepare(ON_HOST, {}, samples, algo)[0]
 
 

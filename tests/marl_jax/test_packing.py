@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from configs import defaults
-from marl_jax.agents import packing
+from marl_jax.agents import packing, scoring
+from marl_jax.algorithms.algorithm import score_in_parts
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.marl_jax.test_scoring import agree, gradients
+from tests.models.tiny_models import quick_jit
 
 WIDTH = 6
 
@@ -41,7 +43,7 @@ def test_every_sample_lies_in_one_row_and_none_over_another(seed):
     sizes = (samples.sees + samples.answer_lengths)[:, 0] - skip - 1
     np.testing.assert_array_equal(packing.sizes(samples), sizes, "of the last token nothing is read")
     np.testing.assert_array_equal(packing.answer_sizes(samples), samples.answer_lengths[:, 0])
-    rows = jax.jit(lambda s: packing.plan(s, pack, multiple=2))(samples)
+    rows = jax.jit(lambda s: packing.plan(s, pack, s.active(), multiple=2))(samples)
     assert rows.table.shape[0] == 14 and int(rows.used()) < 14, "uneven lengths must need fewer rows"
     check_places(samples, rows)
 
@@ -53,7 +55,7 @@ def test_samples_of_full_length_always_fit():
         answer_of=jnp.zeros((8, WIDTH), jnp.int32), answer_lengths=jnp.full((8, 1), WIDTH),
         reads=jnp.broadcast_to(time - WIDTH + jnp.arange(WIDTH), (8, WIDTH)),
     )  # fmt: skip
-    rows = packing.plan(full, 2)
+    rows = packing.plan(full, 2, full.active())
     assert int(rows.used()) == 4 and (np.sort(np.asarray(rows.table[:4]).ravel())[-8:] == np.arange(8)).all()
     check_places(full, rows)
 
@@ -69,6 +71,27 @@ def test_loss_and_gradients_are_those_of_padded_rows(settings, prefix):
     samples = samples.replace(loss_weights=samples.loss_weights.at[3].set(0.0))
     for algo in (dict(loss_agg="token"), dict(loss_agg="sequence", ratio="sequence", kl_coef=0.0)):
         agree(gradients(policy, samples, grad_accum_steps=2, pack=2, **algo), gradients(policy, samples, **algo))
+
+
+@pytest.mark.parametrize("settings", [dict(critic="head"), dict(critic="head", lora=1)], ids=["full", "adapter"])
+def test_values_and_references_are_read_from_packed_rows_too(settings):
+    """Of rows that do not learn as well; those without an answer have zeros."""
+    policy = tiny_play.policy(free=WIDTH, **settings)
+    samples = tiny_samples.make(16, 12, WIDTH, kept=bool(policy.prefix))
+    samples = samples.replace(loss_weights=samples.loss_weights.at[3].set(0.0))
+    trained, frozen = tiny_play.weights(policy)
+    reference = {} if policy.lora else {"reference": trained["model"]}
+
+    def found(samples, **algo):
+        weights, algo = {**frozen, **trained, **reference}, tiny_play.ppo(minibatches=2, grad_accum_steps=2, **algo)
+        scores = score_in_parts(lambda *part: scoring.score(policy, weights, *part), samples, algo)
+        return scores, score_in_parts(lambda *part: scoring.reference_logps(policy, weights, *part), samples, algo)
+
+    packed = quick_jit(lambda s: found(s, pack=2))(samples)
+    said = samples.mask() > 0
+    for x, y in zip(jax.tree.leaves(packed), jax.tree.leaves(quick_jit(found)(samples)), strict=True):
+        np.testing.assert_allclose(jnp.where(said, x, 0), jnp.where(said, y, 0), atol=1e-5)
+        assert np.abs(x[said]).max() > 1e-3
 
 
 @pytest.mark.parametrize(

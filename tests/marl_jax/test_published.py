@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_those_of_the_paper(paper, monkeypatch):
         group=jnp.repeat(jnp.arange(3), K)[:, None], member=jnp.tile(jnp.arange(K), 3)[:, None],
         rewards=jnp.asarray(REWARDS, jnp.float32).reshape(9, 1, 1),
     )  # fmt: skip
-    monkeypatch.setattr("marl_jax.algorithms.algorithm.in_parts", lambda *a: flat(REF))
+    monkeypatch.setattr("marl_jax.algorithms.algorithm.score_in_parts", lambda *a: flat(REF))
     algorithm = ALGORITHMS.get("grpo")
     rows, _ = algorithm.prepare(types.SimpleNamespace(critic="none"), {}, samples, algo)
     weighed = algorithm.objective.weigh(rows, algo)
