@@ -71,6 +71,13 @@ def test_rows_that_cannot_run_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("MARL_JAX_DATA", str(tmp_path))
     with pytest.raises(SystemExit, match="no files gsm8k_train, gsm8k_test, anli_train514"):
         debate.main([f"--workdir={tmp_path}", f"--model={MODEL}"])
+    fewer = flags_of(tmp_path, "--only=gsm8k/single,gsm8k/pair", "--tests=debate,samples")
+    assert debate.files_of(fewer, debate.rows_of(fewer)) == ["gsm8k_train", "gsm8k_test"]
+    assert [name.rpartition("/")[2] for name in debate.plan(fewer, debate.rows_of(fewer))[1]] == [
+        "debate", "samples", "debate",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        flags_of(tmp_path, "--tests=debate,sample")
     monkeypatch.setattr(debate.forms, "answers_of", lambda config: config["task"]["n_episodes"])
     with pytest.raises(SystemExit, match="budgets of gsm8k differ"):
         debate.check_budgets(flags_of(tmp_path), debate.rows_of(flags_of(tmp_path)))

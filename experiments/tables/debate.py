@@ -32,7 +32,7 @@ from pathlib import Path
 from configs import debate as forms
 from experiments.tables.command import add_flags, at_least, check_files, finish, read_flags, run_rounds, select
 from experiments.tables.debate_page import Found, drawing, markdown, write_csv
-from experiments.tables.debate_rows import OTHER, ROWS, SMALL, TASKS, config_of, form_of, size
+from experiments.tables.debate_rows import OTHER, ROWS, SMALL, TASKS, TESTS, config_of, form_of, size, tests_of
 from experiments.tables.planning import LEARNING
 from experiments.tables.runs import Runs, episodes, is_done
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_budgets(flags, wanted)
     folder, failed, stopped = Path(flags.workdir), [], False
     if not flags.collect:
-        check_files("debate", [file for task in TASKS.values() for file in task.files] if flags.model else [])
+        check_files("debate", files_of(flags, wanted) if flags.model else [])
         failed, stopped = run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
     found = collect(flags, wanted)
     if flags.collect and not found:
@@ -61,12 +61,16 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, "debate")
     parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
+    parser.add_argument("--tests", default=",".join(TESTS), help="what rows are put to, with commas between them")
     parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
     parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
     algorithms = [name for name in forms.ALGORITHMS if name != forms.UNTUNED]
     parser.add_argument("--algorithm", choices=algorithms, default="ppo", help="of rows that learn")
     parser.add_argument("--scorer", default="", help="address of a verifier; '': no row with one, no best-of-N")
-    return read_flags(parser, "debate", argv)
+    flags, passed = read_flags(parser, "debate", argv)
+    if unknown := [test for test in flags.tests.split(",") if test not in TESTS]:
+        parser.error(f"--tests has {unknown[0]!r}; accepted: {', '.join(TESTS)}")
+    return flags, passed
 
 
 def rows_of(flags: argparse.Namespace) -> Wanted:
@@ -81,6 +85,12 @@ def rows_of(flags: argparse.Namespace) -> Wanted:
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
+
+
+def files_of(flags: argparse.Namespace, wanted: Wanted) -> list[str]:
+    """The data files of the tasks that are trained on or tested."""
+    used = {task for task, _ in wanted} | {OTHER[task] for task, row in wanted if "transfer" in tests_of(flags, row)}
+    return [file for task, about in TASKS.items() if task in used for file in about.files]
 
 
 def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
@@ -126,7 +136,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
             own = [f"policies.{policy}.model" for policy, about in config.policies.items() if about.model]
             place = f"{(folder / name).absolute()}@{flags.step}"
             start = [f"--config.{model}.init_from={place}" for model in ("model", *own)]
-        for test in ROWS[row].tests:
+        for test in tests_of(flags, row):
             command = [experiment, "--mode=eval", *start, "--config.eval.part=test"]
             command += [f"--config.eval.games={flags.problems or 10**6}"]
             command += [f"--config.task.params.{key}={value}" for key, value in test_params(flags, task, test).items()]
@@ -155,7 +165,7 @@ def collect(flags: argparse.Namespace, wanted: Wanted) -> Found:
     found = {
         (task, row, test): episodes(folder / test_folder(flags, task, row, test))
         for task, row in wanted
-        for test in ROWS[row].tests
+        for test in tests_of(flags, row)
     }
     return {key: records for key, records in found.items() if records}
 

@@ -36,8 +36,9 @@ def markdown(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
         page += ["### As many answers", "", *_equal_budgets(flags, task, rows, found)]
         page += [*comparisons(flags, [(task, row) for row in rows], found), ""]
         page += ["### Changes of answers", "", *_transitions(task, rows, found)]
-        page += [f"### Transfer: debates on {words(flags, OTHER[task])}", ""]
-        page += _by_turn(task, rows, "transfer", turns, found)
+        if "transfer" in flags.tests.split(","):
+            page += [f"### Transfer: debates on {words(flags, OTHER[task])}", ""]
+            page += _by_turn(task, rows, "transfer", turns, found)
     return "\n".join(page)
 
 

@@ -28,6 +28,10 @@ SMALL = {"gsm8k": "sample", "anli": "nli"}
 OTHER = {"gsm8k": "anli", "anli": "gsm8k"}
 
 
+TESTS = ("debate", "samples", "refine", "transfer")
+"""What a row is put to."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A line.
@@ -43,7 +47,7 @@ class Row:
     form: tuple[str, ...] = ()
     untuned: str = ""
     verifier: bool = False
-    tests: tuple[str, ...] = ("debate", "samples", "refine", "transfer")
+    tests: tuple[str, ...] = TESTS
 
 
 ROWS = {
@@ -55,6 +59,11 @@ ROWS = {
     "pair_untuned": Row("two models, untuned", ("untuned", "pair"), tests=("debate",)),
     "pair": Row("two models, trained for correct answers", ("pair",), "pair_untuned", tests=("debate",)),
 }
+
+
+def tests_of(flags: argparse.Namespace, row: str) -> list[str]:
+    """The tests of a row that are asked for."""
+    return [test for test in ROWS[row].tests if test in flags.tests.split(",")]
 
 
 def form_of(flags: argparse.Namespace, row: str) -> str:
