@@ -173,11 +173,16 @@ def parts(form: str | None) -> tuple[str, str, bool, str | None]:
 
 
 def _algorithm(name: str, turns: int) -> ConfigDict:
-    """An answer's reward contains what it leads to, so PPO discounts later turns away."""
+    """An answer's reward contains what it leads to, so PPO discounts later turns away.
+
+    It is paid at the last token. With lam=1 every token gets it at once; with less, tokens far before the last get
+    little of it until the critic has learnt to foresee it.
+    """
     if name == "ppo":
         return algorithms.ppo(
-            gamma=0.0, gae="token", epochs=1, minibatches=2, value_coef=0.1, kl_coef=2e-4, kl_in="reward", kl_kind="k1"
-        )
+            gamma=0.0, gae="token", lam=1.0, epochs=1, minibatches=2, value_coef=0.1, kl_coef=2e-4, kl_in="reward",
+            kl_kind="k1", whiten="turn",
+        )  # fmt: skip
     if name == "maporl":
         return published.maporl(turns)
     return tasks.ALGORITHMS["at_grpo" if name == "at_grpo" else "grpo"]()
