@@ -64,7 +64,7 @@ class Sandbox:
         self._running: set[Worker] = set()
         self._closed = False
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict:
         """How it isolates, a JSON value: `same_sandbox` makes one of these in another process, without probing."""
         return {"mode": self.mode, "plan": dataclasses.asdict(self.plan), "layers": list(self.layers)}

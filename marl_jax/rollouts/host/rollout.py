@@ -19,6 +19,7 @@ from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import Sizes, collate, sizes_for
 from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
+from marl_jax.rollouts.host.garbage import rare_collections
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.samples import Samples
@@ -78,6 +79,10 @@ class HostRollout:
 
     def __call__(self, params: Mapping[str, Any], state: State, key: Any = None) -> tuple[Samples, State, dict]:
         """Plays the next examples with the given weights. The key is not used: seeds follow from the state."""
+        with rare_collections():
+            return self._played(params, state)
+
+    def _played(self, params: Mapping[str, Any], state: State) -> tuple[Samples, State, dict]:
         step = int(state["step"])
         (self.publish or self._publish)(params, step)
         jobs = self.jobs(state)
@@ -127,9 +132,10 @@ class HostRollout:
         number, count = self.process
         share = self.n_examples // count
         first = int(state["position"]) + number * share
+        numbers = [self.example_at(int(state["seed"]), position) for position in range(first, first + share)]
         return [
-            Job(int(state["step"]), position, sample, self.examples[self.example_at(int(state["seed"]), position)])
-            for position in range(first, first + share)
+            Job(int(state["step"]), position, sample, self.examples[number])
+            for position, number in enumerate(numbers, first)
             for sample in range(self.samples)
         ]
 
