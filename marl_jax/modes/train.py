@@ -37,7 +37,7 @@ from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.metrics import Metrics, replace_text, write_config
-from marl_jax.running.profiling import Clock, Trace
+from marl_jax.running.profiling import Clock, Recompiles, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.samples import Samples
@@ -119,7 +119,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     logs = GameLogs(config, workdir, start=start, main=main)
     if start >= config.steps:
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
-    step, stopping = start, False
+    step, stopping, recompiles = start, False, Recompiles()
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
         for resource in (setup, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
@@ -142,6 +142,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                     states, more = learn(states, samples, step_key, step)
                     found = jax.device_get({**found, **more})
                 step += 1
+                recompiles.look(step, samples, clock.seconds("update"))
 
                 if step == start + 1:
                     warn_of_dropped(found.get("dropped_answers", 0.0))
