@@ -31,13 +31,14 @@ from marl_jax.learning.update import TrainState, make_update, new_train_state, u
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import identity
+from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.modes.setup import Setup
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.metrics import Metrics, replace_text, write_config
-from marl_jax.running.profiling import Clock, Recompiles, Trace
+from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.samples import Samples

@@ -7,16 +7,11 @@ parts of the programs in the names of their operations: prompt, answer, rules; a
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
-
-from marl_jax.samples import Samples
-
-log = logging.getLogger(__name__)
 
 WARM_UP = 2  # steps before a trace: the first compiles, and the second may once more
 STEPS = 3  # in a trace
@@ -50,26 +45,6 @@ class Clock:
         if busy and "seconds/device" in counted:
             rates["device_idle"] = max(self._seconds.get("rollout", 0.0) - counted["seconds/device"], 0.0) / busy
         return {**{f"seconds/{phase}": s for phase, s in self._seconds.items()}, **rates}
-
-
-class Recompiles:
-    """Reports when the learner is compiled again, which JAX does for samples of every new size."""
-
-    def __init__(self):
-        self._sizes = set()
-
-    def look(self, step: int, samples: Samples, seconds: float) -> None:
-        """Logs a line if a step had samples of a size that no step before it had, but the first.
-
-        seconds  of its update, compiling included
-        """
-        before = len(self._sizes)
-        self._sizes.add((jax.tree.structure(samples), *(leaf.shape for leaf in jax.tree.leaves(samples))))
-        if before and len(self._sizes) > before:
-            log.info(
-                "step %d: the learner was compiled again, for %d rows of %d tokens with answers of %d (sizes so far: "
-                "%d); the update took %.1f s", step, *samples.tokens.shape, samples.width, len(self._sizes), seconds,
-            )  # fmt: skip
 
 
 class Trace:

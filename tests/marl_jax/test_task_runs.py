@@ -16,7 +16,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import defaults
-from marl_jax.config import validate
+from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
 from marl_jax.modes import contestants, evaluate, export, task_play, train
@@ -56,6 +56,14 @@ def untimed(workdir):
     """The metrics of a run without what the clock says."""
     rows = read_json_lines(workdir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def forget_fields(workdir):
+    """Makes a run one of an earlier version, which did not have some fields and groups yet."""
+    path = workdir / "config.json"
+    config = json.loads(path.read_text())
+    del config["serve"], config["sampling"], config["first_stage"], config["eval"]["part"], config["algo"]["tis_clip"]
+    path.write_text(json.dumps(config))
 
 
 def launch(workdir, cache, *flags):
@@ -103,7 +111,10 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
     assert state(tmp_path / "parts").meta["rollout"]["step"] == 2
-    run(config, tmp_path / "parts")
+    forget_fields(tmp_path / "parts")
+    again = saved.read(tmp_path / "parts")
+    assert again.to_dict() == config.to_dict()
+    run(again, tmp_path / "parts")
     ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert ours.meta == theirs.meta and ours.meta["rollout"]["step"] == 4
     jax.tree.map(np.testing.assert_array_equal, ours.state, theirs.state)
