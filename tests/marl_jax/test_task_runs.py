@@ -123,6 +123,27 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     assert not list((tmp_path / "whole" / "journal").iterdir()), "a checkpoint makes journals superfluous"
 
 
+def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path, monkeypatch, caplog):
+    learners, programs = [], train.programs
+
+    def kept(*args):
+        found = programs(*args)
+        learners.append(found[1])
+        return found
+
+    monkeypatch.setattr(train, "programs", kept)
+    config = tiny_task.get_config("grpo+lengths")
+    config.task.params.n_examples = config.steps = 8
+    config.task.n_episodes = 2
+    with caplog.at_level("INFO", logger="marl_jax.modes.recompiles"):
+        run(config, tmp_path)
+    sizes = state(tmp_path).meta["rollout"]["sizes"]
+    [learner] = learners
+    assert 2 <= learner._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
+    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.modes.recompiles"]
+    assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
+
+
 def test_killed_while_its_judge_hangs_a_resumed_run_equals_one_that_never_was(tmp_path):
     cache, whole, broken = tmp_path / "cache", tmp_path / "whole", tmp_path / "broken"
     flags = ("--config.steps=5", "--config.checkpoint.every=2")
