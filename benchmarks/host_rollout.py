@@ -47,7 +47,7 @@ from models import tokenizers
 
 CASES = {
     "gsm8k": ("math", dict(dataset="gsm8k", answer="final")),
-    "mbpp": ("code", dict(dataset="mbpp", form="single", turns=1)),
+    "mbpp": ("code", dict(dataset="mbpp", form="single", turns=1, seconds=1.0)),
 }
 CAUSES = (  # the beginning of a file's path below the repository or the library, and what it does
     ("marl_jax/rollouts/host/collate", "collation"),

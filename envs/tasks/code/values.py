@@ -27,7 +27,7 @@ _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 _parsing = threading.Lock()
-"""CPython 3.11 fails now and then with a SystemError where two threads make syntax trees at once."""
+"""CPython 3.11 raises a SystemError where a search for garbage lets another thread in while a syntax tree is made."""
 
 
 def parse(text: str, mode: str = "exec") -> ast.Module | ast.Expression:

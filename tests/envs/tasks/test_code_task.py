@@ -265,6 +265,10 @@ def test_prediction(predict, answer, right, reward):
     assert outcome.success == right and paid(ask) == [0.0, reward]
 
 
+def test_evaluations_have_four_seconds_at_least():
+    assert [Code(dataset="sample", seconds=s).for_evaluation().seconds for s in (1.0, 4.0, 9.0)] == [4.0, 4.0, 9.0]
+
+
 def test_rows_are_json_and_parts_come_from_their_sets():
     made = Code(dataset="sample")
     rows = [row for part in ("train", "validation", "test") for row in made.examples(part)]
