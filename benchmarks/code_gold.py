@@ -11,10 +11,10 @@ with other failures makes the exit status 1. How fast the sandbox is by itself: 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from envs.tasks.code import sources
 from envs.tasks.code.extract import read_program
@@ -22,7 +22,7 @@ from envs.tasks.code.grading import grade
 from envs.tasks.code.rows import Row
 from envs.tasks.code.task import Code
 from envs.tasks.sandbox import Sandbox, shared_sandbox
-from envs.tasks.scripted import ScriptedAsk
+from envs.tasks.scripted import play
 
 NAMES = ("mbpp", "mbpp_sanitized", "mbpp_plus", "humaneval", "cruxeval_output", "cruxeval_input", "quixbugs")
 KNOWN = {
@@ -31,33 +31,29 @@ KNOWN = {
 }
 
 
-async def passes(sandbox: Sandbox, row: Row, seconds: float) -> str:
+def passes(sandbox: Sandbox, row: Row, seconds: float) -> str:
     """ "" if the row's own solution passes, or what went wrong."""
     if row["predict"]:
         task = Code(dataset=f"cruxeval_{row['predict']}", form="single")
         [test] = row["tests"]
         answer = f"```tests\nassert {test['call']} == {test['expect']}\n```"
-        outcome = await task.play(ScriptedAsk(task, lambda *_: answer), row)
+        outcome, _ = play(task, row, lambda *_: answer)
         return "" if outcome.success else f"wrong {outcome.metrics}"
     program = read_program(f"The program:\n```python\n{row['solution']}\n```\nThat is it.").text
-    report = await grade(sandbox, row, program, row["tests"], seconds)
+    report = grade(sandbox, row, program, row["tests"], seconds)
     wrong = [test for test in report["tests"] if test["outcome"] not in ("passed", "void")]
     return "" if report["passed"] else f"{len(wrong)} of {len(report['tests'])}: {wrong[:1] or 'all are void'}"
 
 
-async def check(name: str, sandbox: Sandbox, at_once: int, seconds: float) -> dict:
+def check(name: str, sandbox: Sandbox, at_once: int, seconds: float) -> dict:
     """One data set."""
     rows = sources.read(name)
     if rows is None:
         return {"dataset": name, "error": "its file is not in $MARL_JAX_DATA"}
     rows = [row for row in rows if row["solution"]]
-    places, began = asyncio.Semaphore(at_once), time.monotonic()
-
-    async def one(row):
-        async with places:
-            return await passes(sandbox, row, seconds)
-
-    problems = await asyncio.gather(*(one(row) for row in rows))
+    began = time.monotonic()
+    with ThreadPoolExecutor(at_once) as side_by_side:
+        problems = list(side_by_side.map(lambda row: passes(sandbox, row, seconds), rows))
     failed = {row["id"]: problem for row, problem in zip(rows, problems, strict=True) if problem}
     spent = time.monotonic() - began
     return {
@@ -76,7 +72,7 @@ def main() -> int:
     sandbox, status = shared_sandbox(), 0
     print(json.dumps({"layers": sandbox.layers, "workers": sandbox.workers}), flush=True)
     for name in args.names:
-        line = asyncio.run(check(name, sandbox, args.at_once or 2 * sandbox.workers, args.seconds))
+        line = check(name, sandbox, args.at_once or 2 * sandbox.workers, args.seconds)
         print(json.dumps(line), flush=True)
         status |= bool(line.get("failed") or "error" in line)
     sandbox.close()

@@ -18,13 +18,15 @@ from configs import reasoning
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
 """Answers of an episode at most: of one agent, and of coder and tester."""
+SECONDS = 1.0
+"""Of CPU time for a program in training, where a step waits for its last one; evaluations give 4 (docs/code.md)."""
 
 
 def get_config(form: str | None = None):
     """MBPP, or the built-in problems for the embedded model."""
     config = reasoning.reasoning(
         "code", form, seats=("coder", "tester"), answers=ANSWERS,
-        params=dict(dataset="mbpp", test_dataset="", turns=TURNS, reward="paper", sandbox="auto"),
+        params=dict(dataset="mbpp", test_dataset="", turns=TURNS, reward="paper", sandbox="auto", seconds=SECONDS),
         single=dict(form="single"), roles=dict(form="roles"),
         small=dict(dataset="sample"),
     )  # fmt: skip

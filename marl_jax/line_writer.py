@@ -16,14 +16,15 @@ class LineWriter:
     file     opened for appending bytes; `close` closes it
     what     names the file in errors
     failure  the error that ends the run where a line cannot be written
+    gather   seconds for which lines wait for others, with which they are written
 
     A writer belongs to one event loop at a time.
     """
 
-    def __init__(self, file: BinaryIO, what: str, failure: type[RunError]):
-        self._file, self._what, self._failure = file, what, failure
+    def __init__(self, file: BinaryIO, what: str, failure: type[RunError], gather: float = 0.0):
+        self._file, self._what, self._failure, self._gather = file, what, failure, gather
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        self._pending: list[tuple[str, bool, asyncio.Future]] = []
+        self._pending: list[tuple[str, bool, asyncio.Future | None]] = []
         self._writing: asyncio.Task | None = None
         self._error: RunError | None = None
 
@@ -31,11 +32,25 @@ class LineWriter:
         """Returns when the line is with the operating system, with `sync` on disk. Lines keep their order."""
         self.check()
         written = asyncio.get_running_loop().create_future()
+        self._add(line, sync, written)
+        await written
+        self.check()
+
+    def add(self, line: str) -> None:
+        """Writes and syncs a line for which nobody waits; `flush` does."""
+        self.check()
+        self._add(line, True, None)
+
+    async def flush(self) -> None:
+        """Returns when all lines so far are where they belong."""
+        while self._pending or not (self._writing is None or self._writing.done()):
+            await self._writing
+        self.check()
+
+    def _add(self, line: str, sync: bool, written: asyncio.Future | None) -> None:
         self._pending.append((line + "\n", sync, written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write_pending())
-        await asyncio.shield(written)
-        self.check()
 
     def check(self) -> None:
         """Raises if a line could not be written."""
@@ -50,6 +65,8 @@ class LineWriter:
     async def _write_pending(self) -> None:
         loop = asyncio.get_running_loop()
         while self._pending:
+            if self._gather:
+                await asyncio.sleep(self._gather)
             batch, self._pending = self._pending, []
             text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
             try:
@@ -57,7 +74,7 @@ class LineWriter:
             except (OSError, RuntimeError, ValueError) as error:  # after `close` it is one of the latter two
                 self._error = self._failure(f"{self._what} cannot be written: {error}")
             for _, _, written in batch:
-                if not written.done():
+                if written is not None and not written.done():
                     written.set_result(None)
 
     def _append(self, text: str, sync: bool) -> None:

@@ -1,5 +1,6 @@
 """The command line: overrides land, what is wrong is refused in one line, modes start."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 
 import launch
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import flags
+from marl_jax.config import earlier, flags, saved
 from marl_jax.config.validate import fields
 from marl_jax.errors import RunError
 from marl_jax.running.signals import GracefulStop
@@ -161,6 +162,38 @@ def test_a_saved_config_is_read_as_it_was(started, tmp_path, experiment):
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     assert launch.main(["launch.py", f"--workdir={tmp_path}"]) == 0
     assert started[0][1]["config"].to_dict() == config.to_dict()
+
+
+def test_fields_that_a_saved_config_lacks_have_the_values_that_they_had(started, tmp_path, caplog, monkeypatch):
+    config = flags.load_experiment(f"{ROOT}/experiments/plan_path.py", "at_grpo_lora")
+    policy = next(iter(config.policies))
+    config.policies[policy].model = config.model.to_dict()
+    older = json.loads(json.dumps(config.to_dict()))
+    del older["serve"], older["mesh"]["sampling"], older["algo"]["std_ddof"]
+    del older["policies"][policy]["model"]["remat"]
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    monkeypatch.setitem(earlier.BEFORE, "mesh.sampling", "replicated")
+    monkeypatch.setitem(earlier.BEFORE, "model.remat", "full")
+    monkeypatch.setitem(earlier.BEFORE, "algo.std_ddof", 1)
+    with caplog.at_level("INFO"):
+        read = saved.read(tmp_path)
+    config.mesh.sampling, config.algo.std_ddof, config.policies[policy].model.remat = "replicated", 1, "full"
+    assert read.to_dict() == config.to_dict() and read.is_locked
+    [line] = [record.getMessage() for record in caplog.records]
+    for filled in ("mesh.sampling='replicated'", "serve.port=8000", f"policies.{policy}.model.remat='full'"):
+        assert filled in line
+    assert flags.parse(["launch.py", f"--workdir={tmp_path}"], ("train",)).warnings == (line,)  # logged later
+
+
+@pytest.mark.parametrize("field", earlier.NEVER_ADDED)
+def test_what_every_run_has_had_is_not_filled_in(capsys, started, tmp_path, field):
+    config = flags.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None).to_dict()
+    *groups, key = field.split(".")
+    del functools.reduce(dict.get, groups, config)[key]
+    config["optim"]["gone"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lines = refused(capsys, f"--workdir={tmp_path}", "--mode=eval")
+    assert f"config.{field} is missing" in lines and "config.optim.gone is not a field" in lines
 
 
 def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):

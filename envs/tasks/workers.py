@@ -1,4 +1,9 @@
-"""Functions called in other processes with a time limit, so that nothing they do can hold up the event loop."""
+"""Functions called in other processes with a time limit, so that nothing they do can hold up the event loop.
+
+The loop's own part of a call is small, because hundreds of episodes share it with the sampler's thread. Calls that
+come in one turn of the loop are sent together, and where more of them wait than there are processes, a process is given
+several at once: it finds the next one without waiting for the loop. It answers them one by one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +23,7 @@ from envs.tasks.task import CallFailed, CallTimeout
 
 LARGEST = 1 << 26  # bytes of one answer
 START_LIMIT = 60.0  # seconds in which a process starts and imports a function
+AHEAD = 8  # calls that a process is given at once, at most
 
 
 class Workers:
@@ -27,76 +36,224 @@ class Workers:
         if n < 1:
             raise ValueError(f"workers is {n}; accepted: 1 or more")
         self.n = n
-        self._free: list[asyncio.subprocess.Process] = []
-        self._imported: dict[asyncio.subprocess.Process, set[str]] = {}
+        self._queue: deque[_Call] = deque()
+        self._free: list[_Worker] = []
+        self._workers: set[_Worker] = set()
         self._ending: set[asyncio.Future] = set()
-        self._places: asyncio.Semaphore | None = None
+        self._starting = 0
+        self._scheduled = False
 
     async def call(self, function: Callable | str, *args: Any, limit: float) -> Any:
         """The result of a function of a module, or "module:function"; arguments and result are JSON values.
 
-        The limit counts from when a process is free and running. Raises `CallTimeout` or `CallFailed`.
+        The limit counts from when a process has begun with the call. Raises `CallTimeout` or `CallFailed`.
         """
         where = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
         if "<" in where or where.startswith("__main__:"):
             raise ValueError(f"{where} cannot be called in another process; expected a function of a module")
-        request = {"function": where, "args": args}
-        if self._places is None:
-            self._places = asyncio.Semaphore(self.n)
-        async with self._places:
-            worker = self._free.pop() if self._free else await self._start()
-            answer = None
-            try:
-                if where not in self._imported[worker]:  # which is not the function's time
-                    async with asyncio.timeout(START_LIMIT):
-                        await _exchange(worker, {**request, "import_only": True})
-                    self._imported[worker].add(where)
-                async with asyncio.timeout(limit):
-                    answer = await _exchange(worker, request)
-            except TimeoutError:
-                raise CallTimeout(f"{where} took more than {limit:g} s") from None
-            finally:
-                if answer is None:
-                    self._kill(worker)
-                else:
-                    self._free.append(worker)
+        call = _Call(where, _line({"function": where, "args": args}), limit)
+        self._queue.append(call)
+        self._schedule()
+        try:
+            answer = await call.answer
+        finally:
+            if not call.answer.done() or call.answer.cancelled():
+                self._drop(call)
         if "error" in answer:
             raise CallFailed(f"{where}: {answer['error']}")
         return answer["result"]
 
     async def close(self) -> None:
         """Ends the processes."""
-        for worker in list(self._imported):
+        for worker in list(self._workers):
             self._kill(worker)
+        while self._starting:  # one that is just being started ends as soon as it is there
+            await asyncio.sleep(0.01)
         await asyncio.gather(*self._ending, return_exceptions=True)
-        self._free.clear()
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "envs.tasks.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            limit=LARGEST, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
-        )  # fmt: skip
-        self._imported[worker] = set()
-        return worker
+    # ------------------------------------------------------------------------------------------------ who gets what
 
-    def _kill(self, worker) -> None:
-        self._imported.pop(worker, None)
-        if worker.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                os.killpg(worker.pid, signal.SIGKILL)  # with whatever it has started
-        ending = asyncio.ensure_future(worker.communicate())  # until its pipes are closed
+    def _schedule(self) -> None:
+        """Hands calls out at the end of this turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._scheduled = False
+        for _ in range(min(len(self._queue) - len(self._free), self.n - len(self._workers)) - self._starting):
+            self._starting += 1
+            starting = asyncio.ensure_future(self._start())
+            self._ending.add(starting)
+            starting.add_done_callback(self._ending.discard)
+        while self._queue and self._free:
+            worker, share = self._free.pop(), max(1, min(AHEAD, len(self._queue) // self.n))
+            worker.take([self._queue.popleft() for _ in range(share)])
+
+    async def _start(self) -> None:
+        try:
+            worker = _Worker(self)
+            self._workers.add(worker)
+            await worker.connect()
+            self._free.append(worker)
+        except OSError as error:
+            for call in self._queue:
+                call.fail(CallFailed(f"a process could not be started: {error}"))
+            self._queue.clear()
+        finally:
+            self._starting -= 1
+        self._hand_out()
+
+    def _idle(self, worker: _Worker) -> None:
+        """A process has answered all it had."""
+        self._free.append(worker)
+        self._hand_out()
+
+    def _drop(self, call: _Call) -> None:
+        """Nobody waits for this call any more; a process that is at it is ended."""
+        if call in self._queue:
+            self._queue.remove(call)
+        for worker in [worker for worker in self._workers if call in worker.calls]:
+            if worker.calls[0] is call:
+                self._kill(worker)
+            else:
+                call.dropped = True
+
+    def _kill(self, worker: _Worker) -> None:
+        """Ends a process. Calls that it had not begun with go to others."""
+        self._workers.discard(worker)
+        if worker in self._free:
+            self._free.remove(worker)
+        left = [call for call in worker.calls if not call.answer.done() and not call.dropped]
+        worker.calls.clear()
+        worker.close()
+        self._queue.extendleft(reversed(left))
+        ending = asyncio.get_running_loop().run_in_executor(None, worker.process.wait)
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+        if self._queue:
+            self._schedule()
 
 
-async def _exchange(worker: asyncio.subprocess.Process, request: dict) -> dict:
-    try:
-        worker.stdin.write(json.dumps(request).encode() + b"\n")
-        await worker.stdin.drain()
-        line = await worker.stdout.readline()
-    except (ConnectionError, ValueError) as error:  # a process that is gone; an answer beyond LARGEST
-        raise CallFailed(f"{type(error).__name__}: {error}") from error
-    if not line:
-        raise CallFailed("the process ended without an answer")
-    return json.loads(line)
+class _Call:
+    """A call that waits or is under way; `answer` becomes what the process says."""
+
+    __slots__ = ("where", "line", "limit", "answer", "dropped")
+
+    def __init__(self, where: str, line: bytes, limit: float):
+        self.where, self.line, self.limit, self.dropped = where, line, limit, False
+        self.answer: asyncio.Future[dict] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class _Worker(asyncio.Protocol):
+    """One process.
+
+    calls  those it was given and has not answered; it is at the first
+    """
+
+    def __init__(self, pool: Workers):
+        self._pool, self.calls = pool, deque()
+        self._imported: set[str] = set()
+        self._data, self._transport, self._timer = bytearray(), None, None
+        self._deadline = 0.0
+        self._loop = asyncio.get_running_loop()
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "envs.tasks.worker"], stdin=theirs, stdout=theirs,
+                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+
+    async def connect(self) -> None:
+        """The process is spoken to from now on."""
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=self._ours)
+
+    def take(self, calls: list[_Call]) -> None:
+        """Sends calls, each function's module before its first one: to import it is not the function's time."""
+        lines = []
+        for call in calls:
+            if call.where not in self._imported:
+                self._imported.add(call.where)
+                first = _Call(call.where, _line({"function": call.where, "args": (), "import_only": True}), START_LIMIT)
+                first.dropped = True
+                self.calls.append(first)
+                lines.append(first.line)
+            self.calls.append(call)
+            lines.append(call.line)
+        self._transport.write(b"".join(lines))
+        self._begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Answers, one a line."""
+        self._data += data
+        *lines, rest = self._data.split(b"\n") if b"\n" in data else [self._data]
+        self._data = rest
+        for line in lines:
+            if not self.calls:
+                return
+            call, answer = self.calls.popleft(), json.loads(line)
+            if call.answer.done() or (call.dropped and "error" not in answer):
+                pass
+            elif call.dropped:  # the module cannot be imported, which its first call will say
+                self._imported.discard(call.where)
+            else:
+                call.answer.set_result(answer)
+            self._begin()
+        if len(self._data) > LARGEST:
+            self._fail(CallFailed(f"an answer of more than {LARGEST} bytes"))
+        elif not self.calls and lines:
+            self._pool._idle(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process is gone, with what it was at."""
+        if self in self._pool._workers:
+            self._fail(CallFailed("the process ended without an answer"))
+
+    def close(self) -> None:
+        """Kills the process, with whatever it has started."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(self.process.pid, signal.SIGKILL)
+        if self._transport is None:
+            self._ours.close()
+        else:
+            self._transport.abort()
+
+    def _begin(self) -> None:
+        """The time of the first call runs from now on. One timer serves all calls: it looks again when it is early."""
+        if self.calls:
+            self._deadline = self._loop.time() + self.calls[0].limit
+            if self._timer is None or self._deadline < self._timer.when():
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self.calls:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        else:
+            call = self.calls[0]
+            self._fail(CallTimeout(f"{call.where} took more than {call.limit:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        """The first call has failed, and the process with it."""
+        if self.calls:
+            call = self.calls.popleft()
+            if call.dropped and self.calls:  # it was to import what the next call needs
+                call = self.calls.popleft()
+            call.fail(error)
+        self._pool._kill(self)
+
+
+def _line(request: dict) -> bytes:
+    return json.dumps(request).encode() + b"\n"

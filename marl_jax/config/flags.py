@@ -89,10 +89,13 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     path, _, variant = (place or "").partition(":")
     # A report is of a run that was; the other modes can begin with a config.
     hint = "" if mode == "report" else "; give --config=experiments/NAME.py"
+    note = ""
     if alone:
         base = default_config()
+    elif place is None:
+        base, note = saved.read_with_note(Path(workdir).expanduser(), hint)
     else:
-        base = saved.read(Path(workdir).expanduser(), hint) if place is None else load_experiment(path, variant or None)
+        base = load_experiment(path, variant or None)
 
     argv = import_plugins(base, argv)
     if place is None and mode != "report":  # a file that was edited or damaged; an experiment is checked with the rest
@@ -125,7 +128,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         raise ConfigError([f"{rest[1]!r} is not a flag; flags begin with --"])
     set_open_fields(values.config, opened)
     follows = opponents is not None and "checkpoint.best_metric" not in overrides
-    warnings = follow_opponents(values.config, opponents) if follows else ()
+    warnings = (note,) * bool(note) + (follow_opponents(values.config, opponents) if follows else ())
     name = mode if alone else Path(path).stem + (f"-{variant}" if variant else "")
     return Command(values, values.config, name, warnings)
 

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import renamed, schema
+from marl_jax.config import earlier, renamed, schema
 from marl_jax.errors import ConfigError
+from registries import load_plugins
+
+log = logging.getLogger(__name__)
 
 
 def read(workdir: Path, hint: str = "") -> ConfigDict:
     """The config of the run in `workdir`; `hint` says what to do where there is none.
 
-    A folder that an earlier version wrote, with fields of other names, is refused with the new names.
+    A folder that an earlier version wrote is refused where fields have other names now, with the new names. Fields
+    that it lacks are filled in (`earlier.py`), and named in the log.
     """
-    config = ConfigDict(_tuples(load(workdir, hint))).lock()
+    config, note = read_with_note(workdir, hint)
+    if note:
+        log.info(note)
+    return config
+
+
+def read_with_note(workdir: Path, hint: str = "") -> tuple[ConfigDict, str]:
+    """`read` before there is a log: the config, and the line about fields that were filled in, or ""."""
+    config = ConfigDict(_tuples(load(workdir, hint)))
     if problems := renamed.problems(config):
         raise ConfigError([f"{workdir} is a run of an earlier version, whose config.json has other fields:", *problems])
-    return config
+    with contextlib.suppress(ValueError):  # a plugin that is not there is reported when the config is checked
+        load_plugins(config.get("plugins", ()))
+    values = ", ".join(f"{name}={value!r}" for name, value in earlier.fill(config).items())
+    note = f"{workdir} is a run of an earlier version; fields that it did not have yet: {values}" if values else ""
+    return config.lock(), note
 
 
 def load(workdir: Path, hint: str = "") -> dict[str, Any]:

@@ -31,6 +31,7 @@ from marl_jax.learning.update import TrainState, make_update, new_train_state, u
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import identity
+from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.modes.setup import Setup
 from marl_jax.running import processes
@@ -119,7 +120,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     logs = GameLogs(config, workdir, start=start, main=main)
     if start >= config.steps:
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
-    step, stopping = start, False
+    step, stopping, recompiles = start, False, Recompiles()
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
         for resource in (setup, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
@@ -142,6 +143,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                     states, more = learn(states, samples, step_key, step)
                     found = jax.device_get({**found, **more})
                 step += 1
+                recompiles.look(step, samples, clock.seconds("update"))
 
                 if step == start + 1:
                     warn_of_dropped(found.get("dropped_answers", 0.0))

@@ -27,7 +27,7 @@ import numpy as np
 from envs.tasks.data import DataError, order
 from marl_jax.agents.verifier import ChatError, Message, Reading, read_chat
 from marl_jax.errors import RunError
-from marl_jax.rollouts.host.collate import bucket
+from marl_jax.rollouts.host.sizes import bucket
 from marl_jax.samples import Samples
 from models.tokenizers import Tokenizer
 

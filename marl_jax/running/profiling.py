@@ -31,6 +31,10 @@ class Clock:
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
+    def seconds(self, name: str) -> float:
+        """Of a phase so far."""
+        return self._seconds.get(name, 0.0)
+
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
         """Seconds per phase, and games or episodes and tokens per second of playing and learning.
 

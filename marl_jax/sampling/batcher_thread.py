@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.loop_futures import LoopFutures
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
@@ -56,6 +57,7 @@ class BatcherThread:
         self._swaps: list[tuple[int, Future]] = []
         self._drains: list[tuple[set[int], Future]] = []
         self._paused = self._closing = False
+        self._loops = LoopFutures()
         self._usage = batcher.usage
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -79,7 +81,7 @@ class BatcherThread:
         Cancelling the future frees the request's rows. `cancel` does the same and keeps what was written.
         `on_tokens` (see `Batcher.watch`) is called in the thread.
         """
-        ids = [int(i) for i in ids]
+        ids = list(ids)
         self._batcher.check_request(ids, sampling, policy, n)
         future: Future[list[Answer]] = Future()
 
@@ -107,7 +109,8 @@ class BatcherThread:
             def show(k: int, new: Answer) -> None:
                 loop.call_soon_threadsafe(on_tokens, k, new)
 
-        return await asyncio.wrap_future(self.ask(ids, sampling, policy, n, deadline, show))
+        asked = self.ask(ids, sampling, policy, n, deadline, show)
+        return await self._loops.wait_for(asked)
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
         """As `Engine.top_logprobs`, in the thread of the caller."""
@@ -239,8 +242,9 @@ class BatcherThread:
 
     def _hand_out(self):
         self._usage = self._batcher.usage
-        for request, answers in self._batcher.results():
-            _settle(self._answers.pop(request), answers)
+        with self._loops.together():
+            for request, answers in self._batcher.results():
+                _settle(self._answers.pop(request), answers)
         updating = self._batcher.updating
         for policy, future in self._swaps:
             if policy not in updating:

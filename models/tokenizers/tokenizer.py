@@ -49,7 +49,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of some ids. Bytes that are no UTF-8 become U+FFFD; ids that no token has become nothing."""
-        return self.rust.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        return self.rust.decode(list(ids), skip_special_tokens=skip_special)
 
     def token_bytes(self, *, skip_special: bool = False) -> TokenBytes:
         """The bytes of every token, as `decode` writes it; none for special tokens that are skipped."""

@@ -1,12 +1,10 @@
 """The task `code` from end to end: a run of the embedded model on the built-in problems, programs in the sandbox."""
 
-import hashlib
-
 import jax
 import pytest
 
-from envs.tasks.code import sample, task
-from envs.tasks.code.extract import Cases, Program
+from envs.tasks.code import calls, sample, task
+from envs.tasks.code.extract import Program
 from envs.tasks.sandbox import SandboxUnavailable, shared_sandbox
 from experiments import code_generation
 from marl_jax.config import validate
@@ -14,6 +12,7 @@ from marl_jax.devices import mesh as meshes
 from marl_jax.errors import RunError
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
+from tests.envs.tasks import verifiers
 
 FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")
 
@@ -28,18 +27,12 @@ def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
     make = meshes.make
     monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
     solutions = [row["solution"] for row in sample.rows()]
-    tests = [row["tests"][0] for row in sample.rows()]
 
-    def number(answer):
-        return hashlib.sha256(answer.encode()).digest()[0]
+    def read_program(answer):
+        return Program("\n".join(solutions[verifiers.number(answer) % 2 :: 2][:4]))
 
-    def read_cases(answer, entry_point, most):
-        fits = [t.get("call", "").startswith(f"{entry_point}(") if entry_point else "stdin" in t for t in tests]
-        fitting = [test for test, fit in zip(tests, fits, strict=True) if fit]
-        return Cases(fitting[:1] if number(answer) % 2 else [])
-
-    monkeypatch.setattr(task, "read_program", lambda answer: Program("\n".join(solutions[number(answer) % 2 :: 2][:4])))
-    monkeypatch.setattr(task, "read_cases", read_cases)
+    monkeypatch.setattr(task, "read_program", read_program)
+    monkeypatch.setattr(calls, "cases_in", verifiers.cases_by_number)
     config = code_generation.get_config("at_grpo_shared")
     config.steps, config.optim.warmup = 2, 0
     config.task.update(dict(n_episodes=2, rows=8, max_length=1024))

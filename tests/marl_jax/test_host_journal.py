@@ -1,6 +1,7 @@
 """The journal: what does not follow from seeds is read on a replay, and a killed run equals an uninterrupted one."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.host.journal import Journal, discard_before, path_of
+from marl_jax.rollouts.host.garbage import NEW_OBJECTS
+from marl_jax.rollouts.host.journal import Journal, JournalError, discard_before, path_of
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 
@@ -70,6 +72,32 @@ def test_entries_that_come_together_are_synced_together(tmp_path, monkeypatch):
     asyncio.run(write())
     journal.close()
     assert len(appended) <= 3 and "".join(appended).count("\n") == 50
+
+
+def test_notes_are_on_disk_after_a_flush_and_one_that_cannot_be_written_is_reported_there(tmp_path, monkeypatch):
+    async def write(journal):
+        for i in range(5):
+            journal.note(f"{i}.0", "end", {"failed": None})
+        await journal.flush()
+        return len((tmp_path / "j.jsonl").read_text().splitlines())
+
+    journal = Journal(tmp_path / "j.jsonl", 0)
+    assert asyncio.run(write(journal)) == 6  # behind the header
+    monkeypatch.setattr(journal._lines, "_append", lambda *_: (_ for _ in ()).throw(OSError(28, "no space left")))
+    with pytest.raises(JournalError, match="no space left"):
+        asyncio.run(write(journal))
+    journal.close()
+
+
+def test_searches_for_garbage_are_rare_in_a_rollout_and_as_before_behind_it(tmp_path):
+    before, seen = gc.get_threshold(), []
+
+    async def play(ask, example):
+        seen.append(gc.get_threshold()[0])
+        raise RuntimeError("no")
+
+    roll(play, tmp_path)
+    assert set(seen) == {NEW_OBJECTS} and gc.get_threshold() == before and before[0] < NEW_OBJECTS
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,15 +1,17 @@
 """Host rollouts as samples, with a sampler that logs what it was asked: rows say exactly what was read and written."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.host.collate import Sizes, bucket, collate, sizes_for
+from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.sizes import FEW, PADDING, UNIT, Sizes, bucket, choose
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax.tiny_host import (
     FakeSampler,
@@ -224,6 +226,34 @@ def test_buckets_are_few_and_not_much_too_large(n, unit):
     assert len({bucket(i) for i in range(1, 1001)}) < 25
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 32), st.integers(1, 32)), max_size=40))
+@example([(t, x) for t in range(1, 33) for x in range(1, t + 1, 3)])
+def test_a_run_has_few_sizes_whatever_its_lengths(lengths):
+    """The learner is compiled once for each size."""
+    used, most = [], 32 * UNIT
+    for t, x in lengths:
+        needed = Sizes(rows=8, tokens=max(t, x) * UNIT, answer_tokens=x * UNIT)
+        size = choose(needed, used, most, most)
+        assert size.holds(needed) and max(size.tokens, size.answer_tokens) <= most
+        if size in used:
+            assert len(used) >= FEW or size.work <= PADDING * needed.work
+            assert all(size.work <= other.work for other in used if other.holds(needed))
+        else:
+            used.append(size)
+    assert len(used) <= FEW + 1 + 2 * 5, used  # the fifth holds the others, and behind it a length doubles: 32 = 2**5
+
+
+def test_sizes_of_earlier_steps_are_taken_again_after_a_restart_too():
+    start = {"seed": 0, "position": 0, "step": 0}  # as an earlier version saved it
+    alone, state, _ = roll(conversation, state=start, n_examples=1)
+    [own] = state["sizes"]
+    larger = [own[0] + 1, *own[1:]]
+    samples, state, _ = roll(conversation, state=start | {"sizes": [larger]}, n_examples=1)
+    again, later, _ = roll(conversation, state=json.loads(json.dumps(state)), n_examples=1)
+    assert samples.n == again.n == alone.n + 1 and state["sizes"] == later["sizes"] == [larger]
+
+
 def test_sizes_can_be_agreed_on_and_padding_means_nothing():
     rollout = make_rollout(conversation)
     jobs = rollout.jobs(rollout.init(None, None))
@@ -281,17 +311,17 @@ def test_an_epoch_sees_every_example_once_in_an_order_of_its_own():
 
     rollout = make_rollout(Talk(note, n=7), n_examples=2, samples=1)
     seen, state = [], rollout.init(None, None)
-    assert state == {"seed": 0, "position": 0, "step": 0}
+    assert state == {"seed": 0, "position": 0, "step": 0, "sizes": []}
     for _ in range(7):
         _, state, _ = rollout({}, state)
-    assert state == {"seed": 0, "position": 14, "step": 7}
+    assert state["position"] == 14 and state["step"] == 7 and len(state["sizes"]) == 1  # all are of one length
     first, second = seen[:7], seen[7:]
     assert set(first) == set(second) == set(rollout.examples) and first != second
     again = []
     state = {"seed": 0, "position": 4, "step": 2}
     for _ in range(2):
         again += [job.example for job in rollout.jobs(state)]
-        state = rollout._advance(state)
+        state = rollout._advance(state, Sizes())
     assert again == seen[4:8], "a position in the data is enough to continue"
     rollout.close()
 

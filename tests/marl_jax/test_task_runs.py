@@ -16,7 +16,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import defaults
-from marl_jax.config import validate
+from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
 from marl_jax.modes import contestants, evaluate, export, task_play, train
@@ -56,6 +56,14 @@ def untimed(workdir):
     """The metrics of a run without what the clock says."""
     rows = read_json_lines(workdir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def forget_fields(workdir):
+    """Makes a run one of an earlier version, which did not have some fields and groups yet."""
+    path = workdir / "config.json"
+    config = json.loads(path.read_text())
+    del config["serve"], config["sampling"], config["first_stage"], config["eval"]["part"], config["algo"]["tis_clip"]
+    path.write_text(json.dumps(config))
 
 
 def launch(workdir, cache, *flags):
@@ -103,13 +111,37 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
     assert state(tmp_path / "parts").meta["rollout"]["step"] == 2
-    run(config, tmp_path / "parts")
+    forget_fields(tmp_path / "parts")
+    again = saved.read(tmp_path / "parts")
+    assert again.to_dict() == config.to_dict()
+    run(again, tmp_path / "parts")
     ours, theirs = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert ours.meta == theirs.meta and ours.meta["rollout"]["step"] == 4
     jax.tree.map(np.testing.assert_array_equal, ours.state, theirs.state)
     assert untimed(tmp_path / "whole") == untimed(tmp_path / "parts")
     assert all(row["grad_norm"] > 1e-4 for row in whole), "nothing is learnt, so nothing is compared"
     assert not list((tmp_path / "whole" / "journal").iterdir()), "a checkpoint makes journals superfluous"
+
+
+def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path, monkeypatch, caplog):
+    learners, programs = [], train.programs
+
+    def kept(*args):
+        found = programs(*args)
+        learners.append(found[1])
+        return found
+
+    monkeypatch.setattr(train, "programs", kept)
+    config = tiny_task.get_config("grpo+lengths")
+    config.task.params.n_examples = config.steps = 8
+    config.task.n_episodes = 2
+    with caplog.at_level("INFO", logger="marl_jax.modes.recompiles"):
+        run(config, tmp_path)
+    sizes = state(tmp_path).meta["rollout"]["sizes"]
+    [learner] = learners
+    assert 2 <= learner._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
+    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.modes.recompiles"]
+    assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
 
 
 def test_killed_while_its_judge_hangs_a_resumed_run_equals_one_that_never_was(tmp_path):

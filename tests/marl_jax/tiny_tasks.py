@@ -114,6 +114,24 @@ class Debate:
         return Outcome(small_bytes(replies[0].text))
 
 
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """One answer to texts of which each has 60 bytes more than the one before."""
+
+    n_examples: int = 12
+
+    roles = ("reader",)
+
+    def examples(self, part):
+        return ["?" * 60 * (i + 1) for i in range(self.n_examples)]
+
+    async def play(self, ask, example):
+        reply = await ask.chat(0).say(example)
+        reply.reward(team=small_bytes(reply.text))
+        return Outcome(1.0)
+
+
 TASKS.add("plain", Plain)
+TASKS.add("lengths", Lengths)
 TASKS.add("debate_of_bytes", Debate)
 TASKS.add("moody", Moody)

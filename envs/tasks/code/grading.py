@@ -1,7 +1,9 @@
 """Grading: a program on tests in the sandbox, the values compared here.
 
-    report = await grade(sandbox, row, program, tests)
+    report = grade(sandbox, row, program, tests)
     report["share"], [test["outcome"] for test in report["tests"]]
+
+It waits for the sandbox and may compare large values, so episodes call it in another process (`calls.py`).
 
 A report is a JSON value, so that an episode can record it. Outcomes of a test:
 
@@ -15,9 +17,9 @@ A report is a JSON value, so that an episode can record it. Outcomes of a test:
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from envs.tasks.code.rows import Row, kind_of
@@ -35,9 +37,7 @@ OUTPUT_KB = 64
 LONGEST_PROGRAM = 100_000
 
 
-async def grade(
-    sandbox: Sandbox, row: Row, program: str, tests: Sequence[dict], seconds: float = SECONDS
-) -> Report:
+def grade(sandbox: Sandbox, row: Row, program: str, tests: Sequence[dict], seconds: float = SECONDS) -> Report:
     """A program on some tests: {"built", "ran", "passed", "share", "tests": [{"outcome", "got", "note"}]}.
 
     built   it is Python
@@ -47,17 +47,16 @@ async def grade(
     if problem := unfit(program):
         return _report(False, [_verdict("error", note=problem) for _ in tests])
     if any(kind_of(test) == "stdin" for test in tests):
-        return await _grade_stdin(sandbox, program, tests, seconds)
-    observed = await observe(sandbox, row, program, tests, seconds)
+        return _grade_stdin(sandbox, program, tests, seconds)
+    observed = observe(sandbox, row, program, tests, seconds)
     unknown = [n for n, test in enumerate(tests) if "call" in test and "expect" not in test]
     gold = {}
     if unknown:  # what the solution returns is what is expected
-        seen = await observe(sandbox, row, row["solution"], [tests[n] for n in unknown], seconds)
+        seen = observe(sandbox, row, row["solution"], [tests[n] for n in unknown], seconds)
         gold = dict(zip(unknown, seen, strict=True))
-    built = any(found.status != "error" for found in observed) or await builds(sandbox, program)
+    built = any(found.status != "error" for found in observed) or builds(sandbox, program)
     golds = [gold.get(n) for n in range(len(tests))]
-    # In a thread: to compare values that are as large as the sandbox allows takes a while.
-    return _report(built, await asyncio.to_thread(lambda: list(map(_judge, tests, observed, golds))))
+    return _report(built, list(map(_judge, tests, observed, golds)))
 
 
 def unfit(program: str) -> str | None:
@@ -100,7 +99,7 @@ def module(row: Row, program: str) -> str:
     return f"{future}{_NOT_MAIN}{row['prelude']}\n{_FUTURE.sub('', program)}\n{row['setup']}\n"
 
 
-async def observe(
+def observe(
     sandbox: Sandbox, row: Row, program: str, tests: Sequence[dict], seconds: float = SECONDS
 ) -> list[CallResult]:
     """What the calls of some tests came to, each in a fork of the loaded program; nothing is compared.
@@ -110,12 +109,12 @@ async def observe(
     """
     limits = Limits(wall=WAIT * seconds + 2, cpu=seconds, memory_mb=MEMORY_MB, output_kb=OUTPUT_KB)
     items = [{"kind": "value" if "call" in t else "test", "source": t[kind_of(t)]} for t in tests]
-    return await asyncio.to_thread(sandbox.evaluate, module(row, program), items, limits)
+    return sandbox.evaluate(module(row, program), items, limits)
 
 
-async def builds(sandbox: Sandbox, program: str) -> bool:
+def builds(sandbox: Sandbox, program: str) -> bool:
     """Whether a program is Python at all."""
-    probe = await sandbox.run(f"compile({program!r}, 'program.py', 'exec')\n")
+    probe = sandbox.run_sync(f"compile({program!r}, 'program.py', 'exec')\n")
     return probe.status == "ok"
 
 
@@ -146,18 +145,20 @@ def _failed(found: CallResult) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- standard input
 
 
-async def _grade_stdin(sandbox: Sandbox, program: str, tests: Sequence[dict], seconds: float) -> Report:
-    runs = (run_stdin(sandbox, program, test["stdin"], test["stdout"], seconds) for test in tests)
-    results = await asyncio.gather(*runs)
-    built = any(result.status != "error" for result in results) or await builds(sandbox, program)
+def _grade_stdin(sandbox: Sandbox, program: str, tests: Sequence[dict], seconds: float) -> Report:
+    with ThreadPoolExecutor(min(sandbox.workers, len(tests))) as side_by_side:
+        results = list(side_by_side.map(
+            lambda test: run_stdin(sandbox, program, test["stdin"], test["stdout"], seconds), tests
+        ))  # fmt: skip
+    built = any(result.status != "error" for result in results) or builds(sandbox, program)
     return _report(built, [_judge_output(test["stdout"], result) for test, result in zip(tests, results, strict=True)])
 
 
-async def run_stdin(sandbox: Sandbox, program: str, given: str, expected: str, seconds: float = SECONDS) -> Result:
+def run_stdin(sandbox: Sandbox, program: str, given: str, expected: str, seconds: float = SECONDS) -> Result:
     """One run on one input, with room for an output twice as long as the expected one."""
     room = OUTPUT_KB + 2 * len(expected.encode("utf-8", "replace")) // 1024
     limits = Limits(wall=WAIT * seconds + 2, cpu=seconds, memory_mb=MEMORY_MB, output_kb=room)
-    return await sandbox.run(program, stdin=given, limits=limits)
+    return sandbox.run_sync(program, stdin=given, limits=limits)
 
 
 def _judge_output(expected: str, result: Result) -> dict[str, str]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from envs.tasks.chat import keep_one
-from envs.tasks.code import prompts, rewards
+from envs.tasks.code import calls, prompts, rewards
 from envs.tasks.code.extract import read_cases
-from envs.tasks.code.grading import grade
+from envs.tasks.code.grading import SECONDS
 from envs.tasks.code.rows import Row
 from envs.tasks.code.values import literal, parse, same
-from envs.tasks.sandbox import Sandbox
 from envs.tasks.sandbox.inside.values import encode
 from envs.tasks.task import Ask, Outcome, Reply
 
 
-async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callable[[], Sandbox]) -> Outcome:
+async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callable[[], Mapping]) -> Outcome:
     """0.2 for an assertion that can be read, 0.8 for one that holds and is about what was given."""
     chat = ask.chat(0, system=prompts.PREDICT)
     reply = await chat.say(prompts.predict(row), n=ask.candidates, label="predict")
@@ -37,11 +36,11 @@ async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callab
     return Outcome(right, {"parse_failure": float(answer is None)}, answer=answer)
 
 
-async def holds(ask: Ask, row: Row, case: dict, given: str, sandbox: Callable[[], Sandbox], name: str) -> bool:
+async def holds(ask: Ask, row: Row, case: dict, given: str, sandbox: Callable[[], Mapping], name: str) -> bool:
     """Whether an assertion is right: the given half is as given, and the other half is true.
 
     The value for a given input is compared with the published one, nothing is run. Any input that gives the published
-    value will do, so that one is run.
+    value will do, so that one is run; `sandbox` returns the settings of a sandbox.
     """
     [gold] = row["tests"]
     value_is_given = same(literal(gold["expect"]), encode(literal(case["expect"])))
@@ -50,4 +49,6 @@ async def holds(ask: Ask, row: Row, case: dict, given: str, sandbox: Callable[[]
     if not value_is_given:
         return False
     test = {"call": case["call"], "expect": gold["expect"]}
-    return (await ask.record(name, grade(sandbox(), row, row["solution"], [test])))["passed"]
+    arguments = (sandbox(), calls.needed(row), row["solution"], [test], SECONDS)
+    report = await ask.verify(calls.graded, *arguments, limit=calls.limit(1, SECONDS), name=name)
+    return report["passed"]

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
-from envs.tasks.code import prompts, rewards, sources
-from envs.tasks.code.extract import Cases, Program, read_cases, read_program
-from envs.tasks.code.grading import SECONDS, Report, grade
+from envs.tasks.code import calls, prompts, rewards, sources
+from envs.tasks.code.extract import Cases, Program, read_program
+from envs.tasks.code.grading import SECONDS, Report
 from envs.tasks.code.predict import play_prediction
 from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.data import Dataset
-from envs.tasks.sandbox import Sandbox, shared_sandbox
+from envs.tasks.sandbox import shared_sandbox
 from envs.tasks.task import Ask, Outcome, Reply, check_part
 
 FORMS = ("roles", "single")
@@ -42,7 +43,7 @@ class Code:
     cases         test cases that are read in an answer, at most
     shown         gold tests that are shown with the problem and then not used
     continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
-    seconds       of CPU time for all calls of a program, or for a program on one input
+    seconds       of CPU time for all calls of a program, or for a program on one input; evaluations give 4 at least
     sandbox       "auto": real isolation or an error; "process": limits only, for programs that are trusted
     """
 
@@ -87,10 +88,14 @@ class Code:
         """Starts the sandbox, or raises `SandboxUnavailable` where this machine allows no isolation."""
         shared_sandbox(self.sandbox)
 
+    def for_evaluation(self) -> Code:
+        """The same with the time that published figures allow: a slow program is not a wrong one."""
+        return dataclasses.replace(self, seconds=max(self.seconds, SECONDS))
+
     async def play(self, ask: Ask, example: Row) -> Outcome:
         """One problem."""
         if example["predict"]:
-            return await play_prediction(ask, example, self.continuation, lambda: shared_sandbox(self.sandbox))
+            return await play_prediction(ask, example, self.continuation, lambda: shared_sandbox(self.sandbox).settings)
         return await _Episode(self, ask, example).play()
 
 
@@ -105,6 +110,11 @@ class Attempt:
     @property
     def right(self) -> bool:
         return self.gold is not None and self.gold["passed"]
+
+    def judge(self, gold: Report | None) -> None:
+        """Notes what gold tests have shown."""
+        self.gold = gold
+        self.reply.judge(self.right, self.program.text, _reason(self))
 
 
 @dataclasses.dataclass
@@ -146,28 +156,50 @@ class _Episode:
 
     async def _turn(self, coder: Chat, tester: Chat | None, to_coder: str, to_tester: str):
         """One turn: what is kept of coder and tester, the one on the other's cases, and the words for the next turn."""
-        n, most = self.ask.candidates, self.task.cases
+        n = self.ask.candidates
         saying = [coder.say(to_coder, n=n, label="code")]
         if tester is not None:
             saying.append(tester.say(to_tester, n=n, label="tests"))
         said = await asyncio.gather(*saying)
         attempts = [Attempt(reply, read_program(reply.text)) for reply in said[0].replies]
-        suites = [Suite(reply, read_cases(reply.text, self.row["entry_point"], most)) for reply in said[-1].replies]
-        for attempt, report in zip(attempts, await self._run("gold", attempts, self.tests), strict=True):
-            attempt.gold = report
-            attempt.reply.judge(attempt.right, attempt.program.text, _reason(attempt))
-        if n > 1:
-            await self._reward(attempts, suites)
+        if n == 1:
+            return await self._tried(attempts[0], said[-1])
+        gold, cases = await asyncio.gather(
+            self._run("gold", attempts, self.tests),
+            asyncio.gather(*(self._cases(k, reply) for k, reply in enumerate(said[-1].replies))),
+        )
+        suites = [Suite(reply, found) for reply, found in zip(said[-1].replies, cases, strict=True)]
+        for attempt, report in zip(attempts, gold, strict=True):
+            attempt.judge(report)
+        await self._reward(attempts, suites)
         attempt = attempts[said[0].replies.index(keep_one(self.ask, coder, said[0], self.task.continuation))]
         if tester is None:
             suite = suites[attempts.index(attempt)]
         else:
             suite = suites[said[1].replies.index(keep_one(self.ask, tester, said[1], self.task.continuation))]
-        report, pairs = {"passed": False, "share": 0.0}, None if attempt.gold is None else []
+        kept = None
         if attempt.gold is not None and suite.cases.tests:
-            [report] = await self._run("kept", [attempt], suite.cases.tests)
-            pairs = list(zip(suite.cases.tests, report["tests"], strict=True))
-        return attempt, suite, report, prompts.after_cases(pairs, "your" if self.single else "the")
+            [kept] = await self._run("kept", [attempt], suite.cases.tests)
+        return self._turned(attempt, suite, kept)
+
+    async def _tried(self, attempt: Attempt, said: Reply):
+        """A turn without other candidates, of which all is found in one call."""
+        arguments = (attempt.program.text, self.tests, said.text, self.task.cases, self.task.seconds)
+        found = await self._call(calls.tried, *arguments, tests=len(self.tests) + self.task.cases, name="tried")
+        attempt.judge(found["gold"])
+        return self._turned(attempt, Suite(said, Cases(**found["cases"])), found["kept"])
+
+    def _turned(self, attempt: Attempt, suite: Suite, kept: Report | None):
+        """What a turn comes to: see `_turn`."""
+        pairs = None if attempt.gold is None else []
+        if kept is not None:
+            pairs = list(zip(suite.cases.tests, kept["tests"], strict=True))
+        found = prompts.after_cases(pairs, "your" if self.single else "the")
+        return attempt, suite, kept or {"passed": False, "share": 0.0}, found
+
+    async def _cases(self, k: int, reply: Reply) -> Cases:
+        arguments = (reply.text, self.row["entry_point"], self.task.cases)
+        return Cases(**await self.ask.verify(calls.cases_in, *arguments, limit=calls.STARTING, name=f"read_{k}"))
 
     async def _run(self, name: str, attempts: Sequence[Attempt], tests: Sequence[dict]) -> list[Report | None]:
         """Programs on tests, side by side, equal programs once; None where there is no program."""
@@ -177,10 +209,12 @@ class _Episode:
         return [found.get(attempt.program.text) for attempt in attempts]
 
     async def _graded(self, name: str, program: str, tests: Sequence[dict]) -> Report:
-        return await self.ask.record(name, grade(self._sandbox(), self.row, program, tests, self.task.seconds))
+        return await self._call(calls.graded, program, tests, self.task.seconds, tests=len(tests), name=name)
 
-    def _sandbox(self) -> Sandbox:
-        return shared_sandbox(self.task.sandbox)
+    async def _call(self, function: Callable, *args: Any, tests: int, name: str) -> Any:
+        """A function of `calls` that runs programs on so many tests."""
+        sandbox, limit = shared_sandbox(self.task.sandbox).settings, calls.limit(tests, self.task.seconds)
+        return await self.ask.verify(function, sandbox, calls.needed(self.row), *args, limit=limit, name=name)
 
     # ------------------------------------------------------------------------------------------------ rewards
 

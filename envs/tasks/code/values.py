@@ -10,6 +10,7 @@ import ast
 import base64
 import math
 import operator
+import threading
 import warnings
 from typing import Any
 
@@ -25,9 +26,13 @@ _NAMES = {"inf": math.inf, "nan": math.nan}
 _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
+_parsing = threading.Lock()
+"""CPython 3.11 raises a SystemError where a search for garbage lets another thread in while a syntax tree is made."""
+
+
 def parse(text: str, mode: str = "exec") -> ast.Module | ast.Expression:
-    """The syntax tree of a text, without the warnings that Python has for some. Not for several threads at once."""
-    with warnings.catch_warnings():
+    """The syntax tree of a text, without the warnings that Python has for some."""
+    with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, mode=mode)
 
@@ -42,7 +47,7 @@ def literal(text: str | ast.expr) -> Any:
         if isinstance(text, str):
             if len(text) > LONGEST:
                 raise ValueError(f"{len(text)} characters; accepted: {LONGEST} at most")
-            text = ast.parse(text.strip(), mode="eval").body
+            text = parse(text.strip(), mode="eval").body
         return _value(text)
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a literal: {type(error).__name__}: {error}") from None

@@ -85,7 +85,16 @@ class _Rows(Dataset):
         return len(self._rows)
 
     def row(self, i):
-        return copy.deepcopy(dict(self._rows[i]))
+        return _copy(dict(self._rows[i]))
+
+
+def _copy(value: Any) -> Any:
+    """`copy.deepcopy` of JSON values, several times as fast: every episode gets a row of its own."""
+    if isinstance(value, str | int | float) or value is None:
+        return value
+    if type(value) is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if type(value) is list else copy.deepcopy(value)
 
 
 class _Selected(Dataset):

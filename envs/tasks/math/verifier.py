@@ -7,6 +7,7 @@ signs may be left out. `verify` is called in a worker process through `ask.verif
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 
@@ -61,6 +62,7 @@ def same(one: str, other: str) -> bool:
     return len(one) <= MAX_ANSWER >= len(other) and compare(one, other)[0]
 
 
+@functools.lru_cache(4096)  # the samples of a question mostly have the same few answers
 def ballot(answer: str) -> str:
     """An answer in one spelling, for votes: numbers by their value, others as they are written."""
     text = clean(answer)

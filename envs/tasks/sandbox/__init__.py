@@ -9,7 +9,9 @@
 `python -m envs.tasks.sandbox` says which layers hold here.
 """
 
-from envs.tasks.sandbox.pool import Sandbox, shared_sandbox
+from envs.tasks.sandbox.pool import Sandbox, same_sandbox, shared_sandbox
 from envs.tasks.sandbox.results import CallResult, Limits, Result, SandboxUnavailable, TestResult
 
-__all__ = ["CallResult", "Limits", "Result", "Sandbox", "SandboxUnavailable", "TestResult", "shared_sandbox"]
+__all__ = [
+    "CallResult", "Limits", "Result", "Sandbox", "SandboxUnavailable", "TestResult", "same_sandbox", "shared_sandbox",
+]  # fmt: skip

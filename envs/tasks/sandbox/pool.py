@@ -15,6 +15,7 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Mapping, Sequence
 
 from envs.tasks.sandbox import asserts as split_asserts
 from envs.tasks.sandbox import launch, probe
@@ -24,6 +25,7 @@ from envs.tasks.sandbox.worker import Worker, WorkerFailed, WorkerLate
 
 log = logging.getLogger(__name__)
 
+
 class Sandbox:
     """Runs untrusted Python programs, `workers` at a time (default: one per CPU).
 
@@ -32,10 +34,14 @@ class Sandbox:
     only: a program can read and write what this process can, and use the network.
 
     `run` and its like are for coroutines of any event loop, `run_sync` for everything else. More programs than workers
-    wait for their turn. `plan` picks one way without looking at others, for tests.
+    wait for their turn. `plan` picks one way without looking at others, for tests; with `layers`, those that another
+    process of this machine and user has found to hold under it, it is not probed again.
     """
 
-    def __init__(self, workers: int | None = None, mode: str = "auto", *, plan: launch.Plan | None = None):
+    def __init__(
+        self, workers: int | None = None, mode: str = "auto", *, plan: launch.Plan | None = None,
+        layers: Sequence[str] | None = None,
+    ):  # fmt: skip
         if mode not in ("auto", "process"):
             raise ValueError(f"mode is {mode!r}, expected 'auto' or 'process'")
         self.workers = workers or len(os.sched_getaffinity(0))
@@ -44,6 +50,8 @@ class Sandbox:
             plan = launch.Plan(None, layers=False)
             self.layers: tuple[str, ...] = ("rlimits",)
             log.warning("sandbox=process: programs are limited but not isolated; they can reach files and the network")
+        elif plan is not None and layers is not None:
+            self.layers = tuple(layers)
         else:
             plan, self.layers = probe.choose(None if plan is None else (plan,))
             log.info("sandbox: %s", ", ".join(self.layers))
@@ -55,6 +63,11 @@ class Sandbox:
         self._lock = threading.Lock()
         self._running: set[Worker] = set()
         self._closed = False
+
+    @functools.cached_property
+    def settings(self) -> dict:
+        """How it isolates, a JSON value: `same_sandbox` makes one of these in another process, without probing."""
+        return {"mode": self.mode, "plan": dataclasses.asdict(self.plan), "layers": list(self.layers)}
 
     # Programs
 
@@ -223,3 +236,21 @@ def shared_sandbox(mode: str = "auto") -> Sandbox:
     """The sandbox of this process, made when first used and closed at its end."""
     with _making:
         return _shared(os.getpid(), mode)
+
+
+SIDE_BY_SIDE = 4
+"""Programs that one process of a pool runs at once; the pool has a process for each CPU."""
+
+
+@functools.cache
+def _same(pid: int, settings: str) -> Sandbox:
+    found = json.loads(settings)
+    sandbox = Sandbox(SIDE_BY_SIDE, found["mode"], plan=launch.Plan(**found["plan"]), layers=found["layers"])
+    atexit.register(sandbox.close)
+    return sandbox
+
+
+def same_sandbox(settings: Mapping) -> Sandbox:
+    """A sandbox of this process that isolates as another process's does, of which these are the settings."""
+    with _making:
+        return _same(os.getpid(), json.dumps(settings))

@@ -11,7 +11,7 @@ the other episodes of their example: they are a group per example and label, and
 member; the learner takes seats apart.
 
 The stop token of an answer is among its `targets` and not among the `tokens`; the hidden state that predicts it is that
-of the token before. Sizes are rounded up to a few values, so that the learner's programs are compiled a few times only.
+of the token before.
 """
 
 from __future__ import annotations
@@ -23,26 +23,8 @@ import numpy as np
 
 from marl_jax.rollouts.host.conversation import Said, TokenChat
 from marl_jax.rollouts.host.episodes import Episode
+from marl_jax.rollouts.host.sizes import UNIT, Sizes, bucket, round_up
 from marl_jax.samples import Samples
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Static sizes of a batch: N, T, S, X, groups and their members, turns of an episode, whether it has branches."""
-
-    rows: int = 1
-    tokens: int = 1
-    answers: int = 1
-    answer_tokens: int = 1
-    groups: int = 1
-    members: int = 1
-    turns: int = 1
-    branches: bool = False
-
-    def max(self, other: Sizes) -> Sizes:
-        """The larger of each."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Sizes(*(max(a, b) for a, b in pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,24 +54,19 @@ class _Row:
 
     @property
     def trunk(self) -> list[int]:
-        ends = [a.said.start + (0 if a.branch else len(a.said.contents[a.k])) for a in self.answers]
-        return self.chat.tokens[: max(ends)]
+        return self.chat.tokens[: self._trunk_length]
 
     @property
     def length(self) -> int:
-        return len(self.trunk) + sum(len(a.said.contents[a.k]) for a in self.answers if a.branch)
+        return self._trunk_length + sum(len(a.said.contents[a.k]) for a in self.answers if a.branch)
+
+    @property
+    def _trunk_length(self) -> int:
+        return max(a.said.start + (0 if a.branch else len(a.said.contents[a.k])) for a in self.answers)
 
     @property
     def answer_tokens(self) -> int:
         return sum(len(a.sampled.tokens) for a in self.answers)
-
-
-def bucket(n: int, unit: int = 1) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16 … units that holds n: at most half as much again."""
-    power = 1
-    while power * unit < n:
-        power *= 2
-    return unit * (power * 3 // 4 if power >= 4 and power * 3 // 4 * unit >= n else power)
 
 
 def sizes_for(
@@ -99,9 +76,9 @@ def sizes_for(
     candidates: int = 1,
     time_order: bool = False,
     row_multiple: int = 1,
-    token_unit: int = 64,
+    token_unit: int = UNIT,
 ) -> Sizes:
-    """Sizes that hold the episodes.
+    """Sizes that hold the episodes, tokens without room to spare.
 
     samples       episodes of an example
     candidates    K of the run: with more than one there are branches, whether or not this batch has any
@@ -113,9 +90,9 @@ def sizes_for(
     answers = [a for row in rows for a in row.answers]
     return Sizes(
         rows=bucket(len(rows) + time_order, row_multiple),
-        tokens=bucket(max((r.length for r in rows), default=1), token_unit),
+        tokens=round_up(max((r.length for r in rows), default=1), token_unit),
         answers=bucket(max((len(r.answers) for r in rows), default=1)),
-        answer_tokens=bucket(max((r.answer_tokens for r in rows), default=1), token_unit),
+        answer_tokens=round_up(max((r.answer_tokens for r in rows), default=1), token_unit),
         groups=bucket(len({a.group for a in answers})),
         members=max([samples, candidates, *(a.member + 1 for a in answers)]),
         turns=bucket(max((len(_turns(e)) for e in episodes), default=1)),

@@ -184,12 +184,12 @@ class TokenChat(Chat):
         room = speaker.max_length - length
         if room < 1:
             raise ChatFull(f"a chat of seat {self.seat} has {length} tokens; {speaker.max_length} is the limit")
-        asked = dataclasses.replace(speaker.sampling, **options)
+        usual = speaker.sampling
         return dataclasses.replace(
-            asked,
-            max_new_tokens=min(asked.max_new_tokens, room),
+            usual,
+            max_new_tokens=min(options.get("max_new_tokens", usual.max_new_tokens), room),
             stop_ids=speaker.tokenizer.stop_ids,
-            stop_strings=tuple(asked.stop_strings),
+            stop_strings=tuple(options.get("stop_strings", usual.stop_strings)),
             seed=self._ask.seed("answer", self.seat, *self.path, self.turn),
         )
 

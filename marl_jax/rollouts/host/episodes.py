@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import logging
@@ -94,12 +95,16 @@ class EpisodeAsk:
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
         """Calls a function in another process, with a time limit."""
         call = self._runner.workers.call(function, *args, limit=limit)
-        return await self.record(name or function.__name__, call)
+        return await self._record(name or function.__name__, call, _entry)
 
     async def record(self, name: str, call, limit: float | None = None) -> Any:
         """Awaits something outside the episode; on a replay its result is read from the journal."""
         if not inspect.isawaitable(call):
             raise TaskError(f"record({name!r}, {call!r}): expected something to await")
+        return await self._record(name, call, functools.partial(_plain_entry, limit=limit))
+
+    async def _record(self, name: str, call, make_entry: Callable) -> Any:
+        """The result of a call, by its entry in the journal, which `make_entry(name, call)` makes if there is none."""
         if name in self._running or self._closed:
             _close(call)
             raise TaskError(
@@ -112,7 +117,7 @@ class EpisodeAsk:
         if entry is None:
             self._running.add(name)
             try:
-                entry = await _entry(name, call, limit)
+                entry = await make_entry(name, call)
                 await self._journal.write(self._job.id, key, entry)
             finally:
                 self._running.discard(name)
@@ -160,14 +165,26 @@ def _close(call) -> None:
         call.close()
 
 
-async def _entry(name: str, call, limit: float | None) -> dict:
-    """What a call came to, as it is written down; the result is what a reader of the journal would get."""
+async def _plain_entry(name: str, call, limit: float | None) -> dict:
+    """`_entry` of a call that may return anything and take for ever; its result is made what a reader would get."""
+
+    async def plain():
+        try:
+            async with asyncio.timeout(limit):
+                result = await call
+        except TimeoutError as error:
+            raise CallTimeout(str(error) or f"{name} took more than {limit or 0:g} s") from None
+        return json.loads(json.dumps(result))
+
+    return await _entry(name, plain())
+
+
+async def _entry(name: str, call) -> dict:
+    """What a call came to, as it is written down; its result is a JSON value."""
     try:
-        async with asyncio.timeout(limit):
-            result = await call
-        return json.loads(json.dumps({"result": result}))
-    except (TimeoutError, CallTimeout) as error:
-        return {"timeout": str(error) or f"{name} took more than {limit or 0:g} s"}
+        return {"result": await call}
+    except CallTimeout as error:
+        return {"timeout": str(error)}
     except CallFailed as error:
         return {"error": str(error)}
     except (Blocked, RunError):
@@ -242,7 +259,7 @@ class EpisodeRunner:
                         tasks = [group.create_task(one(job)) for job in jobs]
                 except BaseExceptionGroup as errors:
                     raise errors.exceptions[0] from None
-        journal.check()
+                await journal.flush()
         episodes = [task.result() for task in tasks]
         for episode in [e for e in episodes if e.failed][:LOGGED_FAILURES]:
             log.warning("episode %s failed (%s): %s", episode.job.id, episode.failed, episode.error)
@@ -262,7 +279,7 @@ class EpisodeRunner:
                 self.open_session = None
 
     async def episode(self, job: Job, journal: Journal) -> Episode:
-        """One episode, whatever happens in it. How it ended is in the journal before anybody learns of it."""
+        """One episode, whatever happens in it. How it ended is in the journal before the rollout is over."""
         ended = journal.get(job.id, END)
         if ended is not None and ended["failed"]:
             return Episode(job, [], failed=ended["failed"], error=ended["error"])
@@ -284,7 +301,7 @@ class EpisodeRunner:
         episode.chats = sorted(ask.chats, key=lambda chat: (chat.seat, chat.path))
         episode.seconds = time.monotonic() - started
         if ended is None:
-            await journal.write(job.id, END, {"failed": episode.failed, "error": episode.error})
+            journal.note(job.id, END, {"failed": episode.failed, "error": episode.error})
         return episode
 
 

@@ -19,6 +19,10 @@ from marl_jax.line_writer import LineWriter
 
 log = logging.getLogger(__name__)
 
+GATHER = 0.01
+"""Seconds for which entries wait for others, to be written and synced with them: each write costs the event loop two
+turns and another thread its place."""
+
 
 class JournalError(RunError):
     """The journal cannot be written: the run ends, because it could not be repeated."""
@@ -40,7 +44,7 @@ class Journal:
                 file = self._open(json.loads(json.dumps(header)))
             except OSError as error:
                 raise JournalError(f"the journal {self.path} cannot be opened: {error}") from error
-            self._lines = LineWriter(file, f"the journal {self.path}", JournalError)
+            self._lines = LineWriter(file, f"the journal {self.path}", JournalError, GATHER)
 
     def get(self, episode: str, call: str) -> Any | None:
         """The entry, or None."""
@@ -51,6 +55,17 @@ class Journal:
         self.entries[episode, call] = entry
         if self._lines is not None:
             await self._lines.write(json.dumps([episode, call, entry]))
+
+    def note(self, episode: str, call: str, entry: Any) -> None:
+        """The same for an entry that nobody waits for before `flush`."""
+        self.entries[episode, call] = entry
+        if self._lines is not None:
+            self._lines.add(json.dumps([episode, call, entry]))
+
+    async def flush(self) -> None:
+        """Returns when all entries are on disk."""
+        if self._lines is not None:
+            await self._lines.flush()
 
     def check(self) -> None:
         """Raises if an entry could not be written."""

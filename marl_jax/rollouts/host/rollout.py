@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,17 @@ from envs.tasks.data import order
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
-from marl_jax.rollouts.host.collate import Sizes, collate, sizes_for
-from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
+from marl_jax.rollouts.host.collate import collate, sizes_for
+from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
+from marl_jax.rollouts.host.garbage import rare_collections
 from marl_jax.rollouts.host.journal import Journal
+from marl_jax.rollouts.host.sizes import Sizes, choose
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.samples import Samples
 
-State = dict[str, int]
-"""{"seed", "position", "step"}: where a run is; the position counts the examples of all epochs so far."""
+State = dict[str, Any]
+"""{"seed", "position", "step", "sizes"}: where a run is, a JSON value. The position counts the examples of all epochs
+so far; the sizes are those in use (`sizes.choose`), each a list."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,10 +77,14 @@ class HostRollout:
 
     def init(self, key: Any, params: Any) -> State:
         """The beginning of the data; neither key nor params matter."""
-        return {"seed": self.runner.seed, "position": 0, "step": 0}
+        return {"seed": self.runner.seed, "position": 0, "step": 0, "sizes": []}
 
     def __call__(self, params: Mapping[str, Any], state: State, key: Any = None) -> tuple[Samples, State, dict]:
         """Plays the next examples with the given weights. The key is not used: seeds follow from the state."""
+        with rare_collections():
+            return self._played(params, state)
+
+    def _played(self, params: Mapping[str, Any], state: State) -> tuple[Samples, State, dict]:
         step = int(state["step"])
         (self.publish or self._publish)(params, step)
         jobs = self.jobs(state)
@@ -90,11 +97,7 @@ class HostRollout:
         finally:
             journal.close()
         self._check_candidates(episodes)
-        sizes = sizes_for(
-            episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
-            row_multiple=self.row_multiple,
-        )  # fmt: skip
-        sizes = functools.reduce(Sizes.max, (Sizes(*found) for found in self.gather(dataclasses.astuple(sizes))))
+        sizes = self._sizes(episodes, state)
         samples = collate(
             episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
             time_order=self.time_order, process=self.process,
@@ -104,7 +107,7 @@ class HostRollout:
                  zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
         totals = {**episode_metrics.totals(episodes, self.runner.task.roles), **spent}
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
-        return self.place(self.schedule.weigh(samples, step)), self._advance(state), metrics
+        return self.place(self.schedule.weigh(samples, step)), self._advance(state, sizes), metrics
 
     def after_update(self, state: State, params: Any, step: int) -> State:
         """Nothing to do: weights are published when the next rollout begins."""
@@ -127,9 +130,10 @@ class HostRollout:
         number, count = self.process
         share = self.n_examples // count
         first = int(state["position"]) + number * share
+        numbers = [self.example_at(int(state["seed"]), position) for position in range(first, first + share)]
         return [
-            Job(int(state["step"]), position, sample, self.examples[self.example_at(int(state["seed"]), position)])
-            for position in range(first, first + share)
+            Job(int(state["step"]), position, sample, self.examples[number])
+            for position, number in enumerate(numbers, first)
             for sample in range(self.samples)
         ]
 
@@ -144,9 +148,21 @@ class HostRollout:
         usages = [sampler.usage for sampler in samplers if hasattr(sampler, "usage")]
         return {"generating": sum(u.seconds for u in usages), "device": sum(u.waited for u in usages)}
 
-    def _advance(self, state: State) -> State:
+    def _sizes(self, episodes: Sequence[Episode], state: State) -> Sizes:
+        """The sizes of this step's batch, on which all processes agree."""
+        own = sizes_for(
+            episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
+            row_multiple=self.row_multiple,
+        )  # fmt: skip
+        needed = functools.reduce(Sizes.max, (Sizes(*found) for found in self.gather(dataclasses.astuple(own))))
+        longest = None if needed.branches else max(speaker.max_length for speaker in self.runner.speakers)
+        said = needed.answers * max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers)
+        return choose(needed, _in_use(state), longest, said)
+
+    def _advance(self, state: State, sizes: Sizes) -> State:
         position, step = int(state["position"]) + self.n_examples, int(state["step"]) + 1
-        return {"seed": int(state["seed"]), "position": position, "step": step}
+        used = [dataclasses.astuple(one) for one in dict.fromkeys([*_in_use(state), sizes])]
+        return {"seed": int(state["seed"]), "position": position, "step": step, "sizes": [list(one) for one in used]}
 
     def _check_candidates(self, episodes) -> None:
         """Candidates that no task asks for leave nothing to compare."""
@@ -161,3 +177,8 @@ class HostRollout:
         for speaker in self.runner.speakers:
             if speaker.backbone in params:
                 speaker.sampler.set_weights(speaker.policy, params[speaker.backbone], version)
+
+
+def _in_use(state: State) -> list[Sizes]:
+    """The sizes of the steps before; runs of earlier versions do not know them."""
+    return [Sizes(*one) for one in state.get("sizes", ())]

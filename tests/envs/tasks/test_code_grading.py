@@ -1,14 +1,16 @@
 """Programs on tests in the sandbox: outcomes, hostile programs, gold solutions."""
 
-import asyncio
+import gc
 import json
+import threading
 import time
 
 import pytest
 
-from envs.tasks.code import readers, sample, sources
+from envs.tasks.code import calls, readers, sample, sources
 from envs.tasks.code.grading import grade, module
 from envs.tasks.code.rows import is_trainable, make_row
+from envs.tasks.code.values import literal
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from tests.conftest import shared_data
 
@@ -30,7 +32,7 @@ PROGRAM = make_row("t", 2, "Add.", [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin
 
 
 def run(sandbox, row, program, tests=None, seconds=1.0):
-    report = asyncio.run(grade(sandbox, row, program, row["tests"] if tests is None else tests, seconds))
+    report = grade(sandbox, row, program, row["tests"] if tests is None else tests, seconds)
     assert json.loads(json.dumps(report)) == report
     return report
 
@@ -134,6 +136,48 @@ def test_values_of_the_solution_are_expected_where_none_is_given(sandbox):
     broken = {**row, "solution": "def f(x): return object()"}
     assert outcomes(run(sandbox, broken, row["solution"])) == ["void"] * 3
     assert not run(sandbox, broken, row["solution"])["passed"]
+
+
+def test_one_call_finds_what_separate_ones_do(sandbox, monkeypatch):
+    monkeypatch.setattr(calls, "same_sandbox", lambda settings: sandbox)
+    row, text = calls.needed(FUNCTION), "```tests\nassert f(1) == 2\nassert f(2) == 9\nassert f(x) == 1\n```"
+    for program in ("def f(x): return x + 1", "def f(x): return", "while True: pass", None):
+        found = calls.tried({}, row, program, TESTS, text, 8, 0.3)
+        assert [len(found["cases"]["tests"]), found["cases"]["unreadable"]] == [2, 1]
+        if program is None:
+            assert found["gold"] is None is found["kept"]
+        else:
+            assert found["gold"] == run(sandbox, FUNCTION, program, seconds=0.3)
+            assert found["kept"] == run(sandbox, FUNCTION, program, found["cases"]["tests"], seconds=0.3)
+    assert calls.tried({}, row, "x = 1", TESTS, "no case", 8, 0.3)["kept"] is None
+
+
+def test_syntax_trees_can_be_made_in_several_threads():
+    """Searches for garbage in which another thread gets its turn, as JAX's own callback makes them."""
+    text, errors = repr([(i, f"a{i}", {1: [2, 3, i]}) for i in range(40)]), []
+
+    def read(depth):
+        if depth:
+            return read(depth - 1)
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until and not errors:
+            try:
+                literal(text)
+            except SystemError as error:
+                errors.append(error)
+
+    def yield_turn(*_):
+        time.sleep(0)
+
+    gc.callbacks.append(yield_turn)
+    try:
+        threads = [threading.Thread(target=read, args=(depth,)) for depth in (0, 7)]
+        for act in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                act(thread)
+    finally:
+        gc.callbacks.remove(yield_turn)
+    assert not errors
 
 
 def test_prelude_and_setup_surround_the_program(sandbox):

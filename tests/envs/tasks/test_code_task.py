@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.tasks.code import sample, task
+from envs.tasks.code import calls, sample, task
 from envs.tasks.code.extract import LONGEST
 from envs.tasks.code.rows import make_row
 from envs.tasks.code.task import Code
@@ -33,6 +33,7 @@ def sandbox():
         made = Sandbox(workers=2, mode="process")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task, "shared_sandbox", lambda mode: made)
+        patch.setattr(calls, "same_sandbox", lambda settings: made)
         yield made
     made.close()
 
@@ -178,19 +179,17 @@ def test_an_answer_is_not_judged_by_the_cases_of_another():
 
 
 def test_equal_programs_run_once(sandbox):
-    calls = []
+    seen = []
 
     class Counting:
         def evaluate(self, *args):
-            calls.append(args)
+            seen.append(args)
             return sandbox.evaluate(*args)
 
-        run = sandbox.run
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "shared_sandbox", lambda mode: Counting())
+        patch.setattr(calls, "same_sandbox", lambda settings: Counting())
         play(Code(dataset="sample", turns=1), ROW, script([[code(RIGHT)] * 4, [suite(GOOD)] * 4]), candidates=4)
-    assert len(calls) == 4  # gold tests, the solution on the cases, the program on the cases, and the kept pair
+    assert len(seen) == 4  # gold tests, the solution on the cases, the program on the cases, and the kept pair
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -264,6 +263,10 @@ def test_prediction(predict, answer, right, reward):
     assert outcome.success == right and paid(ask) == [reward]
     outcome, ask = play(Code(dataset="sample", form="single"), row, lambda s, m, k: ["?", answer][k], candidates=2)
     assert outcome.success == right and paid(ask) == [0.0, reward]
+
+
+def test_evaluations_have_four_seconds_at_least():
+    assert [Code(dataset="sample", seconds=s).for_evaluation().seconds for s in (1.0, 4.0, 9.0)] == [4.0, 4.0, 9.0]
 
 
 def test_rows_are_json_and_parts_come_from_their_sets():

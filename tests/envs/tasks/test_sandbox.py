@@ -23,6 +23,7 @@ from envs.tasks.sandbox import (
     launch,
     pool,
     probe,
+    same_sandbox,
     shared_sandbox,
     worker,
 )  # fmt: skip
@@ -271,6 +272,20 @@ def test_one_shared_sandbox_per_process_and_mode(monkeypatch):
     pool._shared.cache_clear()
     assert shared_sandbox() is shared_sandbox() and made == ["auto"]
     pool._shared.cache_clear()
+
+
+def test_another_process_isolates_by_what_was_found_here(monkeypatch):
+    shared = any_sandbox()
+    monkeypatch.setattr(probe, "choose", lambda plans=None: pytest.fail("it was probed again"))
+    monkeypatch.setattr(pool.atexit, "register", lambda function: None)
+    settings = json.loads(json.dumps(shared.settings))
+    same = same_sandbox(settings)
+    try:
+        assert same is same_sandbox(settings) and (same.plan, same.layers) == (shared.plan, shared.layers)
+        assert same.run_sync("print(1)").stdout == "1\n"
+    finally:
+        same.close()
+        pool._same.cache_clear()
 
 
 def test_the_command_line_lists_layers_and_attacks(monkeypatch, capsys):

@@ -85,6 +85,42 @@ def test_the_loop_runs_on_while_a_verifier_computes():
     assert with_workers(act) > 10
 
 
+def test_calls_that_a_process_was_given_ahead_outlive_it():
+    """One process gets several calls at once; those behind one that hangs, dies or is cancelled go to the next."""
+
+    async def act(workers):
+        bad = {3: verifiers.hang, 9: verifiers.die}
+        calls = [
+            asyncio.ensure_future(workers.call(bad[i], limit=0.3) if i in bad else
+                                  workers.call(verifiers.double, i, limit=20))
+            for i in range(24)
+        ]  # fmt: skip
+        await asyncio.sleep(0)
+        calls[14].cancel()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = with_workers(act)
+    assert isinstance(found[3], CallTimeout) and isinstance(found[9], CallFailed)
+    assert isinstance(found[14], asyncio.CancelledError)
+    assert [x for i, x in enumerate(found) if i not in (3, 9, 14)] == [2 * i for i in range(24) if i not in (3, 9, 14)]
+
+
+def test_a_cancelled_call_ends_its_process_and_no_other_call(tmp_path):
+    async def act(workers):
+        note = tmp_path / "pid"
+        spinning = asyncio.ensure_future(workers.call(verifiers.note_and_spin, str(note), limit=100))
+        while not (note.exists() and note.read_text()):
+            await asyncio.sleep(0.02)
+        behind = asyncio.ensure_future(workers.call(verifiers.double, 4, limit=20))
+        await asyncio.sleep(0)
+        spinning.cancel()
+        assert await behind == 8
+        return int(note.read_text())
+
+    pid = with_workers(act)
+    wait_until(lambda: not alive(pid))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal")
 def test_a_verifier_does_not_outlive_a_run_that_is_killed(tmp_path):
     script = (

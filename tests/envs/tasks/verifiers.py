@@ -1,5 +1,6 @@
 """Functions that are called in other processes by the tests."""
 
+import hashlib
 import os
 import sys
 import time
@@ -47,3 +48,15 @@ def note_and_spin(path):
     with open(path, "w") as file:
         file.write(str(os.getpid()))
     spin()
+
+
+def number(answer):
+    return hashlib.sha256(answer.encode()).digest()[0]
+
+
+def cases_by_number(answer, entry_point, most):
+    """For every other answer, a test of a built-in problem with this function."""
+    from envs.tasks.code import sample
+
+    tests = [row["tests"][0] for row in sample.rows() if row["entry_point"] == entry_point]
+    return {"tests": tests[:1] if number(answer) % 2 else [], "unreadable": 0}
