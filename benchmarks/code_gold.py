@@ -5,7 +5,9 @@
 
 Every problem of a file is read, its solution is written into an answer, the program is extracted from that, and all
 hidden tests are run. CRUXEval's answers are its published assertions. `known` are ids that are known to fail; a line
-with other failures makes the exit status 1. How fast the sandbox is by itself: `python -m benchmarks.sandbox`.
+with other failures makes the exit status 1. `cpu` has the CPU seconds that a solution needs for its tests, of which
+`--tests` are used: median, 99 %, most, and the ids above one second; 0 where tests are inputs or nothing is run. How
+fast the sandbox is by itself: `python -m benchmarks.sandbox`.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from envs.tasks.code import sources
 from envs.tasks.code.extract import read_program
 from envs.tasks.code.grading import grade
-from envs.tasks.code.rows import Row
+from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.code.task import Code
-from envs.tasks.sandbox import Sandbox, shared_sandbox
+from envs.tasks.sandbox import Result, Sandbox, shared_sandbox, worker
 from envs.tasks.scripted import play
 
 NAMES = ("mbpp", "mbpp_sanitized", "mbpp_plus", "humaneval", "cruxeval_output", "cruxeval_input", "quixbugs")
@@ -31,7 +36,18 @@ KNOWN = {
 }
 
 
-def passes(sandbox: Sandbox, row: Row, seconds: float) -> str:
+used = threading.local()
+"""`cpu`: seconds of the longest program that this thread has run since it was set to 0."""
+_result = worker._result
+
+
+def note_cpu(answer: dict, *args) -> Result:
+    """Takes the place of what makes results of a worker's answers."""
+    used.cpu = max(getattr(used, "cpu", 0.0), answer["cpu"])
+    return _result(answer, *args)
+
+
+def passes(sandbox: Sandbox, row: Row, seconds: float, tests: int) -> str:
     """ "" if the row's own solution passes, or what went wrong."""
     if row["predict"]:
         task = Code(dataset=f"cruxeval_{row['predict']}", form="single")
@@ -40,26 +56,33 @@ def passes(sandbox: Sandbox, row: Row, seconds: float) -> str:
         outcome, _ = play(task, row, lambda *_: answer)
         return "" if outcome.success else f"wrong {outcome.metrics}"
     program = read_program(f"The program:\n```python\n{row['solution']}\n```\nThat is it.").text
-    report = grade(sandbox, row, program, row["tests"], seconds)
+    report = grade(sandbox, row, program, some_tests(row, tests), seconds)
     wrong = [test for test in report["tests"] if test["outcome"] not in ("passed", "void")]
     return "" if report["passed"] else f"{len(wrong)} of {len(report['tests'])}: {wrong[:1] or 'all are void'}"
 
 
-def check(name: str, sandbox: Sandbox, at_once: int, seconds: float) -> dict:
+def check(name: str, sandbox: Sandbox, at_once: int, seconds: float, tests: int) -> dict:
     """One data set."""
     rows = sources.read(name)
     if rows is None:
         return {"dataset": name, "error": "its file is not in $MARL_JAX_DATA"}
     rows = [row for row in rows if row["solution"]]
     began = time.monotonic()
+
+    def one(row: Row) -> tuple[str, float]:
+        used.cpu = 0.0
+        return passes(sandbox, row, seconds, tests), used.cpu
+
     with ThreadPoolExecutor(at_once) as side_by_side:
-        problems = list(side_by_side.map(lambda row: passes(sandbox, row, seconds), rows))
+        problems, cpu = zip(*side_by_side.map(one, rows), strict=True)
     failed = {row["id"]: problem for row, problem in zip(rows, problems, strict=True) if problem}
+    slow = [row["id"] for row, spent in zip(rows, cpu, strict=True) if spent > 1]
     spent = time.monotonic() - began
     return {
         "dataset": name, "passed": len(rows) - len(failed), "of": len(rows), "seconds": round(spent, 1),
         "problems_per_s": round(len(rows) / spent, 1), "known": [id for id in KNOWN.get(name, ()) if id in failed],
         "failed": {id: why for id, why in failed.items() if id not in KNOWN.get(name, ())},
+        "cpu": [round(x, 3) for x in (*np.quantile(cpu, (0.5, 0.99)), max(cpu))] + [slow],
     }  # fmt: skip
 
 
@@ -68,11 +91,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=NAMES, help=f"of {', '.join(sources.SOURCES)}")
     parser.add_argument("--at_once", type=int, default=0, help="problems at a time; 0: twice the sandbox's workers")
     parser.add_argument("--seconds", type=float, default=12.0, help="of CPU time for all calls of a program")
+    parser.add_argument("--tests", type=int, default=0, help="of a problem at most; 0: all")
     args = parser.parse_args()
+    worker._result = note_cpu
     sandbox, status = shared_sandbox(), 0
     print(json.dumps({"layers": sandbox.layers, "workers": sandbox.workers}), flush=True)
     for name in args.names:
-        line = check(name, sandbox, args.at_once or 2 * sandbox.workers, args.seconds)
+        line = check(name, sandbox, args.at_once or 2 * sandbox.workers, args.seconds, args.tests)
         print(json.dumps(line), flush=True)
         status |= bool(line.get("failed") or "error" in line)
     sandbox.close()

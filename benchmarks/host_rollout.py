@@ -14,8 +14,8 @@ it takes beyond that is the host:
     idle       the share of the rollout in which the device would have waited
 
 The first table has the CPU seconds of each thread of this process per 1,000 episodes; they share one interpreter. With
-`--profile`, another rollout under cProfile says what the event loop's thread does, by cause; it runs slower, so only
-the shares count. `--hanging` lets that many answers of code tasks be programs that never end.
+`--profile`, another rollout under cProfile says what the event loop's thread does, by cause, in CPU seconds; it runs
+slower, so only the shares count. `--hanging` lets that many answers of code tasks be programs that never end.
 """
 
 from __future__ import annotations
@@ -160,11 +160,9 @@ def thread_seconds() -> dict[str, float]:
 
 
 def causes(profile: cProfile.Profile) -> dict[str, float]:
-    """Seconds of the event loop's thread by cause, without waiting."""
+    """CPU seconds of the event loop's thread by cause."""
     found: dict[str, float] = collections.defaultdict(float)
-    for (file, _, function), (_, _, seconds, _, callers) in pstats.Stats(profile).stats.items():
-        if "select" in function and "poll" in function:
-            continue
+    for (file, _, _), (_, _, seconds, _, callers) in pstats.Stats(profile).stats.items():
         if file == "~":  # builtins count for who calls them
             for (caller, _, _), (_, _, own, _) in callers.items():
                 found[_cause(caller)] += own
@@ -197,7 +195,7 @@ def measure(name: str, args) -> None:
             replay.replies.extend(answers(task, tokenizer, jobs, args.hanging))
             replay.late = replay.between = replay.last = 0.0
             before, usage, spent = thread_seconds(), replay.usage, time.process_time()
-            profile = cProfile.Profile() if repeat > args.repeats else None
+            profile = cProfile.Profile(time.thread_time) if repeat > args.repeats else None
             began = time.perf_counter()
             if profile:
                 profile.enable()

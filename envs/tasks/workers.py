@@ -39,8 +39,8 @@ class Workers:
         self._queue: deque[_Call] = deque()
         self._free: list[_Worker] = []
         self._workers: set[_Worker] = set()
+        self._starting: set[asyncio.Future] = set()
         self._ending: set[asyncio.Future] = set()
-        self._starting = 0
         self._scheduled = False
 
     async def call(self, function: Callable | str, *args: Any, limit: float) -> Any:
@@ -56,20 +56,22 @@ class Workers:
         self._schedule()
         try:
             answer = await call.answer
-        finally:
-            if not call.answer.done() or call.answer.cancelled():
-                self._drop(call)
+        except asyncio.CancelledError:
+            self._drop(call)
+            raise
         if "error" in answer:
             raise CallFailed(f"{where}: {answer['error']}")
         return answer["result"]
 
     async def close(self) -> None:
         """Ends the processes."""
+        await asyncio.gather(*self._starting)
         for worker in list(self._workers):
             self._kill(worker)
-        while self._starting:  # one that is just being started ends as soon as it is there
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        for call in self._queue:
+            call.fail(CallFailed("the processes were ended"))
+        self._queue.clear()
+        await asyncio.gather(*self._ending)
 
     # ------------------------------------------------------------------------------------------------ who gets what
 
@@ -81,11 +83,8 @@ class Workers:
 
     def _hand_out(self) -> None:
         self._scheduled = False
-        for _ in range(min(len(self._queue) - len(self._free), self.n - len(self._workers)) - self._starting):
-            self._starting += 1
-            starting = asyncio.ensure_future(self._start())
-            self._ending.add(starting)
-            starting.add_done_callback(self._ending.discard)
+        for _ in range(min(len(self._queue) - len(self._free), self.n - len(self._workers)) - len(self._starting)):
+            _remember(self._starting, asyncio.ensure_future(self._start()))
         while self._queue and self._free:
             worker, share = self._free.pop(), max(1, min(AHEAD, len(self._queue) // self.n))
             worker.take([self._queue.popleft() for _ in range(share)])
@@ -93,16 +92,15 @@ class Workers:
     async def _start(self) -> None:
         try:
             worker = _Worker(self)
-            self._workers.add(worker)
             await worker.connect()
-            self._free.append(worker)
         except OSError as error:
             for call in self._queue:
                 call.fail(CallFailed(f"a process could not be started: {error}"))
             self._queue.clear()
-        finally:
-            self._starting -= 1
-        self._hand_out()
+            return
+        self._workers.add(worker)
+        self._free.append(worker)
+        self._schedule()
 
     def _idle(self, worker: _Worker) -> None:
         """A process has answered all it had."""
@@ -116,32 +114,33 @@ class Workers:
         for worker in [worker for worker in self._workers if call in worker.calls]:
             if worker.calls[0] is call:
                 self._kill(worker)
-            else:
-                call.dropped = True
 
     def _kill(self, worker: _Worker) -> None:
         """Ends a process. Calls that it had not begun with go to others."""
         self._workers.discard(worker)
         if worker in self._free:
             self._free.remove(worker)
-        left = [call for call in worker.calls if not call.answer.done() and not call.dropped]
+        left = [call for call in worker.calls if not call.imports and not call.answer.done()]
         worker.calls.clear()
         worker.close()
         self._queue.extendleft(reversed(left))
-        ending = asyncio.get_running_loop().run_in_executor(None, worker.process.wait)
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        _remember(self._ending, asyncio.get_running_loop().run_in_executor(None, worker.process.wait))
         if self._queue:
             self._schedule()
 
 
 class _Call:
-    """A call that waits or is under way; `answer` becomes what the process says."""
+    """A call that waits or is under way.
 
-    __slots__ = ("where", "line", "limit", "answer", "dropped")
+    line     what is sent
+    imports  it only imports what the next call needs, and nobody waits for it
+    answer   what the process says
+    """
 
-    def __init__(self, where: str, line: bytes, limit: float):
-        self.where, self.line, self.limit, self.dropped = where, line, limit, False
+    __slots__ = ("where", "line", "limit", "imports", "answer")
+
+    def __init__(self, where: str, line: bytes, limit: float, imports: bool = False):
+        self.where, self.line, self.limit, self.imports = where, line, limit, imports
         self.answer: asyncio.Future[dict] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
@@ -179,8 +178,8 @@ class _Worker(asyncio.Protocol):
         for call in calls:
             if call.where not in self._imported:
                 self._imported.add(call.where)
-                first = _Call(call.where, _line({"function": call.where, "args": (), "import_only": True}), START_LIMIT)
-                first.dropped = True
+                line = _line({"function": call.where, "args": (), "import_only": True})
+                first = _Call(call.where, line, START_LIMIT, imports=True)
                 self.calls.append(first)
                 lines.append(first.line)
             self.calls.append(call)
@@ -197,11 +196,9 @@ class _Worker(asyncio.Protocol):
             if not self.calls:
                 return
             call, answer = self.calls.popleft(), json.loads(line)
-            if call.answer.done() or (call.dropped and "error" not in answer):
-                pass
-            elif call.dropped:  # the module cannot be imported, which its first call will say
+            if call.imports and "error" in answer:  # its first call will say so too
                 self._imported.discard(call.where)
-            else:
+            elif not call.answer.done():  # it was not cancelled
                 call.answer.set_result(answer)
             self._begin()
         if len(self._data) > LARGEST:
@@ -249,10 +246,16 @@ class _Worker(asyncio.Protocol):
         """The first call has failed, and the process with it."""
         if self.calls:
             call = self.calls.popleft()
-            if call.dropped and self.calls:  # it was to import what the next call needs
+            if call.imports:  # what the next call needs
                 call = self.calls.popleft()
             call.fail(error)
         self._pool._kill(self)
+
+
+def _remember(futures: set[asyncio.Future], future: asyncio.Future) -> None:
+    """Keeps a future until it is done."""
+    futures.add(future)
+    future.add_done_callback(futures.discard)
 
 
 def _line(request: dict) -> bytes:

@@ -9,10 +9,13 @@ import time
 import numpy as np
 import pytest
 
+from envs.tasks import workers
 from envs.tasks.task import CallFailed, CallTimeout, Outcome
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import SamplerError
 from marl_jax.rollouts.host.journal import JournalError
+from marl_jax.rollouts.host.watchdog import Watchdog
+from marl_jax.sampling import loop_futures
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, conversation, make_rollout
 
@@ -298,3 +301,26 @@ def test_a_task_that_asks_for_no_candidates_is_none_for_algorithms_that_compare_
     problem = "asked for one answer at every turn, and the algorithm compares 4"
     with contextlib.closing(make_rollout(one_answer, candidates=4)) as rollout, pytest.raises(RunError, match=problem):
         rollout({}, rollout.init(None, None))
+
+
+@pytest.mark.parametrize("file", [workers.__file__, loop_futures.__file__])
+def test_what_carries_answers_into_the_loop_is_not_interrupted(file):
+    """On a machine that stands still for a while, the alarm may find the loop in a callback of ours."""
+    here = {}
+    exec(compile("def carry(slow): slow()", file, "exec"), here)
+
+    async def main():
+        done = []
+
+        def slow():
+            until = time.monotonic() + 0.3
+            while time.monotonic() < until:
+                pass
+            done.append(True)
+
+        with Watchdog(0.1):
+            asyncio.get_running_loop().call_soon(here["carry"], slow)
+            await asyncio.sleep(0.05)
+        return done
+
+    assert asyncio.run(main()) == [True]

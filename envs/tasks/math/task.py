@@ -34,7 +34,7 @@ ANSWERS = (*extract.FORMS, "program")
 MAX_TURNS = 4
 SANDBOXES = ("auto", "process")
 START_LIMIT = 30.0
-"""Seconds beyond its own limit that a program may wait for the sandbox."""
+"""Seconds beyond its own limit that a program may take: a sandbox starts."""
 
 Found = dict[str, Any]
 """What was found in a reply: right, answer, reason; of a program also `ran`, `program` and `result`."""
@@ -216,9 +216,10 @@ class _Judge:
             return {"right": False, "answer": None, "reason": f"verifier: {error}"}
 
     async def _run(self, k: int, program: str) -> dict[str, Any]:
-        call = tool.run_program(program, self._task.sandbox, self._task.wall)
+        sandbox, wall = shared_sandbox(self._task.sandbox).settings, self._task.wall
+        limit, name = wall + START_LIMIT, f"program_{k}"
         try:
-            return await self._ask.record(f"program_{k}", call, limit=self._task.wall + START_LIMIT)
+            return await self._ask.verify(tool.run_program, sandbox, program, wall, limit=limit, name=name)
         except CallTimeout:
             return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
 

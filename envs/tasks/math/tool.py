@@ -3,13 +3,14 @@ r"""The tool: a Python program in an answer, run in the sandbox, and what it pri
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from envs.tasks.math import symbolic
 from envs.tasks.math.normalise import clean
 from envs.tasks.math.reading import Scalar, Unreadable, read
 from envs.tasks.math.verifier import verify
-from envs.tasks.sandbox import Limits, shared_sandbox
+from envs.tasks.sandbox import Limits, same_sandbox
 from envs.tasks.task import Verdict
 
 MAX_PROGRAM = 20_000
@@ -29,10 +30,9 @@ def program_of(text: str) -> str | None:
     return program if 0 < len(program) <= MAX_PROGRAM else None
 
 
-async def run_program(program: str, mode: str, wall: float) -> dict[str, Any]:
-    """The sandbox's result as a JSON value."""
-    result = await shared_sandbox(mode).run(program, limits=Limits(wall=wall, cpu=wall))
-    return result.to_json()
+def run_program(sandbox: Mapping, program: str, wall: float) -> dict[str, Any]:
+    """The result of a program as a JSON value, called in a worker process; `sandbox` are the settings of one."""
+    return same_sandbox(sandbox).run_sync(program, limits=Limits(wall=wall, cpu=wall)).to_json()
 
 
 def printed_answer(stdout: str) -> str | None:

@@ -7,9 +7,10 @@ import signal
 import threading
 from pathlib import Path
 
+from envs.tasks import workers
 from envs.tasks.task import EpisodeError
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = (str(Path(__file__).resolve().parents[2]), str(Path(workers.__file__).resolve()))
 _ASYNCIO = str(Path(asyncio.__file__).resolve().parent)
 
 

@@ -120,8 +120,8 @@ def test_every_row_of_gsm8k():
 @pytest.fixture
 def sandbox(monkeypatch):
     found = any_sandbox()
-    for module in (tool, task):
-        monkeypatch.setattr(module, "shared_sandbox", lambda mode: found)
+    monkeypatch.setattr(task, "shared_sandbox", lambda mode: found)
+    monkeypatch.setattr(tool, "same_sandbox", lambda settings: found)
     return found
 
 

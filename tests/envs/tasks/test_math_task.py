@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def stand_in(monkeypatch):
     """A sandbox that knows the programs of `prints` only; the programs that were run."""
     ran = []
 
-    async def run(program, mode, wall):
+    def run(sandbox, program, wall):
         ran.append(program)
         if program == "print(crash)":
             return {"status": "error", "stdout": "", "stderr": "NameError: crash", "limit": None}
@@ -38,6 +39,7 @@ def stand_in(monkeypatch):
             return {"status": "limit", "stdout": "", "stderr": "", "limit": "wall"}
         return {"status": "ok", "stdout": program[6:-1] + "\n", "stderr": "", "limit": None}
 
+    monkeypatch.setattr(task, "shared_sandbox", lambda mode: types.SimpleNamespace(settings={}))
     monkeypatch.setattr(tool, "run_program", run)
     return ran
 
@@ -191,8 +193,8 @@ def test_a_verifier_that_fails_is_counted_and_the_answer_is_wrong(error, counted
     assert "verifier" in ask.replies[0][2].verdict["reason"]
 
 
-def test_a_sandbox_that_cannot_run_ends_the_episode_with_its_reason(monkeypatch):
-    async def refuses(program, mode, wall):
+def test_a_sandbox_that_cannot_run_ends_the_episode_with_its_reason(stand_in, monkeypatch):
+    def refuses(sandbox, program, wall):
         raise SandboxUnavailable("no isolation here")
 
     monkeypatch.setattr(tool, "run_program", refuses)
@@ -205,7 +207,8 @@ def test_a_real_program_in_the_sandbox(monkeypatch):
         sandbox = Sandbox(workers=1)
     except SandboxUnavailable as error:
         pytest.skip(f"no isolation on this machine: {error}")
-    monkeypatch.setattr(tool, "shared_sandbox", lambda mode: sandbox)
+    monkeypatch.setattr(task, "shared_sandbox", lambda mode: sandbox)
+    monkeypatch.setattr(tool, "same_sandbox", lambda settings: sandbox)
     programs = ["from fractions import Fraction\nprint(Fraction(10, 2))", "while True: pass"]
     try:
         for program, right, said in zip(programs, (True, False), ("same text", "cpu wall"), strict=True):
