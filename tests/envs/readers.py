@@ -72,12 +72,13 @@ class TicTacToe(Board):
 
 
 class ConnectFour(Board):
-    """A stone lies in a row and a column."""
+    """A stone lies in a row and a column; short texts say again what the next stones do."""
 
     def update(self, event):
-        """Who, column, row."""
-        other, column, row = event
+        """Who, column, row, and a fact for every column."""
+        other, column, row, *facts = event
         self.known[row * 7 + column] = self.mark(other)
+        self.known[42:] = facts
 
 
 class Kuhn(Reader):
