@@ -62,7 +62,7 @@ def _full(config) -> None:
     config.first_stage = algorithms.imitation_stage(
         steps=250, lr=lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=8, noise=0.02
     )
-    config.first_stage.eval = dict(every=50)
+    config.first_stage.eval.every = 50
     if config.model.name == models.smollm2().name:
         _half_an_hour(config)
 

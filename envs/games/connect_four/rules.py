@@ -55,6 +55,7 @@ class ConnectFour(Game):
     name: ClassVar[str] = "connect_four"
     reset_is_free: ClassVar[bool] = True
     competitive: ClassVar[bool] = True
+    perfect_information: ClassVar[bool] = True
     reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = COLUMNS

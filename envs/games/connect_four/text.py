@@ -1,10 +1,15 @@
 """Connect four as text: six lines from the top, an answer is the number of a column.
 
-In the compact and the brief style the board is followed by what the reader's next stone does in each column
-(`threats.py`), one sign for a column:
+The compact and the brief style also have what the reader's next stone does in each column (`threats.py`), one sign for
+a column:
 
     -  full    .  nothing of the following    w  wins    b  blocks a win of the other player
     g  gives the other player a win on top of it    s  spoils a win of the reader's on top of it
+
+In the brief style a column is three signs: its lower and its upper three places, and this one. Three places hold at
+most three stones, from the bottom; as few tokens as this make a model of bytes several times faster.
+
+    .  none    x  o    one    a  b  c  d    xx, xo, ox, oo    e  f  g  h  i  j  k  l    xxx, xxo, …, ooo
 """
 
 import dataclasses
@@ -33,6 +38,8 @@ COMPACT_RULES = (
 )
 NEXT_STONES = "-.wbgs"
 """The signs of `threats.py`'s facts, by their numbers."""
+STACKS = ".xoabcdefghijkl"
+"""The signs of up to three stones on top of each other, fewer first, those that begin with x before the others."""
 HEADER = "Board:\n" + " ".join(map(str, range(1, COLUMNS + 1))) + "\n"
 COLUMN_NUMBERS = range(1, COLUMNS + 1)
 ROW_NUMBERS = range(1, ROWS + 1)
@@ -43,8 +50,7 @@ def text(game: Game, style: str) -> Text:
     if style == "full":
         return _full(game)
     if style == "brief":
-        board = grid((ROWS, COLUMNS), ".xo", between=None)
-        return _own(game, style, "", board, ("x", "o"), "", _facts("", NEXT_STONES), ":", ":")
+        return _brief(game)
     board = (Fixed("board\n"), *grid((ROWS, COLUMNS), ".XO"))
     facts = _facts("next", tuple(f" {sign}" for sign in NEXT_STONES.upper()))
     words = _own(game, style, COMPACT_RULES, board, (" X", " O"), " r", facts, "\nYour move?", " Your move?")
@@ -56,6 +62,13 @@ def text(game: Game, style: str) -> Text:
 def _facts(lead: str, signs: Sequence[str]) -> tuple[Piece, ...]:
     """A sign for what the next stone of each column does."""
     return Fixed(lead), *[Table(tuple(signs))] * COLUMNS
+
+
+def _brief(game: Game) -> Text:
+    facts = _facts("", NEXT_STONES)
+    column = (Table(tuple(STACKS)), Table(tuple(STACKS)), facts[-1])
+    own = _own(game, "brief", "", (), ("x", "o"), "", facts, ":", ":")
+    return dataclasses.replace(own, observation=Template(column * COLUMNS), indices=_brief_view)
 
 
 def _full(game: Game) -> Text:
@@ -100,11 +113,24 @@ def _own(game, style, rules: str, board, stones, row: str, facts, question: str,
     )
 
 
+def _brief_view(state: State, seat: jax.Array) -> jax.Array:
+    """For every column the numbers of its two stacks in `STACKS` and of its fact: int32[21]."""
+    board = _stones(state, seat)[::-1]  # row 0 is the lowest here
+    number = jnp.ones((2, COLUMNS), jnp.int32)
+    for stone in board.reshape(2, ROWS // 2, COLUMNS).swapaxes(0, 1):
+        number = jnp.where(stone > 0, 2 * number + stone - 1, number)
+    return jnp.concatenate([number - 1, next_stones(state, seat)[None]]).T.reshape(-1)
+
+
 def _own_view(state: State, seat: jax.Array) -> jax.Array:
-    """0 free, 1 own, 2 the other's, place by place; then the facts of `threats.py`: int32[49]."""
-    board = cells(state).astype(jnp.int32).reshape(-1)
-    board = jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
-    return jnp.concatenate([board, next_stones(state, seat)])
+    """What every place holds, then the facts of `threats.py`: int32[49]."""
+    return jnp.concatenate([_stones(state, seat).reshape(-1), next_stones(state, seat)])
+
+
+def _stones(state: State, seat: jax.Array) -> jax.Array:
+    """0 free, 1 the stone of `seat`, 2 of the other: int32[6, 7], row 0 at the top."""
+    board = cells(state).astype(jnp.int32)
+    return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
 def _event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
