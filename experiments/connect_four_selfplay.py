@@ -46,8 +46,7 @@ def _near_the_bot(config) -> None:
 
 def _small(config) -> None:
     """Two CPU cores."""
-    config.rollout.update(dict(games=128, turns=21))
-    config.algo.minibatches = 4
+    config.rollout.update(dict(games=256, turns=21))  # half of the longest game: rows go on in the next update
     config.optim.update(dict(lr=5e-4, warmup=5))
     config.steps = 100
     config.first_stage = algorithms.imitation_stage(
@@ -58,6 +57,10 @@ def _small(config) -> None:
 
 def _real(config) -> None:
     """Imitation with learning rates for supervised training; self-play near it."""
+    config.rollout.turns = 21
+    config.algo.grad_accum_steps = max(2, config.algo.grad_accum_steps)
+    config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
+    config.optim.schedule = "linear"
     lr = 1e-3 if config.model.lora.rank else 3e-4
     parts = config.algo.grad_accum_steps
     config.first_stage = algorithms.imitation_stage(

@@ -7,6 +7,9 @@ An opponent is a bot by name, the folder of another run, at its newest checkpoin
 remote model, http://HOST:PORT/v1#MODEL.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 
+With `eval.best_of` K above 1 every opponent is also met with moves chosen by value, in a row "OPPONENT, best of K": of
+the policy's own move and K - 1 drawn ones, that whose position the critic holds best (`rollouts/best_of.py`).
+
 Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
 policy, with the probabilities that its answers have at the temperature of training, whatever `eval.temperature` is.
 
