@@ -80,6 +80,7 @@ def imitation_stage(steps: int, lr: float, rollout: dict, **changes) -> ConfigDi
     # A bot plays all seats and all levels.
     stage.opponents = dict(self_play_frac=1.0, pool_size=0, bot_frac=0.0, bots=())
     stage.curriculum = dict(enabled=False)
+    stage.eval = dict(best_of=1)  # nothing has learnt values yet
     return stage
 
 

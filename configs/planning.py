@@ -86,7 +86,7 @@ def _whole_games(form: str) -> bool:
 def _pretrained(config: ConfigDict) -> None:
     """What a model that imitation has made sure of its moves needs: candidates agree, and few answers teach.
 
-    With the steps of self-play those few undo what it knows (docs/results.md).
+    With the steps of self-play those few undo what it knows (docs/results_appendix.md).
     """
     # Answers of one token: sampler and learner hardly differ.
     config.algo.update(dict(entropy_coef=0.02, tis_clip=0.0))

@@ -20,7 +20,7 @@ def get_config(variant: str | None = None):
     config = defaults.get_config()
     config.name = "hanabi_selfplay"
     config.steps = 200
-    # Part of a lost score is paid back in training, more of it to players who still lose every game (docs/results.md).
+    # Part of a lost score is paid back, more of it to players who still lose every game (docs/results_appendix.md).
     consolation = 0.5 if stages == "scratch" else 0.3
     config.env = defaults.environment("hanabi", preset="full" if model else "small", consolation=consolation)
     config.rollout.update(dict(games=128, turns=16))
@@ -62,7 +62,7 @@ def _full(config) -> None:
     config.first_stage = algorithms.imitation_stage(
         steps=250, lr=lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=8, noise=0.02
     )
-    config.first_stage.eval = dict(every=50)
+    config.first_stage.eval.every = 50
     if config.model.name == models.smollm2().name:
         _half_an_hour(config)
 

@@ -17,7 +17,7 @@ def get_config(form: str | None = None):
     # Candidates are compared by what one move pays, so every move of a solution must pay something.
     config = planning.puzzle("sokoban", form, moves=12 if small else 24, shaping_reward=1.0, **pool)
     config.name = "sokoban"
-    # A wrong push cannot be undone: with larger steps every form forgets what imitation taught (docs/results.md).
+    # A wrong push cannot be undone: with larger steps every form forgets its imitation (docs/results_appendix.md).
     if not planning.imitates(form):
         config.optim.update(dict(lr=0.3 * config.optim.lr, schedule="linear"))
     return config

@@ -286,7 +286,6 @@ def test_a_best_metric_that_was_asked_for_is_not_replaced(capsys, started):
     "experiment, lr",
     [
         ("tic_tac_toe_selfplay.py:sft", 1e-3),
-        ("connect_four_selfplay.py:sft", 1e-3),
         ("plan_path.py:sft", 1e-3),
         ("plan_path.py:roles_sft+smollm2-lora", 3e-4),
         ("sokoban.py:sft+smollm2+small", 4e-5),

@@ -78,6 +78,9 @@ class Game(abc.ABC):
     stakes: ClassVar[bool] = False
     """Whether a competitive game is won by more or less, so that what was earned says more than who won."""
 
+    perfect_information: ClassVar[bool] = False
+    """Whether all seats see everything and moves have no chance in them, so that one can be tried before it is made."""
+
     solvable: ClassVar[bool] = False
     """Whether episodes end solved or not, as `success` says."""
 

@@ -106,6 +106,28 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
         )
 
 
+def _best_of(c: ConfigDict) -> Iterator[str]:
+    if c.eval.best_of == 1:
+        return
+    found = f"config.eval.best_of is {c.eval.best_of}"
+
+    def suits(name: str) -> bool:
+        game = games.game_class(name)
+        return game.perfect_information and game.competitive
+
+    if not suits(c.env.name):
+        known = ", ".join(filter(suits, games.GAMES))
+        yield f"{found} with env.name {c.env.name!r}, where no move can be tried; accepted: 1, or {known}"
+    if c.algo.get("critic") != "head":
+        critic = c.algo.get("critic", "none")
+        yield f"{found}, and the critic of {c.algo.name} is {critic!r}; accepted: 1, or algo.critic 'head'"
+    if c.env.context != "turn" or c.rollout.answer != "constrained":
+        yield (
+            f"{found} with env.context {c.env.context!r} and rollout.answer {c.rollout.answer!r}; "
+            "accepted: 1, or 'turn' and 'constrained'"
+        )
+
+
 def _best(c: ConfigDict) -> Iterator[str]:
     found = c.checkpoint.best_metric
     if not found:
@@ -184,7 +206,9 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
         yield f"config.eval.samples is {c.eval.samples} with env.name {c.env.name!r}; accepted: 1, or a task"
 
 
-COMBINATIONS = (_seats, _seat_bots, _history, _opponents, _evaluation, _best, _rewards, _curriculum, _tasks_only)
+COMBINATIONS = (
+    _seats, _seat_bots, _history, _opponents, _evaluation, _best_of, _best, _rewards, _curriculum, _tasks_only
+)  # fmt: skip
 
 ONLY_LEARNING = (_best,)
 """Conditions that do not matter where nothing is learnt."""

@@ -171,6 +171,11 @@ EVAL = {
     ),
     "opponents": Field(("random",), TEXTS, "bots, folders of runs, or remote models (URL#MODEL); tasks: remote models"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
+    "best_of": Field(
+        1,
+        integer(1, 1024),
+        "above 1, opponents are also met with the best by value of so many moves: the own one and others drawn",
+    ),
     "temperature": Field(0.0, number(0), "of the answers; 0 is greedy"),
     "confidence": Field(0.95, number(0.5, 0.9999), "of the intervals"),
     "step": Field("newest", STEP, "checkpoint that --mode=eval and --mode=export read"),

@@ -59,6 +59,8 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
             f"config.eval has opponents {c.eval.opponents!r} and swap_roles {c.eval.swap_roles} with task.name "
             f"{c.task.name!r}; accepted: () or remote models (http://HOST:PORT/v1#MODEL), and False"
         )
+    if c.eval.best_of > 1:
+        yield f"config.eval.best_of is {c.eval.best_of} with task.name {c.task.name!r}; accepted: 1, or a game"
     if c.eval.samples > 1 and c.eval.temperature == 0:
         yield (
             f"config.eval.samples is {c.eval.samples} with eval.temperature 0, where all samples of an example are "

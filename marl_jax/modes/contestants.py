@@ -154,6 +154,7 @@ def untuned_weights(setup: Setup) -> dict[str, dict]:
 
 
 def _used(setup: Setup, backbone: Backbone, weights: dict) -> dict:
-    """The weights that are needed outside of training: those that act, and of a verifier its head."""
-    head = {"critic": weights["critic"]} if setup.algorithm.verifies and "critic" in weights else {}
+    """The weights that are needed outside of training: those that act, and a head that scores or values."""
+    asked = setup.algorithm.verifies or setup.config.eval.best_of > 1
+    head = {"critic": weights["critic"]} if asked and "critic" in weights else {}
     return {**backbone.policy.acting_params(weights), **head}

@@ -7,6 +7,9 @@ An opponent is a bot by name, the folder of another run, at its newest checkpoin
 remote model, http://HOST:PORT/v1#MODEL.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 
+With `eval.best_of` K above 1 every opponent is also met with moves chosen by value, in a row "OPPONENT, best of K": of
+the policy's own move and K - 1 drawn ones, that whose position the critic holds best (`rollouts/best_of.py`).
+
 Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
 policy, with the probabilities that its answers have at the temperature of training, whatever `eval.temperature` is.
 
@@ -72,6 +75,8 @@ class Evaluation:
         self._game = setup.game.held_out()
         self.opponents = find_contestants(config.opponents, setup)
         self._matches = [new_match(self._game, (self._team, other.plays)) for other in self.opponents]
+        by_value = setup.seated(best_of=config.best_of)
+        self._by_value = [new_match(self._game, (by_value, other.plays)) for other in self.opponents]
         self._alone = new_match(self._game, (self._team,))
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
@@ -85,7 +90,8 @@ class Evaluation:
         """Against every opponent; a cooperative game also alone in all seats, and with `baselines` the bots likewise.
 
         With `eval.swap_roles` the team also plays "swapped", every role with the policy of the next: what is lost
-        against "self" is what the policies have learnt for their own roles only.
+        against "self" is what the policies have learnt for their own roles only. With `eval.best_of` every opponent is
+        also met with moves chosen by value.
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
@@ -103,6 +109,10 @@ class Evaluation:
         for other, match in zip(self.opponents, self._matches, strict=True):
             if game.n_players > 1:
                 rows.append(self._row(other.name, match, (weights, other.weights)))
+        for other, match in zip(self.opponents, self._by_value, strict=True):
+            if self._config.best_of > 1:
+                name = f"{other.name}, best of {self._config.best_of}"
+                rows.append(self._row(name, match, (weights, other.weights)))
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:

@@ -21,6 +21,7 @@ from envs.games.text import Prompt
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Backbone, Team
+from marl_jax.rollouts.best_of import BestOf, worth_of_moves
 from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.games import like, look, row_keys
 from marl_jax.rollouts.threads import History
@@ -33,11 +34,13 @@ class SeatedTeam:
     """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots.
 
     history_turns  answers after which a seat's conversation begins again; 0: every prompt stands alone
+    best_of        whether moves are chosen by value; None: the policy's own is played
     """
 
     team: Team
     seating: Seating
     history_turns: int = 0
+    best_of: BestOf | None = None
 
     def context(self, game: Game) -> TurnContext | HistoryContext:
         """What a turn's prompt is."""
@@ -193,9 +196,18 @@ class Match:
         team, context = contestant.team, contestant.context(self.game)
         seen = look(self.game, team, state, seat, contestant.policy(seat, turn))
         asked = context.read(talk, seen)
-        decision, talk = context.act(
-            ready, talk, asked, keys, legal=seen.legal, policy=seen.policy, temperature=temperature
-        )
+        settings = dict(legal=seen.legal, policy=seen.policy)
+        best = contestant.best_of
+        if best is None:
+            decision, talk = context.act(ready, talk, asked, keys, temperature=temperature, **settings)
+        else:
+            heat = best.temperatures(temperature, team.backbones[0].policy.temperature, len(keys))
+            several = dict(temperature=heat, candidates=best.moves)
+            decision, talk = context.act(ready, talk, asked, best.keys(keys), **several, **settings)
+            actions = decision.action.reshape(-1, best.moves)
+            policies = contestant.policy(jnp.arange(self.game.n_players), turn + 1)
+            worth = worth_of_moves(self.game, team, ready, state, seat, actions, policies, best.reward_weight)
+            decision = best.choose(decision, worth)
         # A free answer that names no legal action: a random one is played in its place.
         action = team.playable(decision.action, seen.legal, keys)
         action = contestant.seating.bot_actions(state, seat, keys, action)
@@ -211,7 +223,7 @@ def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) 
         return None
     team = contestant.team
     acting = team.acting_params(weights)
-    for backbone in team.backbones if values else ():
+    for backbone in team.backbones if values or contestant.best_of else ():
         if has_value(backbone.policy) and "critic" in weights[backbone.name]:
             acting[backbone.name]["critic"] = weights[backbone.name]["critic"]
     return team.prepare_for_sampling(acting)

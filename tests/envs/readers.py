@@ -72,12 +72,18 @@ class TicTacToe(Board):
 
 
 class ConnectFour(Board):
-    """A stone lies in a row and a column."""
+    """A stone lies in a row and a column; short texts say again what the next stones do."""
 
     def update(self, event):
-        """Who, column, row."""
-        other, column, row = event
+        """Who, column, row, and a fact for every column."""
+        other, column, row, *facts = event
+        if self.text.style == "brief":  # three numbers for a column, of which the first two are stacks of stones
+            stack = 3 * column + (row < 3)
+            self.known[stack] = 2 * self.known[stack] + self.mark(other)
+            self.known[2::3] = facts
+            return
         self.known[row * 7 + column] = self.mark(other)
+        self.known[42:] = facts
 
 
 class Kuhn(Reader):

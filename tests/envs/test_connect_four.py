@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from envs.games.bots import UniformBot
-from envs.games.connect_four import draw
+from envs.games.connect_four import draw, threats
 from envs.games.connect_four.bots import SearchBot
-from envs.games.connect_four.rules import Board, ConnectFour, cells, has_four
+from envs.games.connect_four.rules import Board, ConnectFour, State, cells, has_four
 from envs.games.connect_four.symmetry import Symmetry
 
 pyspiel = pytest.importorskip("pyspiel")
@@ -18,6 +18,7 @@ GAME = ConnectFour()
 SYMMETRY = Symmetry(GAME)
 STEP = jax.jit(GAME.step)
 PLAYOUTS, TURNS = 300, GAME.max_turns
+ROW_BITS = np.arange(6, dtype=np.uint64)[:, None]
 
 
 def play(columns: str):
@@ -92,7 +93,7 @@ def test_lines_on_any_board():
     """`has_four` equals a plain search for lines on boards that need not come from play (edges, both words)."""
     rng = np.random.default_rng(0)
     boards = rng.random((2000, 6, 7)) < rng.uniform(0.2, 0.6, (2000, 1, 1))
-    bits = (boards[:, ::-1].astype(np.uint64) << np.arange(6, dtype=np.uint64)[:, None]).sum(1)  # [n, 7], a byte each
+    bits = (boards[:, ::-1].astype(np.uint64) << ROW_BITS).sum(1)  # [n, 7], a byte each
     words = (bits << (np.arange(7) % 4 * 8).astype(np.uint64)).astype(np.uint32)
     ours = jax.vmap(has_four)(Board(words[:, :4].sum(1, dtype=np.uint32), words[:, 4:].sum(1, dtype=np.uint32)))
     plain = np.zeros(2000, bool)
@@ -102,6 +103,47 @@ def test_lines_on_any_board():
             plain |= np.logical_and.reduce(steps).any((1, 2))
     assert 0.2 < plain.mean() < 0.8
     np.testing.assert_array_equal(ours, plain)
+
+
+def test_what_the_next_stones_do(playouts):
+    """Against a plain search on the boards of OpenSpiel's games, for both seats; all facts come up."""
+    live = playouts["live"] & ~playouts["done"]
+    boards, turns = playouts["cells"][live][::9], (np.arange(TURNS)[:, None] + np.ones(PLAYOUTS, int))[live][::9]
+    bits = (np.stack([boards == mark for mark in (1, 2)])[:, :, ::-1].astype(np.uint64) << ROW_BITS).sum(2)
+    words = (bits << (np.arange(7) % 4 * 8).astype(np.uint64)).astype(np.uint32)
+    first, second = (Board(w[:, :4].sum(1, dtype=np.uint32), w[:, 4:].sum(1, dtype=np.uint32)) for w in words)
+    state = State(first, second, turns.astype(np.int32), np.zeros(len(turns), bool))
+    found = np.asarray(jax.jit(jax.vmap(jax.vmap(threats.next_stones, (None, 0)), (0, None)))(state, jnp.arange(2)))
+    seen = set()
+    for board, by_seat in zip(boards, found, strict=True):
+        for seat, facts in enumerate(by_seat):
+            own, other = 1 + seat, 2 - seat
+            for column, fact in enumerate(facts):
+                row = np.count_nonzero(board[:, column] == 0) - 1  # of the next stone; the top row is 0
+                tests = (
+                    (threats.CLOSED, row < 0),
+                    (threats.WINS, row >= 0 and makes_four(board, row, column, own)),
+                    (threats.BLOCKS, row >= 0 and makes_four(board, row, column, other)),
+                    (threats.GIVES, row >= 1 and makes_four(board, row - 1, column, other)),
+                    (threats.SPOILS, row >= 1 and makes_four(board, row - 1, column, own)),
+                )
+                assert fact == next((name for name, holds in tests if holds), threats.PLAIN)
+                seen.add(int(fact))
+    assert seen == set(range(6))
+    over, _ = jax.jit(GAME.step)(play("112233"), jnp.int32(3))
+    assert np.all(np.asarray(threats.next_stones(over, 0)) == threats.CLOSED)
+
+
+def makes_four(board: np.ndarray, row: int, column: int, mark: int) -> bool:
+    """Whether a stone at this place has three more beside it in a line."""
+
+    def run(down: int, right: int) -> int:
+        r, c, length = row + down, column + right, 0
+        while 0 <= r < 6 and 0 <= c < 7 and board[r, c] == mark:
+            r, c, length = r + down, c + right, length + 1
+        return length
+
+    return any(run(d, r) + run(-d, -r) >= 3 for d, r in ((1, 0), (0, 1), (1, 1), (1, -1)))
 
 
 def test_search_takes_wins_and_blocks():

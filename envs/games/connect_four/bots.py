@@ -4,11 +4,11 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from envs.games.bots import pick
 from envs.games.connect_four.rules import (
     COLUMNS,
+    PLACES,
     Board,
     State,
     drop,
@@ -20,7 +20,6 @@ from envs.games.connect_four.rules import (
 )
 from envs.games.game import check_range
 
-_PLACES = Board(np.uint32(0x3F3F3F3F), np.uint32(0x003F3F3F))
 _WIN = 1000
 """More than any count of lines (69), so that a sure win or loss outweighs every estimate."""
 
@@ -70,6 +69,6 @@ def _value(own: Board, other: Board, depth: int) -> jax.Array:
 
 def _open_lines(own: Board, other: Board) -> jax.Array:
     """Lines of four in which `other` has no stone: int32[]."""
-    free = Board(_PLACES.left & ~other.left, _PLACES.right & ~other.right)
+    free = Board(PLACES.left & ~other.left, PLACES.right & ~other.right)
     counts = [jax.lax.population_count(w) for fours in line_starts(free) for w in fours]
     return sum(counts[1:], start=counts[0]).astype(jnp.int32)

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.games.game import Game, Reward, keep_if_done, legal_or_end
 
@@ -26,6 +27,10 @@ class Board(NamedTuple):
 
     left: jax.Array
     right: jax.Array
+
+
+PLACES = Board(np.uint32(0x3F3F3F3F), np.uint32(0x003F3F3F))
+"""All 42 places, without the spare bits."""
 
 
 class State(NamedTuple):
@@ -50,6 +55,7 @@ class ConnectFour(Game):
     name: ClassVar[str] = "connect_four"
     reset_is_free: ClassVar[bool] = True
     competitive: ClassVar[bool] = True
+    perfect_information: ClassVar[bool] = True
     reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = COLUMNS
@@ -97,6 +103,11 @@ def union(a: Board, b: Board) -> Board:
     return Board(a.left | b.left, a.right | b.right)
 
 
+def intersection(a: Board, b: Board) -> Board:
+    """The stones of both boards."""
+    return Board(a.left & b.left, a.right & b.right)
+
+
 def select(condition: jax.Array, a: Board, b: Board) -> Board:
     """Board `a` where the condition (bool[]) holds, else `b`."""
     return Board(jnp.where(condition, a.left, b.left), jnp.where(condition, a.right, b.right))
@@ -126,17 +137,13 @@ def has_four(board: Board) -> jax.Array:
 
 def line_starts(board: Board) -> list[Board]:
     """The places where a line of four stones begins, for the four directions: up, across and the two diagonals."""
-    pairs = [_and(board, _shift(board, step)) for step in _DIRECTIONS]
-    return [_and(pair, _shift(pair, 2 * step)) for pair, step in zip(pairs, _DIRECTIONS, strict=True)]
+    pairs = [intersection(board, _shift(board, step)) for step in _DIRECTIONS]
+    return [intersection(pair, _shift(pair, 2 * step)) for pair, step in zip(pairs, _DIRECTIONS, strict=True)]
 
 
 def _shift(board: Board, places: int) -> Board:
     """Both words moved down by `places` bits as one number of 64 bits."""
     return Board(board.left >> places | board.right << (32 - places), board.right >> places)
-
-
-def _and(a: Board, b: Board) -> Board:
-    return Board(a.left & b.left, a.right & b.right)
 
 
 def stones(board: Board) -> jax.Array:

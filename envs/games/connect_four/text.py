@@ -1,11 +1,25 @@
-"""Connect four as text: six lines from the top, an answer is the number of a column."""
+"""Connect four as text: six lines from the top, an answer is the number of a column.
+
+The compact and the brief style also have what the reader's next stone does in each column (`threats.py`), one sign for
+a column:
+
+    -  full    .  nothing of the following    w  wins    b  blocks a win of the other player
+    g  gives the other player a win on top of it    s  spoils a win of the reader's on top of it
+
+In the brief style a column is three signs: its lower and its upper three places, and this one. Three places hold at
+most three stones, from the bottom; as few tokens as this make a model of bytes several times faster.
+
+    .  none    x  o    one    a  b  c  d    xx, xo, ox, oo    e  f  g  h  i  j  k  l    xxx, xxo, …, ooo
+"""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from envs.games.connect_four.rules import COLUMNS, ROWS, State, cells
+from envs.games.connect_four.threats import next_stones
 from envs.games.game import Game
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text, grid
@@ -17,9 +31,15 @@ RULES = (
 )
 COMPACT_RULES = (
     "Connect four, 6 rows and 7 columns: a stone falls onto the stones below it, four in a line win. X is you, O the "
-    "other player, a dot is free. The top row comes first. Later moves are given as stone, column and row (1 is the "
-    "top). Answer with the number of a column only."
+    "other player, a dot is free. The top row comes first. Then, for each column, what your next stone there does: W "
+    "wins, B keeps O from winning there, G lets O win on top of it, S gives up a win of yours on top of it, - the "
+    "column is full. Later moves are given as stone, column and row (1 is the top). Answer with the number of a column "
+    "only."
 )
+NEXT_STONES = "-.wbgs"
+"""The signs of `threats.py`'s facts, by their numbers."""
+STACKS = ".xoabcdefghijkl"
+"""The signs of up to three stones on top of each other, fewer first, those that begin with x before the others."""
 HEADER = "Board:\n" + " ".join(map(str, range(1, COLUMNS + 1))) + "\n"
 COLUMN_NUMBERS = range(1, COLUMNS + 1)
 ROW_NUMBERS = range(1, ROWS + 1)
@@ -30,20 +50,25 @@ def text(game: Game, style: str) -> Text:
     if style == "full":
         return _full(game)
     if style == "brief":
-        board = (*grid((ROWS, COLUMNS), ".xo", between=None), Fixed(":"))
-        return _own(game, style, "", board, ("x", "o"), "", "", ":")
-    words = _own(
-        game,
-        style,
-        COMPACT_RULES,
-        (Fixed("board\n"), *grid((ROWS, COLUMNS), ".XO")),
-        (" X", " O"),
-        " r",
-        "Your move?",
-        " Your move?",
-    )
-    signs = _own(game, style, COMPACT_RULES, grid((ROWS, COLUMNS), ".XO", between=None), ("X", "O"), "", "?", "?")
+        return _brief(game)
+    board = (Fixed("board\n"), *grid((ROWS, COLUMNS), ".XO"))
+    facts = _facts("next", tuple(f" {sign}" for sign in NEXT_STONES.upper()))
+    words = _own(game, style, COMPACT_RULES, board, (" X", " O"), " r", facts, "\nYour move?", " Your move?")
+    board, facts = grid((ROWS, COLUMNS), ".XO", between=None), _facts("", NEXT_STONES.upper())
+    signs = _own(game, style, COMPACT_RULES, board, ("X", "O"), "", facts, "?", "?")
     return dataclasses.replace(words, others=(signs,))
+
+
+def _facts(lead: str, signs: Sequence[str]) -> tuple[Piece, ...]:
+    """A sign for what the next stone of each column does."""
+    return Fixed(lead), *[Table(tuple(signs))] * COLUMNS
+
+
+def _brief(game: Game) -> Text:
+    facts = _facts("", NEXT_STONES)
+    column = (Table(tuple(STACKS)), Table(tuple(STACKS)), facts[-1])
+    own = _own(game, "brief", "", (), ("x", "o"), "", facts, ":", ":")
+    return dataclasses.replace(own, observation=Template(column * COLUMNS), indices=_brief_view)
 
 
 def _full(game: Game) -> Text:
@@ -69,30 +94,42 @@ def _full(game: Game) -> Text:
     )
 
 
-def _own(
-    game: Game, style: str, rules: str, board: tuple[Piece, ...], stones, row: str, question: str, ask: str
-) -> Text:
+def _own(game, style, rules: str, board, stones, row: str, facts, question: str, ask: str) -> Text:
     """A text in which the reader has the first of the two stones; `row` stands before the number of a row."""
+    moves = (Table(tuple(stones)), Table(game.action_names), Table(tuple(f"{row}{n}" for n in ROW_NUMBERS)))
+    lead = (Fixed(" "),) if row else ()
     return Text(
         game=game,
         style=style,
         rules=rules,
         roles=("", ""),
-        observation=Template(board),
+        observation=Template((*board, *facts)),
         indices=_own_view,
         questions=(question, question),
         names=game.action_names,
-        events=Template(
-            (Table(tuple(stones)), Table(game.action_names), Table(tuple(f"{row}{number}" for number in ROW_NUMBERS)))
-        ),
-        event_indices=_event,
+        events=Template((*moves, *lead, *facts)),
+        event_indices=_own_event,
         asks=(ask, ask),
     )
 
 
+def _brief_view(state: State, seat: jax.Array) -> jax.Array:
+    """For every column the numbers of its two stacks in `STACKS` and of its fact: int32[21]."""
+    board = _stones(state, seat)[::-1]  # row 0 is the lowest here
+    number = jnp.ones((2, COLUMNS), jnp.int32)
+    for stone in board.reshape(2, ROWS // 2, COLUMNS).swapaxes(0, 1):
+        number = jnp.where(stone > 0, 2 * number + stone - 1, number)
+    return jnp.concatenate([number - 1, next_stones(state, seat)[None]]).T.reshape(-1)
+
+
 def _own_view(state: State, seat: jax.Array) -> jax.Array:
-    """0 free, 1 own, 2 the other's: int32[42]."""
-    board = cells(state).astype(jnp.int32).reshape(-1)
+    """What every place holds, then the facts of `threats.py`: int32[49]."""
+    return jnp.concatenate([_stones(state, seat).reshape(-1), next_stones(state, seat)])
+
+
+def _stones(state: State, seat: jax.Array) -> jax.Array:
+    """0 free, 1 the stone of `seat`, 2 of the other: int32[6, 7], row 0 at the top."""
+    board = cells(state).astype(jnp.int32)
     return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
@@ -101,3 +138,8 @@ def _event(before: State, action: jax.Array, after: State, seat: jax.Array) -> j
     action = jnp.asarray(action, jnp.int32)
     stones = jnp.sum(cells(before)[:, action] > 0)
     return jnp.stack([(before.turns & 1) != seat, action, jnp.clip(ROWS - 1 - stones, 0)]).astype(jnp.int32)
+
+
+def _own_event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+    """The same, and what the reader's next stones do after it: int32[10]."""
+    return jnp.concatenate([_event(before, action, after, seat), next_stones(after, seat)])

@@ -37,6 +37,7 @@ class TicTacToe(Game):
     name: ClassVar[str] = "tic_tac_toe"
     reset_is_free: ClassVar[bool] = True
     competitive: ClassVar[bool] = True
+    perfect_information: ClassVar[bool] = True
     reward_levels: ClassVar[tuple[str, ...]] = ("agent",)
     n_players: ClassVar[int] = 2
     n_actions: ClassVar[int] = 9

@@ -24,6 +24,7 @@ from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes.setup.parts import Find, Setup, make_backbones
+from marl_jax.rollouts.best_of import BestOf
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.rollouts.opponents import Opponents, make_sections
@@ -105,9 +106,15 @@ class GameSetup(Setup):
         name = self.config.algo.bot or bot_names(self.config.env.name)[-1]
         return make_bot(self.game, name)
 
-    def seated(self, swapped: bool = False) -> SeatedTeam:
-        """The team as a contestant of matches; swapped, every seat is played by whoever has the one after it."""
-        return SeatedTeam(self.team, self.seating.swapped() if swapped else self.seating, self.history_turns)
+    def seated(self, swapped: bool = False, best_of: int = 1) -> SeatedTeam:
+        """The team as a contestant of matches.
+
+        swapped  every seat is played by whoever has the one after it
+        best_of  moves of which the best by value is played; 1: the policy's own
+        """
+        seating = self.seating.swapped() if swapped else self.seating
+        best = BestOf(best_of, self.config.reward.agent) if best_of > 1 else None
+        return SeatedTeam(self.team, seating, self.history_turns, best)
 
     @property
     def history_turns(self) -> int:

@@ -1,0 +1,66 @@
+"""Moves chosen by value: of several moves of a policy, the one whose position its critic holds best.
+
+For two players against each other who see everything (`Game.perfect_information`): a move can be tried before it is
+made, and what the position after it is worth to the player who moves next, the other one loses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from envs.games.game import Game, State
+from marl_jax.agents.answering import Decision
+from marl_jax.agents.team import Team
+from marl_jax.rollouts.games import look
+
+
+@dataclasses.dataclass(frozen=True)
+class BestOf:
+    """How many moves are compared, and in which unit the critic counts.
+
+    moves          K: the policy's own, and K - 1 drawn at the temperature of training; they may repeat
+    reward_weight  of what the game pays to an agent, as in training
+    """
+
+    moves: int
+    reward_weight: float = 1.0
+
+    def keys(self, keys: jax.Array) -> jax.Array:
+        """Keys [B] of turns as keys [B·K] of their candidates; the policy's own move has the key it has alone."""
+        more = [keys, *(jax.vmap(jax.random.fold_in, (0, None))(keys, k) for k in range(1, self.moves))]
+        return jnp.stack(more, axis=1).reshape(-1)
+
+    def temperatures(self, own: jax.Array, drawn: float, rows: int) -> jax.Array:
+        """float32 [B·K]: that of the match for the policy's own move, that of training for the others."""
+        first = jnp.arange(self.moves) == 0
+        return jnp.tile(jnp.where(first, own, drawn), rows).astype(jnp.float32)
+
+    def choose(self, decision: Decision, worth: jax.Array) -> Decision:
+        """Of the candidates [B·K] of every row the best by `worth` [B, K]; of equals the first."""
+        rows = jnp.arange(worth.shape[0])
+        return jax.tree.map(lambda x: x.reshape(*worth.shape, *x.shape[1:])[rows, jnp.argmax(worth, axis=1)], decision)
+
+
+def worth_of_moves(
+    game: Game, team: Team, ready: dict, state: State, seat: jax.Array, actions: jax.Array, policies, weight: float
+) -> jax.Array:
+    """What each of K moves is worth to the player who makes it, as far as its own critic knows: float32 [B, K].
+
+    state, seat  [B, …], before the move
+    actions      int32 [B, K]
+    policies     int32 [P], the policy that answers for each seat at the next turn
+    weight       of the agents' rewards
+    """
+    rows, k = actions.shape
+    before, mover = jax.tree.map(lambda x: jnp.repeat(x, k, axis=0), (state, seat))
+    after, reward = jax.vmap(game.step)(before, actions.reshape(-1))
+    player = jax.vmap(game.player)(after)
+    seen = look(game, team, after, player, policies[player])
+    keys = jax.random.split(jax.random.key(0), rows * k)  # what would be answered there is of no matter
+    values = team.act(ready, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0).values
+    values = jnp.where(player == mover, values, -values)
+    paid = weight * jnp.take_along_axis(reward.agent, mover[:, None], axis=1)[:, 0]
+    return (paid + jnp.where(jax.vmap(game.done)(after), 0.0, values)).reshape(rows, k)
