@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ml_collections import ConfigDict
 from envs.games.bots import Bot, make_bot
 from envs.games.game import Game
 from marl_jax.algorithms.algorithm import Examined
+from marl_jax.devices.ahead import Ahead
 from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import Contestant, find_contestants, present_weights
@@ -71,13 +73,17 @@ class Evaluation:
         self._team = setup.seated()
         self._game = setup.game.held_out()
         self.opponents = find_contestants(config.opponents, setup)
-        self._matches = [new_match(self._game, (self._team, other.plays)) for other in self.opponents]
-        self._alone = new_match(self._game, (self._team,))
+        # All bots sit in one match with the team, by their numbers there, so that one program does for all of them.
+        bots = [other for other in self.opponents if is_cheap(other)]
+        self._numbers = {bot.name: number for number, bot in enumerate(bots, 1)}
+        self._with_bots = new_match(self._game, (self._team, *(bot.plays for bot in bots)))
+        others = [other for other in self.opponents if other.name not in self._numbers]
+        self._with = {other.name: new_match(self._game, (self._team, other.plays)) for other in others}
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
         self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.games) if is_exact(setup) else None
-        if self._alone.walk and config.games > self._game.n_levels:
+        if self._with_bots.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
         _warn_of_long_conversations(setup)
 
@@ -89,20 +95,7 @@ class Evaluation:
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
-        game = self._game
-        rows = []
-        if not game.competitive:
-            rows.append(self._row("self", self._alone, (weights,), alone=True))
-            if self._swapped is not None:
-                rows.append(self._row("swapped", self._swapped, (weights,), alone=True))
-            if baselines:
-                names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
-                for name in names:
-                    match = new_match(game, (make_bot(game, name),))
-                    rows.append(self._row(f"{name} alone", match, (None,), alone=True))
-        for other, match in zip(self.opponents, self._matches, strict=True):
-            if game.n_players > 1:
-                rows.append(self._row(other.name, match, (weights, other.weights)))
+        rows = [self._row(*planned) for planned in self._plan(weights, baselines)]
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
@@ -113,6 +106,13 @@ class Evaluation:
             words = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
             log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
         return rows
+
+    def compile_ahead(self, ahead: Ahead, weights: dict, baselines: bool = False) -> None:
+        """Begins to compile what a call needs."""
+        for _, match, given, seating in self._plan(weights, baselines):
+            match.compile_ahead(ahead, given, seating, self._key)
+        if hasattr(self._examine, "compile_ahead"):
+            self._examine.compile_ahead(ahead, weights)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
         """The table of everyone with everyone, where other runs are among the opponents; {} elsewhere."""
@@ -138,14 +138,42 @@ class Evaluation:
         first = next(iter(found.counts.values()))
         return {"opponent": found.name, "games": first.total, "distinct": first.distinct, **row}
 
-    def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
+    def _plan(self, weights: dict, baselines: bool) -> Iterator[tuple[str, Match, tuple, np.ndarray]]:
+        """What is played: the name of each row, its match, the contestants' weights, and who sits where."""
+        game, bots = self._game, self._with_bots
+        alone = matches.alone(self._config.games, game.n_players)
+        of_team = (weights, *(None for _ in self._numbers))
+        if not game.competitive:
+            yield "self", bots, of_team, alone
+            if self._swapped is not None:
+                yield "swapped", self._swapped, (weights,), alone
+            if baselines:
+                for name, match in self._bots_alone.items():
+                    yield f"{name} alone", match, (None,), alone
+        for other in self.opponents if game.n_players > 1 else ():
+            seating = _in_turns(bots, self._config.games)
+            if other.name in self._numbers:
+                yield other.name, bots, of_team, seating * self._numbers[other.name]
+            else:
+                yield other.name, self._with[other.name], (weights, other.weights), seating
+
+    @functools.cached_property
+    def _bots_alone(self) -> dict[str, Match]:
+        names = dict.fromkeys(["random", *(other.name for other in self.opponents if other.weights is None)])
+        return {name: new_match(self._game, (make_bot(self._game, name),)) for name in names}
+
+    def _row(self, name: str, match: Match, weights: tuple, seating: np.ndarray) -> dict[str, Any]:
         c = self._config
-        seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
         with remote_failures():
-            played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
+            played = jax.device_get(match(weights, seating, self._key, c.temperature))
         same = repeats(match, played, seating, c.temperature)
         found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+
+
+def is_cheap(contestant: Contestant) -> bool:
+    """Whether it is a bot of the game: no weights, and no price on a move."""
+    return contestant.weights is None and not hasattr(contestant.plays, "act_rows")
 
 
 def is_exact(setup: GameSetup) -> bool:
@@ -185,7 +213,7 @@ def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
     return Match(game, contestants, walk=game.has_levels)
 
 
-def _in_turns(match: Match, games: int) -> jax.Array:
+def _in_turns(match: Match, games: int) -> np.ndarray:
     return matches.in_turns(games, match.game.n_players, match.game.n_levels if match.walk else None)
 
 
@@ -286,7 +314,7 @@ def round_robin(
             match = programs.setdefault(kinds, new_match(game, (a.plays, b.plays)))
             seating = matches.alone(games, game.n_players) if i == j else _in_turns(match, games)
             with remote_failures():
-                played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
+                played = jax.device_get(match((a.weights, b.weights), seating, key, temperature))
             distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
                 points = _points(played.total.agent, np.argmax(seating == 0, axis=1)).mean()
