@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 import types
 
@@ -48,6 +49,8 @@ def test_names_that_are_usual_elsewhere_lead_to_ours(name, meant):
 
 def test_generations_are_a_group_where_there_are_groups():
     assert "did you mean algo.group_size?" in problem("--config.algo.name=grpo", "--config.algo.num_generations=4")
+    hint = r"--config.num_generations is not a field; with algo.name .*\bgrpo\b.* it is algo.group_size"
+    assert re.fullmatch(hint, problem("--config.num_generations=4"))  # PPO has no groups
 
 
 def test_every_hint_is_a_field():
