@@ -88,6 +88,14 @@ def test_a_run_that_draws_has_half_a_score():
     assert stats.describe(row) == "minimax: score 0.480 [0.400, 0.500], win 0.000"
 
 
+def test_lines_of_an_evaluation_are_short_however_much_was_measured():
+    rates = {f"{kind}_{rate}": 0.5 for kind in ("play", "discard", "hint") for rate in ("accuracy", "precision")}
+    row = {"accuracy": 0.5} | rates
+    row |= {f"{name}_{end}": 0.5 for name in row for end in ("low", "high")}
+    shown = "demonstrations: accuracy 0.500 [0.500, 0.500], play accuracy 0.500, …"
+    assert stats.describe({"opponent": "demonstrations"} | row) == shown
+
+
 def test_the_report_puts_constants_last(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
     rows = [{"step": s, "time": 1.0 * s, "success": 0.0, "reward": s / 10, "kl": None} for s in range(1, 5)]
