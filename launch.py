@@ -122,6 +122,8 @@ def keep_compiled(folder: str) -> None:
 
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", folder)
+        # A start has two dozen small programs, which JAX would not keep: they take less than a second each.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def start_processes(config: ConfigDict, mode: str) -> int:

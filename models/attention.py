@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from models import blockwise, decode_kernel, mosaic_decode, read_kernel, tpu_attention
+from models import blockwise, decode_kernel, read_kernel, tpu_attention
 from models import cache as kv
 from models.exact_sums import for_rows
 from models.layouts import Branches, Conversations, Packed, band
@@ -74,8 +74,11 @@ class Attend:
         half = (q.shape[0], q.shape[-1] // 2)
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
         step = functools.partial(decode_kernel.decode_attention, prefix=layer[2:] or None, readers=self.readers)
-        if self.kernel == "mosaic" and not layer[2:] and mosaic_decode.supported(*layer[0].shape[1::2], qkv.dtype):
-            step = mosaic_decode.decode_attention
+        if self.kernel == "mosaic" and not layer[2:]:
+            from models import mosaic_decode
+
+            if mosaic_decode.supported(*layer[0].shape[1::2], qkv.dtype):
+                step = mosaic_decode.decode_attention
         out, *layer = step(
             qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window, table=self.table
         )
@@ -246,4 +249,6 @@ def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
         return "xla"
     if not (mesh.empty or mesh.size == 1) or not decode_kernel.supported(head_dim, size, pages):
         return "cudnn"
+    from models import mosaic_decode  # late: Mosaic takes a third of the time that JAX does to import
+
     return "mosaic" if mosaic_decode.available() else "pallas"

@@ -26,7 +26,7 @@ from envs.games.text import Prompt
 from marl_jax.agents import answering
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.policy import Policy
-from marl_jax.devices import placement
+from marl_jax.devices import compiler, placement
 from marl_jax.samples import Samples, row_length
 from models.model import Model
 from models.sharding import param_shardings
@@ -98,7 +98,8 @@ class Backbone:
         shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
         if self.place is not None:
             return load(self.place, self.model.cfg, dtype, shardings)[1]
-        return jax.jit(lambda k: self.model.init(k, dtype), out_shardings=shardings)(key)
+        settings = dict(out_shardings=shardings, compiler_options=compiler.options_once())
+        return jax.jit(lambda k: self.model.init(k, dtype), **settings)(key)
 
     def keys(self) -> jax.Array:
         """Of the seed, for the model's parameters and for its adapters: keys [2]."""

@@ -19,6 +19,7 @@ from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
+from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.rollouts.demonstrations import Answers, Demonstrations
 from marl_jax.samples import Samples
 
@@ -67,7 +68,13 @@ class Imitation:
         shown = rollout(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
         self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last: an answer that names nothing
-        self._program = jax.jit(lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS))
+        self._program = Program(
+            lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS), "the imitation's evaluation"
+        )
+
+    def compile_ahead(self, ahead: Ahead, params: dict[str, dict]) -> None:
+        """Begins to compile what a call needs."""
+        self._program.compile_ahead(ahead, lambda: (params,))
 
     def __call__(self, params: dict[str, dict]) -> Examined:
         """How often the most likely answer is one of the bot's: its accuracy.

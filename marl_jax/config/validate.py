@@ -75,11 +75,19 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
-    hint = renamed.usual(name, {*known, *own, *schema.FIELDS})
+    hint = renamed.usual(name, {*known, *own, *schema.FIELDS}) or _of_others(name)
     if name.startswith("algo.") and own and not hint:
         names = ", ".join(key.removeprefix("algo.") for key in own)
         return f"config.{name} is not a field of {algorithm}; its fields: {names}"
     return f"config.{name} is not a field{hint or did_you_mean(name, known)}"
+
+
+def _of_others(name: str) -> str:
+    """A hint at a field of other algorithms that is meant by a name that is usual elsewhere, or nothing."""
+    for meant in renamed.ELSEWHERE.get(name.rpartition(".")[2].lower(), ()):
+        if owners := [algorithm for algorithm in ALGORITHMS if meant in algorithm_fields(algorithm)]:
+            return f"; with algo.name {' or '.join(owners)} it is {meant}"
+    return ""
 
 
 def _single_fields(config: ConfigDict) -> Iterator[str]:

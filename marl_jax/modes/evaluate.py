@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +36,7 @@ from ml_collections import ConfigDict
 from envs.games.bots import Bot, make_bot
 from envs.games.game import Game
 from marl_jax.algorithms.algorithm import Examined
+from marl_jax.devices.ahead import Ahead
 from marl_jax.errors import RunError
 from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import Contestant, find_contestants, present_weights
@@ -61,6 +63,14 @@ def evaluation_of(setup: Setup, part: str = "validation") -> Evaluation | TaskEv
     return TaskEvaluation(setup, part) if setup.host else Evaluation(setup)
 
 
+class Meeting(NamedTuple):
+    """Where a team, contestant 0, meets an opponent: the match, its number there, and the weights of all others."""
+
+    match: Match
+    number: int
+    others: tuple[dict | None, ...]
+
+
 class Evaluation:
     """The matches of a run, compiled at their first use and then kept.
 
@@ -74,15 +84,13 @@ class Evaluation:
         self._team = setup.seated()
         self._game = setup.game.held_out()
         self.opponents = find_contestants(config.opponents, setup)
-        self._matches = [new_match(self._game, (self._team, other.plays)) for other in self.opponents]
-        by_value = setup.seated(best_of=config.best_of)
-        self._by_value = [new_match(self._game, (by_value, other.plays)) for other in self.opponents]
-        self._alone = new_match(self._game, (self._team,))
+        self._with_bots, self._meetings = self._seat(self._team)
+        self._by_value = self._seat(setup.seated(best_of=config.best_of))[1] if config.best_of > 1 else {}
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
         self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.games) if is_exact(setup) else None
-        if self._alone.walk and config.games > self._game.n_levels:
+        if self._with_bots.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
         _warn_of_long_conversations(setup)
 
@@ -95,24 +103,7 @@ class Evaluation:
 
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
-        game = self._game
-        rows = []
-        if not game.competitive:
-            rows.append(self._row("self", self._alone, (weights,), alone=True))
-            if self._swapped is not None:
-                rows.append(self._row("swapped", self._swapped, (weights,), alone=True))
-            if baselines:
-                names = dict.fromkeys(["random", *(o.name for o in self.opponents if o.weights is None)])
-                for name in names:
-                    match = new_match(game, (make_bot(game, name),))
-                    rows.append(self._row(f"{name} alone", match, (None,), alone=True))
-        for other, match in zip(self.opponents, self._matches, strict=True):
-            if game.n_players > 1:
-                rows.append(self._row(other.name, match, (weights, other.weights)))
-        for other, match in zip(self.opponents, self._by_value, strict=True):
-            if self._config.best_of > 1:
-                name = f"{other.name}, best of {self._config.best_of}"
-                rows.append(self._row(name, match, (weights, other.weights)))
+        rows = [self._row(*planned) for planned in self._plan(weights, baselines)]
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
@@ -123,6 +114,13 @@ class Evaluation:
             words = "evaluation, %s: exploitability %.4f, nash conv %.4f (exact)"
             log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
         return rows
+
+    def compile_ahead(self, ahead: Ahead, weights: dict, baselines: bool = False) -> None:
+        """Begins to compile what a call needs."""
+        for _, match, given, seating in self._plan(weights, baselines):
+            match.compile_ahead(ahead, given, seating, self._key)
+        if hasattr(self._examine, "compile_ahead"):
+            self._examine.compile_ahead(ahead, weights)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
         """The table of everyone with everyone, where other runs are among the opponents; {} elsewhere."""
@@ -148,14 +146,50 @@ class Evaluation:
         first = next(iter(found.counts.values()))
         return {"opponent": found.name, "games": first.total, "distinct": first.distinct, **row}
 
-    def _row(self, name: str, match: Match, weights, alone: bool = False) -> dict[str, Any]:
+    def _seat(self, team: SeatedTeam) -> tuple[Match, dict[str, Meeting]]:
+        """The match of a team with all bots, in which one program does for all of them, and where it meets whom."""
+        bots = [other for other in self.opponents if is_cheap(other)]
+        together = new_match(self._game, (team, *(bot.plays for bot in bots)))
+        meetings = {bot.name: Meeting(together, number, (None,) * len(bots)) for number, bot in enumerate(bots, 1)}
+        for other in self.opponents:
+            if other.name not in meetings:
+                meetings[other.name] = Meeting(new_match(self._game, (team, other.plays)), 1, (other.weights,))
+        return together, meetings
+
+    def _plan(self, weights: dict, baselines: bool) -> Iterator[tuple[str, Match, tuple, np.ndarray]]:
+        """What is played: the name of each row, its match, the contestants' weights, and who sits where."""
+        game, bots = self._game, self._with_bots
+        alone = matches.alone(self._config.games, game.n_players)
+        if not game.competitive:
+            yield "self", bots, (weights, *(None for _ in bots.contestants[1:])), alone
+            if self._swapped is not None:
+                yield "swapped", self._swapped, (weights,), alone
+            if baselines:
+                for name, match in self._bots_alone.items():
+                    yield f"{name} alone", match, (None,), alone
+        seating = _in_turns(bots, self._config.games)
+        for meetings, how in ((self._meetings, ""), (self._by_value, f", best of {self._config.best_of}")):
+            for other in self.opponents if meetings and game.n_players > 1 else ():
+                match, number, others = meetings[other.name]
+                yield other.name + how, match, (weights, *others), seating * number
+
+    @functools.cached_property
+    def _bots_alone(self) -> dict[str, Match]:
+        names = dict.fromkeys(["random", *(other.name for other in self.opponents if other.weights is None)])
+        return {name: new_match(self._game, (make_bot(self._game, name),)) for name in names}
+
+    def _row(self, name: str, match: Match, weights: tuple, seating: np.ndarray) -> dict[str, Any]:
         c = self._config
-        seating = matches.alone(c.games, match.game.n_players) if alone else _in_turns(match, c.games)
         with remote_failures():
-            played, seating = jax.device_get((match(weights, seating, self._key, c.temperature), seating))
+            played = jax.device_get(match(weights, seating, self._key, c.temperature))
         same = repeats(match, played, seating, c.temperature)
         found = match_metrics(match.game, played, seating, c.confidence, same)
         return {"opponent": name, "games": c.games, "distinct": len(np.unique(same)), **found}
+
+
+def is_cheap(contestant: Contestant) -> bool:
+    """Whether it is a bot of the game: no weights, and no price on a move."""
+    return contestant.weights is None and not hasattr(contestant.plays, "act_rows")
 
 
 def is_exact(setup: GameSetup) -> bool:
@@ -195,7 +229,7 @@ def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
     return Match(game, contestants, walk=game.has_levels)
 
 
-def _in_turns(match: Match, games: int) -> jax.Array:
+def _in_turns(match: Match, games: int) -> np.ndarray:
     return matches.in_turns(games, match.game.n_players, match.game.n_levels if match.walk else None)
 
 
@@ -296,7 +330,7 @@ def round_robin(
             match = programs.setdefault(kinds, new_match(game, (a.plays, b.plays)))
             seating = matches.alone(games, game.n_players) if i == j else _in_turns(match, games)
             with remote_failures():
-                played, seating = jax.device_get((match((a.weights, b.weights), seating, key, temperature), seating))
+                played = jax.device_get(match((a.weights, b.weights), seating, key, temperature))
             distinct[i, j] = distinct[j, i] = len(np.unique(repeats(match, played, seating, temperature)))
             if game.competitive:
                 points = _points(played.total.agent, np.argmax(seating == 0, axis=1)).mean()

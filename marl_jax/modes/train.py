@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents.team import Backbone
 from marl_jax.config import stages
 from marl_jax.devices import compiler, placement
+from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.errors import RunError
 from marl_jax.learning import averages, overlong
 from marl_jax.learning.optimiser import make_optimiser
@@ -112,8 +113,12 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
 
     # ------------------------------------------------------------------------------------------------- programs
     roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
-    sampler = SamplerParams(setup)
+    sampler, ahead = SamplerParams(setup), Ahead()
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
+    evaluates_first = start == 0 and config.eval.every > 0
+    if rollout.jitted and not sampler.apart and start < config.steps:
+        matches = functools.partial(evaluation.compile_ahead, baselines=True) if evaluates_first else None
+        compile_ahead(setup, ahead, matches, roll, learn, (sampler(states), rollout_state), states, key, start)
 
     # ----------------------------------------------------------------------------------------------------- loop
     metrics = Metrics(config, workdir, start=start, main=main)
@@ -123,9 +128,9 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     step, stopping, recompiles = start, False, Recompiles()
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
-        for resource in (setup, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
+        for resource in (setup, ahead, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
             closing.callback(resource.close)
-        if start == 0 and config.eval.every:
+        if evaluates_first:
             with sample_mesh():
                 metrics.write_eval(0, evaluation(sampler(states), baselines=True))
                 evaluation.write(workdir, 0)
@@ -219,8 +224,9 @@ def averages_of(setup: Setup, backbone: Backbone) -> Callable[[dict], dict]:
 def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
     """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
     everywhere = placement.replicated(setup.mesh)
-    learn = jax.jit(
+    learn = Program(
         functools.partial(learn_step, setup, optimiser),
+        "the update",
         donate_argnums=(0,),
         out_shardings=(placement.shardings_of(states), everywhere),
         compiler_options=compiler.options(),
@@ -228,14 +234,43 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)
-    roll = jax.jit(
+    roll = Program(
         rollout.__call__,
+        "the rollout",
         donate_argnums=(1,),
-        out_shardings=(None, kept, everywhere),
+        out_shardings=(everywhere if setup.mesh.size == 1 else None, kept, everywhere),
         compiler_options=compiler.options(),
     )
     after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
     return roll, learn, after_update
+
+
+def compile_ahead(setup: Setup, ahead: Ahead, matches, roll: Program, learn: Program, played: tuple, states, key, step):
+    """Begins to compile what the first step needs, in the order of need: it is there after the longest of them.
+
+    matches  begins to compile the evaluation before training; None: there is none
+    played   what the rollout is given: parameters and its state
+    """
+    step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
+    with jax.set_mesh(setup.sample_mesh):  # as in the loop: where a key is made decides where it lies
+        given = (*played, jax.random.fold_in(step_key, 0))
+
+    def learned() -> tuple:
+        with jax.set_mesh(setup.sample_mesh):
+            samples = roll.jitted.eval_shape(*given)[0]
+        if everywhere.mesh.size > 1:  # the compiler has chosen
+            shardings = rolled.result().output_shardings[0]
+        else:
+            shardings = jax.tree.map(lambda _: everywhere, samples)
+        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return states, jax.tree.map(placed, samples, shardings), step_key, step
+
+    with jax.set_mesh(setup.sample_mesh):
+        if matches is not None:
+            matches(ahead, played[0])
+        rolled = roll.compile_ahead(ahead, lambda: given)
+    with jax.set_mesh(setup.mesh):
+        learn.compile_ahead(ahead, learned)
 
 
 def learn_step(

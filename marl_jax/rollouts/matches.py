@@ -21,6 +21,7 @@ from envs.games.text import Prompt
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Backbone, Team
+from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.rollouts.best_of import BestOf, worth_of_moves
 from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.games import like, look, row_keys
@@ -104,8 +105,12 @@ class Match:
     walk: bool = False
     values: bool = False
 
-    def __call__(self, weights: Sequence[dict | None], seating: jax.Array, key: jax.Array, temperature=1.0) -> Played:
-        return self._program(tuple(weights), seating, key, jnp.float32(temperature))
+    def __call__(self, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array, temperature=1.0) -> Played:
+        return self._program(tuple(weights), seating, key, np.float32(temperature))
+
+    def compile_ahead(self, ahead: Ahead, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array) -> None:
+        """Begins to compile what a call with such arguments needs."""
+        self._program.compile_ahead(ahead, lambda: (tuple(weights), seating, key, np.float32(0.0)))
 
     def start_keys(self, key: jax.Array, games: int) -> jax.Array:
         """The keys with which the games of a call were reset, so that they can be played again."""
@@ -128,7 +133,7 @@ class Match:
 
     @functools.cached_property
     def _program(self):
-        return jax.jit(self._play)
+        return Program(self._play, "a match")
 
     def _play(self, weights, seating, key, temperature):
         rows, game = seating.shape[0], self.game
@@ -188,8 +193,8 @@ class Match:
         asked  bool [B], where its answer matters: bots with `act_rows`, to whom a move costs something, move there only
         """
         if not isinstance(contestant, SeatedTeam):
-            act_rows = getattr(contestant, "act_rows", None)
-            action = act_rows(state, keys, asked) if act_rows else jax.vmap(contestant.act)(state, keys)
+            act = getattr(contestant, "act_rows", lambda *given: _act_if_asked(contestant, *given))
+            action = act(state, keys, asked)
             nothing = jnp.zeros((*action.shape, width), jnp.int32), jnp.zeros_like(action)
             no = jnp.zeros(action.shape, bool)
             return (action, *nothing, no, no, *((jnp.zeros(action.shape),) if self.values else ())), talk
@@ -218,6 +223,12 @@ class Match:
         return (action, answers, decision.lengths, failed, context.fresh(asked), *values), talk
 
 
+def _act_if_asked(bot: Bot, state, keys: jax.Array, asked: jax.Array) -> jax.Array:
+    """Its moves in all rows, int32 [B]; in a turn in which it has none to make, nothing is computed."""
+    nobody = lambda: jnp.zeros(asked.shape, jnp.int32)  # noqa: E731
+    return jax.lax.cond(jnp.any(asked), lambda: jax.vmap(bot.act)(state, keys).astype(jnp.int32), nobody)
+
+
 def _prepared(contestant: SeatedTeam | Bot, weights: dict | None, values: bool) -> dict | None:
     if not isinstance(contestant, SeatedTeam):
         return None
@@ -234,16 +245,16 @@ def has_value(policy: Policy) -> bool:
     return policy.critic == "head"
 
 
-def in_turns(games: int, n_players: int, lap: int | None = None) -> jax.Array:
+def in_turns(games: int, n_players: int, lap: int | None = None) -> np.ndarray:
     """Seating int32 [B, P] for two contestants: the first in one seat, in turns; the second in all others.
 
     lap  so many games begin differently; in the next lap the first sits elsewhere at each of these starts
     """
     lap = lap or games
-    seat = (jnp.arange(games) % lap + jnp.arange(games) // lap)[:, None] % n_players
-    return jnp.where(jnp.arange(n_players)[None] == seat, 0, 1).astype(jnp.int32)
+    seat = (np.arange(games) % lap + np.arange(games) // lap)[:, None] % n_players
+    return np.where(np.arange(n_players)[None] == seat, 0, 1).astype(np.int32)
 
 
-def alone(games: int, n_players: int) -> jax.Array:
+def alone(games: int, n_players: int) -> np.ndarray:
     """Seating int32 [B, P] for one contestant in all seats."""
-    return jnp.zeros((games, n_players), jnp.int32)
+    return np.zeros((games, n_players), np.int32)

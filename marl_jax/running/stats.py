@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+LINE = 84  # characters; with the time and the number of games a line of the log has 50 more
+
 
 class Interval(NamedTuple):
     """An estimate between its two ends."""
@@ -108,11 +110,18 @@ def _values(values) -> np.ndarray:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """A short line about a row of metrics: the first with its interval, the others without; seats are left out."""
+    """A line of at most `LINE` characters about a row of metrics: the first with its interval, the others without.
+
+    Those of single seats are left out, and so are the last ones if they do not fit.
+    """
     names = [name for name in row if f"{name}_low" in row and "_seat_" not in name]
     if not names:
         return str(row["opponent"])
     first, *others = names
     words = [f"{first.replace('_', ' ')} {Interval(row[first], row[f'{first}_low'], row[f'{first}_high'])}"]
     words += [f"{name.removesuffix('_rate').replace('_', ' ')} {row[name]:.3f}" for name in others]
-    return f"{row['opponent']}: {', '.join(words)}"
+    line, shown = f"{row['opponent']}: {words[0]}", 1
+    more = ", …"
+    while shown < len(words) and len(line) + len(words[shown]) + 2 + len(more) * (shown + 1 < len(words)) <= LINE:
+        line, shown = f"{line}, {words[shown]}", shown + 1
+    return line if shown == len(words) else line + more

@@ -1,13 +1,14 @@
-"""Programs that are compiled beside the work, the most urgent first: who needs one early waits for that one alone."""
+"""Programs of the sampler, compiled beside the work: who needs one early waits for that one alone."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
+
+from marl_jax.devices.ahead import Ahead
 
 log = logging.getLogger(__name__)
 
@@ -15,15 +16,16 @@ log = logging.getLogger(__name__)
 class CompiledPrograms:
     """Programs by their keys.
 
-    jobs  key, jitted function and its arguments, most urgent first. Tracing holds Python's lock, so it is done one by
-          one, in this order; the compiler does not, so it works at several at once.
+    jobs  key, jitted function and its arguments, most urgent first
     """
 
-    def __init__(self, jobs: Sequence[tuple[Hashable, Any, tuple]], workers: int = 8):
-        self._programs: dict[Hashable, Future] = {key: Future() for key, _, _ in jobs}
-        self._threads = ThreadPoolExecutor(workers, "compile")
-        self._lock, self._started, self._closed = threading.Lock(), time.perf_counter(), False
-        self._threads.submit(self._lower, jobs)
+    def __init__(self, jobs: Sequence[tuple[Hashable, Any, tuple]]):
+        self._ahead, self._started, self._done = Ahead(), time.perf_counter(), 0
+        self._programs: dict[Hashable, Future] = {}
+        for key, program, arguments in jobs:
+            self._programs[key] = self._ahead.submit(program, lambda a=arguments: a)
+        for future in self._programs.values():
+            future.add_done_callback(self._report)
 
     def get(self, key: Hashable) -> Callable | None:
         """The program of this key, when it is there; None if it is none of these."""
@@ -37,29 +39,10 @@ class CompiledPrograms:
 
     def close(self) -> None:
         """Gives up what has not been begun."""
-        self._closed = True
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._ahead.close()
 
-    def _lower(self, jobs):
-        for key, program, arguments in jobs:
-            if self._closed:
-                return
-            self._guarded(key, lambda p=program, a=arguments: p.lower(*a), self._compile)
-
-    def _compile(self, key, lowered):
-        self._threads.submit(self._guarded, key, lowered.compile, self._finish)
-
-    def _finish(self, key, compiled):
-        with self._lock:
-            self._programs[key].set_result(compiled)
-            done = sum(future.done() for future in self._programs.values())
+    def _report(self, done: Future) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._done += 1
             seconds = time.perf_counter() - self._started
-            log.info("compiled %d of %d programs of the sampler after %.0f s", done, len(self._programs), seconds)
-
-    def _guarded(self, key, make, then):
-        """Passes on what was made; an error goes to whoever asks for the program."""
-        try:
-            then(key, make())
-        except Exception as error:
-            if not self._programs[key].done():
-                self._programs[key].set_exception(error)
+            log.info("compiled %d of %d programs of the sampler after %.0f s", self._done, len(self._programs), seconds)

@@ -10,12 +10,20 @@ import os
 import random
 from collections.abc import Callable
 
+import pytest
+
 SOAK = int(os.environ.get("MARL_JAX_SOAK", "0"))
 
 
-def rounds(short: int, long: int) -> range:
-    """The seeds of the rounds of one fuzzer."""
-    return range(SOAK * 1_000_000, SOAK * 1_000_000 + long) if SOAK else range(short)
+SHARDS = 8 if SOAK else 1
+"""The parts into which a long fuzzer is cut, so that several processes can share it."""
+sharded = pytest.mark.parametrize("shard", range(SHARDS))
+
+
+def rounds(short: int, long: int, shard: int) -> range:
+    """The seeds of the rounds of one shard of a fuzzer."""
+    first = SOAK * 1_000_000
+    return range(first + shard, first + long, SHARDS) if SOAK else range(short)
 
 
 JSON = (b"", b"[]", b"null", b"{}", b"3", b'"text"', b"[" * 100_000, b"\xff\xfe\x00", b"NaN", b'{"metric": []}')

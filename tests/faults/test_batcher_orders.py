@@ -13,7 +13,7 @@ from tests.marl_jax.tiny_engine import make_engine, random_prompts
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
 
 
-def test_orders_and_waves_change_nothing():
+def test_orders_and_waves_change_nothing(seen):
     engine, rng, answered = make_engine(with_adapters=True), random.Random(fuzz.SOAK), 0
     prompts = random_prompts([rng.randint(1, 20) for _ in range(40)], seed=fuzz.SOAK)
     requests = [
@@ -28,4 +28,4 @@ def test_orders_and_waves_change_nothing():
             wave, order = order[: (size := rng.randint(1, 15))], order[size:]
             check_same(answer_all(batcher, [requests[i] for i in wave]), [expected[i] for i in wave])
             answered += len(wave)
-    print(f"{answered} requests in 25 orders, none different")
+    seen("requests to the batcher in random orders and waves", "none different", requests=answered, orders=25)

@@ -73,12 +73,13 @@ VALUES = (
 )  # fmt: skip
 
 
-def test_any_override_is_refused_in_lines_or_works():
+@fuzz.sharded
+def test_any_override_is_refused_in_lines_or_works(seen, shard):
     """Any value in any field, and fields that do not exist."""
     command = flags.parse(["launch.py", f"--config={TIC_TAC_TOE}"], MODES)
     names = [name for name, _ in validate.fields(command.config)]
     names += ["model.shape.d_ff", "env.params.size", "x", "algo.x"]
-    for seed in fuzz.rounds(60, 1000):
+    for seed in (seeds := fuzz.rounds(60, 1000, shard)):
         rng = random.Random(seed)
         overrides = [f"{rng.choice(names)}={rng.choice(VALUES)}" for _ in range(rng.choice((1, 1, 2)))]
         try:
@@ -87,3 +88,4 @@ def test_any_override_is_refused_in_lines_or_works():
             assert error.problems and all(error.problems), overrides
         except Exception as error:
             raise AssertionError(f"{overrides}: {type(error).__name__}: {error}") from error
+    seen("any value in any field of a config", "refused in lines, or accepted", rounds=len(seeds))

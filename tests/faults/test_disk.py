@@ -25,7 +25,7 @@ def small(tmp_path):
     subprocess.run(["umount", folder], check=False)
 
 
-def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path):
+def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path, seen):
     folder, resize = small
     settings = ("--config.steps=40", "--config.checkpoint.every=1", "--config.log.every=1000")
     run = launch(folder / "run", tmp_path / "cache", *settings)
@@ -38,3 +38,4 @@ def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path):
     again = launch(folder / "run", tmp_path / "cache", *settings)
     assert again.wait(600) == 0, again.stderr.read()
     assert state(folder / "run")[0] == 40
+    seen("a file system of 900 KB", "a line for every checkpoint without room; with room, finished", runs=1)

@@ -144,8 +144,9 @@ def gguf_tokenizer(folder):
 KINDS = [huggingface, gguf, adapter, json_tokenizer, gguf_tokenizer]
 
 
+@fuzz.sharded
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_mutated_files_are_read_or_refused(tmp_path, kind):
+def test_mutated_files_are_read_or_refused(tmp_path, kind, seen, shard):
     whole, hit = tmp_path / "whole", tmp_path / "hit"
     whole.mkdir()
     kind(whole)()
@@ -154,7 +155,7 @@ def test_mutated_files_are_read_or_refused(tmp_path, kind):
     read, refused = kind(hit), 0
     for name, content in files.items():
         (hit / name).write_bytes(content)
-    for seed in fuzz.rounds(60, 4000):
+    for seed in (seeds := fuzz.rounds(60, 4000, shard)):
         rng = random.Random(seed)
         name = rng.choice(sorted(files))
         (hit / name).write_bytes(fuzz.mutate(rng, name, files[name]))
@@ -171,3 +172,4 @@ def test_mutated_files_are_read_or_refused(tmp_path, kind):
         (hit / name).write_bytes(files[name])
     assert refused > 0
     read()  # whole again
+    seen(f"files changed at random: {kind.__name__}", "read, or refused with the one error", rounds=len(seeds))

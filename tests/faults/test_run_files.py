@@ -91,21 +91,25 @@ def test_a_damaged_config_is_refused_in_a_line(tmp_path, change, words):
         assert words in str(caught.value)
 
 
-def test_any_change_of_a_row_is_left_out_or_shown(tmp_path):
+@fuzz.sharded
+def test_any_change_of_a_row_is_left_out_or_shown(tmp_path, seen, shard):
     whole = {**ROWS, "evaluation.json": MATCHES}
-    for seed in fuzz.rounds(100, 2000):
+    for seed in (seeds := fuzz.rounds(100, 2000, shard)):
         rng = random.Random(seed)
         name = rng.choice(sorted(whole))
         changed = fuzz.damage_json(rng, json.dumps(whole[name]).encode()).decode()
         assert "<h1>" in use(write(tmp_path, **{name: changed + "\n"})), seed
+    seen("rows of a run's files changed", "shown, or left out", rounds=len(seeds))
 
 
-def test_any_change_of_a_config_is_refused_in_lines_or_works(tmp_path):
+@fuzz.sharded
+def test_any_change_of_a_config_is_refused_in_lines_or_works(tmp_path, seen, shard):
     config = json.dumps(defaults.get_config().to_dict()).encode()
-    for seed in fuzz.rounds(100, 2000):
+    for seed in (seeds := fuzz.rounds(100, 2000, shard)):
         write(tmp_path, **{"config.json": fuzz.damage_json(random.Random(seed), config).decode()})
         try:
             report.main(tmp_path)
             validate.check(flags.parse(["launch.py", f"--workdir={tmp_path}"], ("train",)).config)
         except ConfigError as error:
             assert error.problems and all(error.problems), seed
+    seen("fields of `config.json` changed", "accepted, or refused in lines", rounds=len(seeds))

@@ -77,13 +77,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_does_not_go_off(name, monkeypatch):
+def test_a_bomb_does_not_go_off(name, monkeypatch, seen):
     monkeypatch.setattr(chat_limits, "SECONDS", 1.0)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(chat.ChatTemplateError, match="the chat template failed: "):
         chat.render(BOMBS[name], [USER])
     assert time.monotonic() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
+    seen("chat templates that ask for too much", "none went off", templates=1)
 
 
 def test_a_long_conversation_is_within_the_limits():
@@ -104,11 +105,12 @@ def test_what_templates_use_still_works():
     assert shown == "hi|you;b03x!;  ac;[1, 2, 3];31;24"
 
 
-def test_templates_made_of_scraps_end(monkeypatch):
+@fuzz.sharded
+def test_templates_made_of_scraps_end(monkeypatch, seen, shard):
     """Published templates and bombs, cut and put together at random: a text within the limit, or the one error."""
     monkeypatch.setattr(chat_limits, "SECONDS", 1.0)
     scraps = [*chat_templates.BUILTIN.values(), *(bomb for bomb in BOMBS.values() if len(bomb) < 10_000)]
-    for seed in fuzz.rounds(40, 2000):
+    for seed in (seeds := fuzz.rounds(40, 2000, shard)):
         rng = random.Random(seed)
         first, second = rng.choice(scraps), rng.choice(scraps)
         template = first[: rng.randrange(len(first) + 1)] + second[rng.randrange(len(second) + 1) :]
@@ -117,3 +119,4 @@ def test_templates_made_of_scraps_end(monkeypatch):
         except chat.ChatTemplateError:
             continue
         assert len(shown) <= chat_limits.LARGEST, seed
+    seen("templates cut and put together", "a text within the limit, or the one error", rounds=len(seeds))

@@ -54,6 +54,22 @@ def test_minimax_never_loses_and_mostly_beats_random():
     played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
     row = evaluate.match_metrics(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
+    # One more at the table, who is never asked, changes nothing.
+    three = Match(GAME, (MinimaxBot(), MinimaxBot(), UniformBot(GAME)))
+    again = three((None,) * 3, 2 * seating, jax.random.key(0), 0.0)
+    jax.tree.map(np.testing.assert_array_equal, played, again)
+
+
+def test_all_bots_are_met_in_one_match_and_the_team_alone_too():
+    config = small()
+    config.eval.opponents = ("random", "minimax")
+    plan = list(evaluate.Evaluation(setups.make(config, jax.devices()[:1]))._plan({}, baselines=False))
+    assert [(name, set(seating.ravel().tolist())) for name, _, _, seating in plan] == [
+        ("random", {0, 1}), ("minimax", {0, 2}),
+    ]  # fmt: skip
+    assert len({id(match) for _, match, _, _ in plan}) == 1
+    alone, *_ = evaluate.Evaluation(setups.make(small_plan(), jax.devices()[:1]))._plan({}, baselines=False)
+    assert alone[0] == "self" and not alone[3].any()
 
 
 def seated(policy, prompt):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 import types
 
@@ -48,6 +49,8 @@ def test_names_that_are_usual_elsewhere_lead_to_ours(name, meant):
 
 def test_generations_are_a_group_where_there_are_groups():
     assert "did you mean algo.group_size?" in problem("--config.algo.name=grpo", "--config.algo.num_generations=4")
+    hint = r"--config.num_generations is not a field; with algo.name .*\bgrpo\b.* it is algo.group_size"
+    assert re.fullmatch(hint, problem("--config.num_generations=4"))  # PPO has no groups
 
 
 def test_every_hint_is_a_field():
@@ -83,6 +86,14 @@ def test_a_run_that_draws_has_half_a_score():
     row = {"opponent": "minimax", "games": 512, "score": 0.48, "score_low": 0.4, "score_high": 0.5, "win_rate": 0.0}
     row |= {"win_rate_low": 0.0, "win_rate_high": 0.01, "win_rate_seat_0": 0.0, "win_rate_seat_0_low": 0.0}
     assert stats.describe(row) == "minimax: score 0.480 [0.400, 0.500], win 0.000"
+
+
+def test_lines_of_an_evaluation_are_short_however_much_was_measured():
+    rates = {f"{kind}_{rate}": 0.5 for kind in ("play", "discard", "hint") for rate in ("accuracy", "precision")}
+    row = {"accuracy": 0.5} | rates
+    row |= {f"{name}_{end}": 0.5 for name in row for end in ("low", "high")}
+    shown = "demonstrations: accuracy 0.500 [0.500, 0.500], play accuracy 0.500, …"
+    assert stats.describe({"opponent": "demonstrations"} | row) == shown
 
 
 def test_the_report_puts_constants_last(tmp_path):

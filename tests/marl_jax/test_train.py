@@ -22,6 +22,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines, write_config
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
+from tests.marl_jax.test_ahead import Compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,7 +116,7 @@ def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_star
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run in this process, with evaluation and written-out games: (config, folder)."""
+    """A run in this process, with evaluation and written-out games: (config, folder, names of the programs)."""
     config = tiny_run.get_config()
     config.steps = 4
     config.eval.update(dict(every=1, opponents=("random",)))
@@ -123,12 +124,20 @@ def finished(tmp_path_factory):
     config.log.update(dict(games=1, games_every=2))
     config.mesh.data = 8
     workdir = tmp_path_factory.mktemp("run") / "first"
-    train.train(config, workdir)
-    return config, workdir
+    with Compiled() as compiled:
+        train.train(config, workdir)
+    return config, workdir, compiled.names
+
+
+def test_programs_that_were_compiled_ahead_are_compiled_once(finished):
+    """On a mesh of eight devices, where the shardings of the samples are the compiler's choice."""
+    names = finished[2]
+    assert [names.count(name) for name in ("__call__", "learn_step")] == [1, 1]
+    assert names.count("_play") == 2  # the evaluation, and the games that are written out
 
 
 def test_a_run_leaves_metrics_games_and_a_report(finished):
-    _, workdir = finished
+    _, workdir, _ = finished
     rows = read_json_lines(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     wanted = {
@@ -149,7 +158,7 @@ def test_a_run_leaves_metrics_games_and_a_report(finished):
 
 
 def test_the_best_evaluation_is_kept_wherever_it_falls(finished):
-    _, workdir = finished
+    _, workdir, _ = finished
     results = {row["step"]: row["win_rate"] for row in read_json_lines(workdir / "eval.jsonl") if row["step"]}
     checkpoints = Checkpoints(workdir, read_only=True)
     assert results[checkpoints.best] == max(results.values())
@@ -157,7 +166,7 @@ def test_the_best_evaluation_is_kept_wherever_it_falls(finished):
 
 
 def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
-    config, workdir = finished
+    config, workdir, _ = finished
     config = config.copy_and_resolve_references()
     config.eval.opponents = ("random", f"{workdir}@3")
     rows = evaluate.main(config, workdir)
@@ -170,7 +179,7 @@ def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
 
 
 def test_a_checkpoint_of_another_model_is_refused(finished):
-    config, workdir = finished
+    config, workdir, _ = finished
     config = config.copy_and_resolve_references()
     config.model.shape.d_ff = 32
     with pytest.raises(RunError, match="d_ff is 16 there and 32 here"):

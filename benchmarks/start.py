@@ -1,0 +1,239 @@
+"""Where the time goes from the start of a process to the end of its first update: seconds by phase and by program.
+
+    python -m benchmarks.start                                          # `tiny`, self-play and imitation
+    python -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2
+    python -m benchmarks.start --config.rollout.games=64 --config.eval.games=64           # the same, on a small CPU
+
+A case is run twice, each time in a new process and a new folder: without compiled programs ("cold"), and with those
+that the first run has left in the compilation cache ("cached"). It is one step of tic-tac-toe with the evaluation
+before it, its checkpoint and its report; other arguments are passed on to `launch.py`. Weights of models other than
+`tiny` are random, but their tokenizer has to be there (`python -m models.fetch NAME`).
+
+Phases have seconds on the wall and, which says more on a machine with other work, CPU seconds of the process. A program
+that is compiled beside the work counts in the phase that it falls into. Programs are listed with seconds on the wall
+of tracing, lowering and compiling (or of reading the compiled one), wherever these were spent; `small programs` are
+those that took less than a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import functools
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+STARTED = "MARL_JAX_STARTED"
+"""The environment variable with the time at which a measured process was begun."""
+KINDS = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+PHASES = (  # (module, what is called there, the phase that it is)
+    ("launch", "check", "check the config, import JAX"),
+    ("marl_jax.modes.setup", "make", "game, tokenizer, prompts"),
+    ("marl_jax.modes.train", "at_start", "weights and optimiser"),
+    ("marl_jax.modes.train", "identity", "identity of the run"),
+    ("marl_jax.modes.train", "programs", "begin to compile"),
+    ("marl_jax.modes.evaluate", "evaluation_of", "prepare the evaluation"),
+    ("marl_jax.modes.evaluate", "Evaluation.__call__", "evaluation before training"),
+    ("marl_jax.running.profiling", "Clock.phase", "first {}"),
+    ("marl_jax.running.checkpoint", "Checkpoints.save", "checkpoint"),
+    ("marl_jax.running.checkpoint", "Checkpoints.finish", "checkpoint"),
+    ("marl_jax.modes.report", "main", "report"),
+)
+SMALL, UPDATE = 0.25, "first update"
+
+
+# ------------------------------------------------------------------------------------------- in the measured process
+
+
+def now() -> tuple[float, float]:
+    """The time, and the CPU seconds of this process."""
+    return time.time(), time.process_time()
+
+
+class Recorder:
+    """Spans of time of this process: phases by name, and what JAX reports of every program."""
+
+    def __init__(self, started: float):
+        self.started, self.phases, self.programs = started, [], []
+
+    def wrap(self, module: str, path: str, phase: str) -> None:
+        """Lets every call of a function be a phase."""
+        *owners, name = path.split(".")
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        call = getattr(owner, name)
+
+        @functools.wraps(call)
+        def timed(*args, **kwargs):
+            if "{}" in phase:  # a context manager, whose argument is its name
+                return self.phase(phase.format(args[-1]), call(*args, **kwargs))
+            with self.phase(phase):
+                return call(*args, **kwargs)
+
+        setattr(owner, name, timed)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, scope: contextlib.AbstractContextManager | None = None):
+        """Around a phase; `scope` is a context manager to be entered with it."""
+        begin = now()
+        try:
+            with scope or contextlib.nullcontext():
+                yield
+        finally:
+            self.phases.append((name, begin, now()))
+
+    def on_program(self, event: str, begin: float, end: float, **about) -> None:
+        """Called by JAX at the end of tracing, lowering or compiling a program."""
+        if event in KINDS:
+            self.programs.append((KINDS[event], about.get("fun_name", "?"), begin, end, threading.get_ident()))
+
+    def write(self) -> None:
+        """What was seen, as the last line of the process."""
+        report = dict(started=(self.started, 0.0), ended=now(), phases=self.phases, programs=outermost(self.programs))
+        sys.stdout.write("\n" + json.dumps(report) + "\n")
+
+
+def outermost(spans: list[tuple]) -> list[tuple]:
+    """Spans (kind, name, begin, end, thread) that lie in no other one of their thread."""
+    found, until = [], collections.defaultdict(float)
+    for span in sorted(spans, key=lambda s: (s[2], -s[3])):
+        if span[3] > until[span[4]]:
+            found.append(span)
+            until[span[4]] = span[3]
+    return found
+
+
+def measured(argv: list[str]) -> int:
+    """Carries out a command line of `launch.py` and writes where its time went."""
+    recorder = Recorder(float(os.environ[STARTED]))
+    recorder.phases.append(("start Python", (recorder.started, 0.0), now()))
+    with recorder.phase("import launch.py"):
+        import launch
+    recorder.wrap(*PHASES[0])
+    start = launch.start
+
+    def with_phases(*args):
+        with recorder.phase("import the trainer"):
+            import jax.monitoring
+
+            import marl_jax.modes.train  # noqa: F401
+        for phase in PHASES[1:]:
+            recorder.wrap(*phase)
+        jax.monitoring.register_event_time_span_listener(recorder.on_program)
+        start(*args)
+
+    launch.start = with_phases
+    status = launch.main(["launch.py", *argv])
+    recorder.write()
+    return status
+
+
+# ------------------------------------------------------------------------------------------------------ beside it
+
+
+def run(argv: list[str]) -> dict:
+    """What a process that carries out this command line reports."""
+    command = [sys.executable, "-m", "benchmarks.start", "--", *argv]
+    process = subprocess.run(
+        command, env={**os.environ, STARTED: repr(time.time())}, capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr[-2000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def by_phase(report: dict) -> dict[str, tuple[float, float]]:
+    """Seconds on the wall and of the CPU of each phase; one within another counts for itself, the rest is `other`."""
+    phases = [(name, tuple(begin), tuple(end)) for name, begin, end in report["phases"]]
+    marks = sorted({mark for _, *ends in phases for mark in ends} | {tuple(report["started"]), tuple(report["ended"])})
+    found: dict[str, tuple[float, float]] = {}
+    for begin, end in itertools.pairwise(marks):
+        inside = [(b, name) for name, b, e in phases if b <= begin and end <= e]
+        name = max(inside)[1] if inside else "other"
+        wall, cpu = found.get(name, (0.0, 0.0))
+        found[name] = wall + end[0] - begin[0], cpu + end[1] - begin[1]
+    return found
+
+
+def by_program(report: dict) -> dict[str, dict[str, float]]:
+    """Seconds of tracing, lowering and compiling by program, the longest first, and the small ones together."""
+    kinds = (*KINDS.values(), "programs")
+    programs = collections.defaultdict(lambda: dict.fromkeys(kinds, 0))
+    for kind, name, begin, end, _ in report["programs"]:
+        program = programs[name.removeprefix("jit(").removesuffix(")")]
+        program[kind] += end - begin
+        program["programs"] += kind == "compile"
+    seconds = {name: sum(p[kind] for kind in KINDS.values()) for name, p in programs.items()}
+    found = {name: programs[name] for name in sorted(seconds, key=seconds.get, reverse=True) if seconds[name] >= SMALL}
+    small = [program for name, program in programs.items() if name not in found]
+    return {**found, "small programs": {kind: sum(p[kind] for p in small) for kind in kinds}}
+
+
+def to_first_update(report: dict) -> tuple[float, float]:
+    """Seconds on the wall and of the CPU from the start of the process to the end of its first update."""
+    wall, cpu = min(end for name, _, end in report["phases"] if name == UPDATE)
+    return wall - report["started"][0], cpu
+
+
+def table(case: str, reports: dict[str, dict]) -> str:
+    """Markdown: seconds by phase and by program of the runs of a case."""
+    phases = {how: by_phase(report) for how, report in reports.items()}
+    names = list(dict.fromkeys(name for found in phases.values() for name in found))
+    heads = " | ".join(f"{how} | CPU" for how in phases)
+    lines = [f"| {case}: phase | {heads} |", "| --- |" + " --- | --- |" * len(phases)]
+    for name in names:
+        columns = [f"{x:.2f}" for found in phases.values() for x in found.get(name, (0.0, 0.0))]
+        lines.append(f"| {name} | {' | '.join(columns)} |")
+    ends = " | ".join(f"**{x:.1f}**" for report in reports.values() for x in to_first_update(report))
+    lines += [f"| **start to first update** | {ends} |"]
+    for how, report in reports.items():
+        heads = ("program", "number", *KINDS.values())
+        lines += ["", f"| {case}, {how}: {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+        for name, p in by_program(report).items():
+            lines.append(f"| {name} | {p['programs']:d} | {p['trace']:.2f} | {p['lower']:.2f} | {p['compile']:.2f} |")
+    return "\n".join(lines)
+
+
+def command_line(case: str, workdir: Path, cache: Path, overrides: list[str]) -> list[str]:
+    """Arguments of `launch.py` for a case, KIND[:MODEL]."""
+    kind, _, model = case.partition(":")
+    variant = "+".join(word for word in ({"selfplay": "scratch", "imitation": "sft"}[kind], model) if word)
+    changes = {"steps": 1, "optim.warmup": 0} | ({"model.weights": "random"} if model else {})
+    return [
+        f"--config=experiments/tic_tac_toe_selfplay.py:{variant}", f"--workdir={workdir}",
+        f"--compilation_cache={cache}", *(f"--config.{name}={value}" for name, value in changes.items()), *overrides,
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="selfplay,imitation", help="KIND[:MODEL], with commas between")
+    parser.add_argument("--json", default="", help="file for everything that was measured")
+    args, overrides = parser.parse_known_args()
+    everything = {}
+    for case in args.cases.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            places = {how: (Path(folder, how), Path(folder, "cache")) for how in ("cold", "cached")}
+            reports = {how: run(command_line(case, *place, overrides)) for how, place in places.items()}
+        everything[case] = reports
+        print(table(case, reports) + "\n", flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    if "--" in sys.argv:
+        sys.exit(measured(sys.argv[sys.argv.index("--") + 1 :]))
+    main()

@@ -1,0 +1,100 @@
+"""Programs that are compiled before they are called, beside other work.
+
+    ahead = Ahead()
+    update = Program(function, donate_argnums=(0,))
+    update.compile_ahead(ahead, lambda: (state, samples))     # returns at once
+    …
+    update(state, samples)                                    # waits for the compiler if it has not finished
+
+Tracing holds Python's lock, so one thread traces, in the order in which programs are wanted; the compiler does not, so
+it works at several programs at once. A call is that of `jax.jit` and finds what was compiled for arguments of the same
+shapes, types and shardings; with other arguments it compiles as it always does, so nothing but time depends on this.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+log = logging.getLogger(__name__)
+
+WORTH_A_LINE = 5.0  # seconds
+
+
+class Ahead:
+    """Threads that trace and compile, first come, first served."""
+
+    def __init__(self, workers: int = 8):
+        self._tracing, self._compiling = ThreadPoolExecutor(1, "trace"), ThreadPoolExecutor(workers, "compile")
+        self._pending: set[Future] = set()
+
+    def submit(self, jitted: Any, arguments: Callable[[], tuple]) -> Future:
+        """The compiled program, when it is there; `arguments` are asked for when it is traced, under today's mesh."""
+        compiled: Future = Future()
+        self._pending.add(compiled)
+        compiled.add_done_callback(self._pending.discard)
+        self._tracing.submit(self._lower, compiled, jitted, arguments, jax.sharding.get_mesh())
+        return compiled
+
+    def close(self) -> None:
+        """Gives up what has not been begun; who waits for it is told so."""
+        for threads in (self._tracing, self._compiling):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for compiled in list(self._pending):
+            if compiled.cancel():
+                compiled.set_running_or_notify_cancel()  # wakes who waits for it
+
+    def _lower(self, compiled, jitted, arguments, mesh):
+        with _errors_to(compiled), contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh):
+            lowered = jitted.lower(*arguments())
+            self._compiling.submit(self._compile, compiled, lowered)
+
+    def _compile(self, compiled, lowered):
+        with _errors_to(compiled):
+            program = lowered.compile()
+            if not compiled.done():
+                compiled.set_result(program)
+
+
+class Program:
+    """A jitted function that can be compiled ahead; `options` are those of `jax.jit`."""
+
+    def __init__(self, function: Callable, name: str = "", **options: Any):
+        self.jitted, self._name = jax.jit(function, **options), name or function.__name__
+        self._pending: list[Future] = []
+
+    def compile_ahead(self, ahead: Ahead, arguments: Callable[[], tuple]) -> Future:
+        """Begins to compile for these arguments, which are asked for when they are needed."""
+        begin = time.monotonic()
+
+        def report(done: Future) -> None:
+            if not done.cancelled() and (seconds := time.monotonic() - begin) > WORTH_A_LINE:
+                log.info("compiled %s after %.0f s", self._name, seconds)
+
+        compiled = ahead.submit(self.jitted, arguments)
+        compiled.add_done_callback(report)
+        self._pending.append(compiled)
+        return compiled
+
+    def __call__(self, *args: Any) -> Any:
+        if self._pending:  # an error of the compiler is raised again by the call
+            concurrent.futures.wait(self._pending)
+            self._pending.clear()
+        return self.jitted(*args)
+
+
+@contextlib.contextmanager
+def _errors_to(future: Future):
+    """An error within is that of the future."""
+    try:
+        yield
+    except BaseException as error:
+        if not future.done():
+            future.set_exception(error)
