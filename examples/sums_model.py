@@ -102,7 +102,7 @@ def train(steps: int, lr: float):
     for step, (ids, answers) in enumerate(batches(steps)):
         params, state, found = update(params, state, ids, answers)
         if step % 25 == 0 or step == steps - 1:
-            print(f"step {step}: loss of a token {found:.3f}", __import__("time").process_time(), flush=True)
+            print(f"step {step}: loss of a token {found:.3f}", flush=True)
     return cfg, params
 
 

@@ -59,7 +59,7 @@ async def whole(client, port, i):
 
 
 async def streams(client, port, i):
-    text, _ = await client.stream(body(i))
+    text, _, _ = await client.stream(body(i))
     assert text == "a" * 9
 
 
