@@ -1,7 +1,7 @@
-"""How a server bears many clients at once, as one JSON line per case; exits with 1 if an answer was lost or mixed up.
+r"""How a server bears many clients at once, as one JSON line per case; exits with 1 if an answer was lost or mixed up.
 
     python -m benchmarks.serving                                          # `tiny` on a CPU: 2,000 requests, 200 clients
-    python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \\
+    python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
         --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16             # one H200
 
 Cases, `--cases=whole,streams,sessions`:
