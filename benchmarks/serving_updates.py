@@ -94,11 +94,13 @@ def main() -> None:
     for in_flight in (True, False):
         engine = Engine(model, random_params(model, dtype), dtype=dtype)
         batcher = Batcher(engine, rows=args.rows, max_length=args.max_length, in_flight_updates=in_flight)
+        batcher.compile()
+        batcher.wait_until_compiled()
         with BatcherThread(batcher) as sampler:
             speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=args.new), args.max_length)
             endpoint = Endpoint({"one": ServedModel.of("one", speaker)}, limits=Limits(concurrent=4 * args.clients))
             with in_thread(endpoint.application()) as url:
-                for _ in range(2):  # the first time compiles
+                for _ in range(2):  # the first time compiles what lays weights out
                     streams, updates = asyncio.run(follow(urlsplit(url).port, args, sampler, weights))
         gaps = [pair for times in streams for pair in itertools.pairwise(times[1:])]
         stalled = [any(a < done <= b for _, done in updates) for a, b in gaps]
