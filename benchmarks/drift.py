@@ -1,12 +1,14 @@
-"""Whether what is trained on is what was sampled, token by token, where agents of frameworks ask over HTTP.
+r"""Whether what is trained on is what was sampled, token by token, where agents of frameworks ask over HTTP.
 
-    python -m benchmarks.drift --turns=10000 --autogen=ENVIRONMENT/bin/python --langgraph=ENVIRONMENT/bin/python
     python -m benchmarks.drift --frameworks=openai --turns=500
+    python -m benchmarks.drift --frameworks=openai,autogen,langgraph,llamaindex,ag2 --turns=10000 \
+        --python=autogen:ENVIRONMENT/bin/python --python=ag2:ENVIRONMENT/bin/python …
 
-Sessions of unmodified clients (`benchmarks/drift_clients.py`: OpenAI's SDK, AutoGen, LangGraph), with and without tools
-and streaming, over the chat templates of Qwen2.5, Qwen3, LLaMA 3 and SmolLM2. In each session several agents take
-turns. A small random model answers; some answers are written for it, so that tools are called and thoughts are thought.
-Its tokenizer merges letters that the model writes one by one, so tokenising a text again would give other ids.
+Sessions of unmodified clients (`benchmarks/drift_clients.py`: OpenAI's SDK, AutoGen, LangGraph, LlamaIndex, AG2), with
+and without tools and streaming, over the chat templates of Qwen2.5, Qwen3, LLaMA 3 and SmolLM2. In each session several
+agents take turns. A small random model answers; some answers are written for it, so that tools are called and thoughts
+are thought. Its tokenizer merges letters that the model writes one by one, so tokenising a text again would give other
+ids.
 
 One JSON line per framework:
 
@@ -316,7 +318,7 @@ async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count
     places = asyncio.Semaphore(args.processes)
     cases = list(itertools.product(frameworks, TEMPLATES, (False, True), (False, True)))
     per_case = -(-args.turns // (len(cases) * SESSION_TURNS))
-    pythons = {"openai": sys.executable, "autogen": args.autogen, "langgraph": args.langgraph}
+    pythons = dict(one.split(":", 1) for one in args.python)
 
     async def one(framework: str, template: str, tools: bool, stream: bool, seed: int) -> None:
         async with places:
@@ -325,7 +327,7 @@ async def run(args, sampler: BatcherThread, learner: Learner) -> dict[str, Count
             settings = dict(framework=framework, model=model, agents=AGENTS, tools=tools, stream=stream,
                             turns=-(-args.turns // (len(cases) * per_case)), seed=seed)  # fmt: skip
             ended = await process.run(
-                [pythons[framework], str(CLIENTS)], json.dumps(settings).encode() + b"\n",
+                [pythons.get(framework, sys.executable), str(CLIENTS)], json.dumps(settings).encode() + b"\n",
                 environment(f"{url}/v1", session.key, model),
             )  # fmt: skip
             await endpoint.sessions.end(session)
@@ -349,8 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--frameworks", default="openai")
-    parser.add_argument("--autogen", default=sys.executable, help="the Python that has AutoGen")
-    parser.add_argument("--langgraph", default=sys.executable, help="the Python that has LangGraph")
+    parser.add_argument("--python", action="append", default=[], help="FRAMEWORK:INTERPRETER, if it is not this one")
     parser.add_argument("--processes", type=int, default=4)
     args = parser.parse_args()
     model = build(CONFIG)

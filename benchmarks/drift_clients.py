@@ -1,17 +1,18 @@
-"""Agents of three frameworks that talk much and say nothing, for `benchmarks.drift`.
+"""Agents of five frameworks that talk much and say nothing, for `benchmarks.drift`.
 
     python benchmarks/drift_clients.py < settings.json      # with OPENAI_BASE_URL and OPENAI_API_KEY of a session
 
 Several agents take turns at random, each in a conversation of its own that only grows. The settings are `framework`
-(openai, autogen or langgraph), `model`, `agents`, `turns` (calls at most), `tools`, `stream` and `seed`; the last line
-of the output is {"conversations": …}, how many an ideal merge would make of all calls. A file by itself, because the
-frameworks need environments of their own.
+(a name of TALKS), `model`, `agents`, `turns` (calls at most), `tools`, `stream` and `seed`; the last line of the output
+is {"conversations": …}, how many an ideal merge would make of all calls. A file by itself, because the frameworks need
+environments of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 from typing import Any
@@ -148,13 +149,74 @@ def talk_langgraph(settings: dict[str, Any]) -> int:
     return len(spoken)
 
 
+# --------------------------------------------------------------------------------------------------------- llamaindex
+
+
+async def talk_llamaindex(settings: dict[str, Any]) -> int:
+    """LlamaIndex: agents with a memory each, or without tools plain chat engines."""
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.core.chat_engine import SimpleChatEngine
+    from llama_index.core.memory import Memory
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    llm = OpenAILike(  # reads no OPENAI_BASE_URL
+        model=settings["model"], api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"],
+        is_chat_model=True, is_function_calling_model=True, context_window=1 << 16,
+    )  # fmt: skip
+    rng, spoken, prompts = random.Random(settings["seed"]), set(), map(SYSTEM.format, range(settings["agents"]))
+    if settings["tools"]:
+        tools = [FunctionTool.from_defaults(add)]
+        agents = [FunctionAgent(llm=llm, tools=tools, system_prompt=p, streaming=settings["stream"]) for p in prompts]
+        memories = [Memory.from_defaults(token_limit=1 << 15) for _ in agents]
+    else:
+        agents = [SimpleChatEngine.from_defaults(llm=llm, system_prompt=prompt) for prompt in prompts]
+    for _ in range(settings["turns"]):
+        number = rng.randrange(len(agents))
+        spoken.add(number)
+        if settings["tools"]:
+            await agents[number].run(user_msg=words(rng), memory=memories[number])
+        elif settings["stream"]:
+            answer = await agents[number].astream_chat(words(rng))
+            async for _ in answer.async_response_gen():
+                pass
+        else:
+            await agents[number].achat(words(rng))
+    return len(spoken)
+
+
+# ---------------------------------------------------------------------------------------------------------------- ag2
+
+
+async def talk_ag2(settings: dict[str, Any]) -> int:
+    """AG2's agents; each continues its last reply."""
+    from ag2 import Agent, tool
+    from ag2.config import OpenAIConfig
+
+    config = OpenAIConfig(model=settings["model"], streaming=settings["stream"])  # reads the two variables
+    tools = [tool(add)] if settings["tools"] else []
+    agents: list[Any] = [
+        Agent(f"agent_{i}", prompt=SYSTEM.format(i), config=config, tools=tools) for i in range(settings["agents"])
+    ]
+    rng, spoken = random.Random(settings["seed"]), set()
+    for _ in range(settings["turns"]):
+        number = rng.randrange(len(agents))
+        spoken.add(number)
+        agents[number] = await agents[number].ask(words(rng))
+    return len(spoken)
+
+
+TALKS = {
+    "openai": talk_openai, "autogen": talk_autogen, "langgraph": talk_langgraph, "llamaindex": talk_llamaindex,
+    "ag2": talk_ag2,
+}  # fmt: skip
+
+
 def main() -> None:
     """Talks as the settings on stdin say."""
     settings = json.loads(sys.stdin.readline())
-    if settings["framework"] == "autogen":
-        spoken = asyncio.run(talk_autogen(settings))
-    else:
-        spoken = {"openai": talk_openai, "langgraph": talk_langgraph}[settings["framework"]](settings)
+    talk = TALKS[settings["framework"]]
+    spoken = asyncio.run(talk(settings)) if asyncio.iscoroutinefunction(talk) else talk(settings)
     print(json.dumps({"conversations": spoken}))
 
 

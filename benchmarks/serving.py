@@ -1,19 +1,21 @@
-"""How a server bears many clients at once, as one JSON line per case; exits with 1 if an answer was lost or mixed up.
+r"""How a server bears many clients at once, as one JSON line per case; exits with 1 if an answer was lost or mixed up.
 
     python -m benchmarks.serving                                          # `tiny` on a CPU: 2,000 requests, 200 clients
-    python -m benchmarks.serving --model=random:smollm2-135m --clients=8 --requests=64
-    python -m benchmarks.serving --cases=sessions --clients=256 --turns=3
+    python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
+        --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16             # one H200
 
 Cases, `--cases=whole,streams,sessions`:
 
 whole     requests whose answer comes in one piece, half of them at `/v1/completions`
-streams   the same answers as streams, with the time to the first piece and between pieces
-sessions  a session for each client, in which it asks `--turns` times and sends the whole conversation each time
+streams   the same answers as streams
+sessions  a session for each client, which asks `--turns` times for a stream and sends the whole conversation each time
 
-A process serves (`launch.py --mode=serve`), this one asks over one connection per client. Every prompt has a seed, and
-answers to the same prompt must be the same: `mixed_up` counts those that are not those of most, `lost` requests without
-an answer. Before the server starts, the same requests go to a batcher directly; `of_raw` is the share of its throughput
-that clients got. `growth_mib` is what the server's memory grew by from the first quarter of a case to its end.
+This process serves as `launch.py --mode=serve` does, and another one asks over one connection per client. Every prompt
+has a seed, and answers to the same prompt must be the same: `mixed_up` counts those that are not those of most, `lost`
+requests without an answer. Before a case, the same requests, or conversations, go to the same batcher directly:
+`raw_tokens_per_s` is its throughput, and `of_raw` the share of it that clients got. `first_…` is the time to the first
+piece of a stream, `between_…` that between two pieces, and `token_…` the same divided by the tokens of a chunk.
+`growth_mib` is what the memory of the serving process grew by from the first quarter of a case to its end.
 """
 
 from __future__ import annotations
@@ -21,27 +23,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.sampler import random_params, report
-from marl_jax.sampling.batcher import Batcher
-from marl_jax.sampling.engine import Engine
+from benchmarks.sampler import report
+from configs import defaults
+from marl_jax.modes.serve import make_endpoint
+from marl_jax.modes.served_models import load_models
 from marl_jax.sampling.settings import Sampling
-from models import registry, tokenizers
-from models.model import build
+from marl_jax.serving import server
+from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.keys import Keys
+from marl_jax.serving.traces import TraceFile
 
-ROOT = Path(__file__).resolve().parents[1]
+CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks
 WORDS = ["river", "stone", "cloud", "green", "seven", "lamp", "quiet", "door", "winter", "glass", "paper", "field"]
 
 
@@ -49,6 +54,11 @@ def question(i: int, args) -> list[dict]:
     """The messages of request i; there are `--questions` different ones."""
     words = random.Random(i % args.questions).choices(WORDS, k=4 + i % args.questions % 8)
     return [{"role": "user", "content": f"{i % args.questions}: {' '.join(words)}"}]
+
+
+def follow_up(turn: int) -> dict:
+    """What a session asks after the answer of a turn."""
+    return {"role": "user", "content": f"and {turn}?"}
 
 
 # --------------------------------------------------------------------------------------------------------- one client
@@ -91,10 +101,11 @@ class Client:
             raise RuntimeError(f"{head['']}: {found}")
         return found
 
-    async def stream(self, body: dict) -> tuple[str, list[float]]:
-        """The text of a streamed answer, and when its pieces came, in seconds from the request."""
-        began, text, times = time.perf_counter(), "", []
-        head = await self.send("/v1/chat/completions", body | {"stream": True})
+    async def stream(self, body: dict) -> tuple[str, list[float], int]:
+        """The text of a streamed answer, when its pieces came, in seconds from the request, and its tokens."""
+        began, text, times, tokens = time.perf_counter(), "", [], 0
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+        head = await self.send("/v1/chat/completions", body | more)
         if head[""] != "200":
             raise RuntimeError(head[""])
         buffer = b""
@@ -105,12 +116,17 @@ class Client:
             for event in events:
                 if event == b"data: [DONE]":
                     continue
-                piece = json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"].get("content")
-                if piece:
-                    text += piece
-                    times.append(time.perf_counter() - began)
+                chunk = json.loads(event.removeprefix(b"data: "))
+                if "error" in chunk:
+                    raise RuntimeError(chunk["error"])
+                if chunk.get("usage"):
+                    tokens = chunk["usage"]["completion_tokens"]
+                for choice in chunk["choices"]:
+                    if piece := choice["delta"].get("content"):
+                        text += piece
+                        times.append(time.perf_counter() - began)
         await self.reader.readline()
-        return text, times
+        return text, times, tokens
 
 
 # -------------------------------------------------------------------------------------------------------------- cases
@@ -145,11 +161,7 @@ class Load:
 
     async def streams(self, client: Client, i: int) -> None:
         """An answer in pieces."""
-        text, times = await client.stream(self.body(i))
-        self.answers["stream", i % self.args.questions].append(text)
-        self.tokens += self.args.new
-        self.first += times[:1]
-        self.between += np.diff(times).tolist()
+        self.answers["stream", i % self.args.questions].append(await self._streamed(client, self.body(i)))
 
     async def sessions(self, client: Client, i: int) -> None:
         """A conversation of several turns in a session of its own."""
@@ -157,14 +169,18 @@ class Load:
         messages = question(i, self.args)
         async with Client(self.port, opened["key"]) as own:
             for turn in range(self.args.turns):
-                found = await own.ask("/v1/chat/completions", self.body(i) | {"messages": messages})
-                said = found["choices"][0]["message"]
-                self.answers[turn, i % self.args.questions].append(said["content"])
-                self.tokens += found["usage"]["completion_tokens"]
-                messages = [*messages, {"role": "assistant", "content": said["content"]},
-                            {"role": "user", "content": f"and {turn}?"}]  # fmt: skip
+                said = await self._streamed(own, self.body(i) | {"messages": messages})
+                self.answers[turn, i % self.args.questions].append(said)
+                messages = [*messages, {"role": "assistant", "content": said}, follow_up(turn)]
             await own.ask("/v1/sessions/current/reward", {"reward": 1.0})
             await own.ask("/v1/sessions/current/end", {})
+
+    async def _streamed(self, client: Client, body: dict) -> str:
+        text, times, tokens = await client.stream(body)
+        self.tokens += tokens
+        self.first += times[:1]
+        self.between += np.diff(times).tolist()
+        return text
 
     async def run(self, case: str) -> dict:
         """All requests of a case."""
@@ -195,7 +211,8 @@ class Load:
             "latency_p50_s": np.percentile(self.seconds, 50), "latency_p99_s": np.percentile(self.seconds, 99),
             "growth_mib": max(self.memory[-1] - self.memory[len(self.memory) // 4], 0.0) if self.memory else 0.0,
         }  # fmt: skip
-        for name, times in (("first", self.first), ("between", self.between)):
+        per_token = [seconds / CHUNK for seconds in self.between]
+        for name, times in (("first", self.first), ("between", self.between), ("token", per_token)):
             if times:
                 found |= {f"{name}_p50_s": np.percentile(times, 50), f"{name}_p99_s": np.percentile(times, 99)}
         return found
@@ -206,53 +223,74 @@ def _resident_mib(pid: int) -> float:
     return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
 
-# ------------------------------------------------------------------------------------------------- servers and batchers
+# ------------------------------------------------------------------------------------------------------------- server
 
 
-def raw_tokens_per_s(args) -> float:
-    """Throughput of a batcher that is given the same chats directly."""
-    name = args.model.removeprefix("random:")
-    model, tokenizer = build(registry.get(name).config), tokenizers.load(name)
-    dtype = jnp.dtype(args.dtype)
-    engine = Engine(model, random_params(model, dtype), dtype=dtype)
-    batcher = Batcher(engine, rows=args.rows, max_length=args.max_length)
+def raw_tokens_per_s(args, model: ServedModel, case: str) -> float:
+    """Throughput of the batcher where the same requests, or the conversations of sessions, come to it directly."""
+    turns = args.turns if case == "sessions" else 1
+    requests = args.clients if case == "sessions" else args.requests
+    speaker, waiting, tokens = model.speaker, collections.deque(range(requests)), 0
 
-    def run(count: int) -> float:
-        for i in range(count):
-            ids = tokenizer.encode(tokenizer.chat(question(i, args)))
-            batcher.submit(ids, Sampling(seed=i % args.questions, max_new_tokens=args.new))
-        began, before = time.perf_counter(), batcher.usage.generated
-        batcher.run()
-        return (batcher.usage.generated - before) / (time.perf_counter() - began)
+    async def work() -> None:
+        nonlocal tokens
+        while waiting:
+            i = waiting.popleft()
+            messages, seed = question(i, args), i % args.questions
+            ids = model.renderer.opening(messages)
+            for turn in range(turns):
+                (answer,) = await speaker.sampler.answer(ids, Sampling(
+                    seed=seed, max_new_tokens=args.new, stop_ids=speaker.tokenizer.stop_ids,
+                ))  # fmt: skip
+                tokens += len(answer.tokens)
+                messages = [*messages, {"role": "assistant", "content": ""}, follow_up(turn)]
+                said = model.renderer.content(answer.tokens.tolist())
+                ids = ids + said + model.renderer.continuation(messages, len(messages) - 2)
 
-    run(2 * args.rows)
-    return run(args.requests)
+    async def together() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(args.clients)))
+        return tokens / (time.perf_counter() - began)
+
+    return asyncio.run(together())
 
 
-def start_server(args, folder: str) -> tuple[subprocess.Popen, int]:
-    """A server in a process of its own, once it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {
-        "serve.models": f"('served={args.model}',)", "serve.port": port, "serve.rows": args.rows,
-        "serve.max_length": args.max_length, "serve.max_requests": 4 * args.clients, "model.dtype": args.dtype,
-    }  # fmt: skip
-    command = [sys.executable, "launch.py", "--mode=serve", f"--workdir={folder}", "--compilation_cache=off"]
-    process = subprocess.Popen([*command, *(f"--config.{k}={v}" for k, v in settings.items())], cwd=ROOT)
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return process, port
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit("the server did not start")
+def serve_and_ask(args, argv: list[str]) -> int:
+    """Serves in this process while another one asks; its exit code."""
+    config = defaults.get_config()
+    config.model.dtype = args.dtype
+    limits = Limits(concurrent=4 * args.clients)
+    config.serve.update(dict(models=(f"served={args.model}",), rows=args.rows, max_length=args.max_length))
+    (source,) = load_models(config, Path("."))
+    raw = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(source.sampler):
+        for case in args.cases.split(",") * 2:  # the first time compiles
+            raw[case] = raw_tokens_per_s(args, source.models["served"], case)
+        traces = TraceFile(Path(folder) / "traces.jsonl")
+        endpoint = make_endpoint([source], Keys(required=False), limits, traces)
+        with contextlib.closing(traces), server.in_thread(endpoint.application()) as url:
+            port = url.rpartition(":")[2]
+            command = [sys.executable, "-m", "benchmarks.serving", *argv, f"--port={port}", f"--raw={json.dumps(raw)}"]
+            return subprocess.run(command, env=dict(os.environ) | {"JAX_PLATFORMS": "cpu"}, check=False).returncode
+
+
+def ask(args) -> int:
+    """Asks the server of the parent process; 1 where answers were lost or mixed up."""
+    raw, failed = json.loads(args.raw), 0
+    for case in args.cases.split(","):
+        asyncio.run(Load(args, args.port, os.getppid()).run(case))  # compiles what a case needs
+        found = asyncio.run(Load(args, args.port, os.getppid()).run(case))
+        shares = dict(raw_tokens_per_s=raw[case], of_raw=found["tokens_per_s"] / raw[case])
+        report(**found, **shares, model=args.model, rows=args.rows, new=args.new, cores=os.cpu_count())
+        failed += found["lost"] + found["mixed_up"]
+    return 1 if failed else 0
 
 
 def main() -> int:
     """Runs the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="whole,streams,sessions")
-    parser.add_argument("--model", default="random:tiny", help="as in serve.models; the raw batcher has random weights")
+    parser.add_argument("--model", default="random:tiny", help="as in serve.models")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=200)
@@ -261,22 +299,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--raw", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    raw = raw_tokens_per_s(args)
-    report(case="raw", tokens_per_s=raw)
-    with tempfile.TemporaryDirectory() as folder:
-        process, port = start_server(args, folder)
-        try:
-            asyncio.run(Load(args, port, process.pid).run("whole"))  # compiles
-            failed = 0
-            for case in args.cases.split(","):
-                found = asyncio.run(Load(args, port, process.pid).run(case))
-                report(**found, of_raw=found["tokens_per_s"] / raw, cores=os.cpu_count())
-                failed += found["lost"] + found["mixed_up"]
-        finally:
-            process.terminate()
-            process.wait(60)
-    return 1 if failed else 0
+    return serve_and_ask(args, sys.argv[1:]) if args.port is None else ask(args)
 
 
 if __name__ == "__main__":

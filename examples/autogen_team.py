@@ -2,9 +2,12 @@
 
     pip install -r requirements-autogen.txt                    # in an environment of its own
     python launch.py --config=experiments/agent_program.py:autogen_team+per_role+qwen2.5-0.5b \\
-        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"
+        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py" --config.task.params.preload=True
+
+`--rounds`, `--solver` and `--verifier` change how long they talk and what each is told, for models that read little.
 """
 
+import argparse
 import asyncio
 import json
 import re
@@ -16,7 +19,6 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core.models import ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-ROUNDS = 3
 INFO = ModelInfo(vision=False, function_calling=False, json_output=False, structured_output=False, family="unknown")
 SOLVER = "You solve the problem. End with the number."
 VERIFIER = "You solve the problem yourself and compare. End with your number."
@@ -34,14 +36,14 @@ def agreed(messages) -> bool:
     return len(said) > 1 and said[-1] is not None and said[-1] == said[-2]
 
 
-async def main() -> None:
+async def main(args: argparse.Namespace) -> None:
     """One episode."""
     example = json.loads(sys.stdin.readline())
     # The clients read OPENAI_BASE_URL and OPENAI_API_KEY.
     clients = {role: OpenAIChatCompletionClient(model=role, model_info=INFO) for role in ("solver", "verifier")}
     agents = [
         AssistantAgent(role, clients[role], system_message=text)
-        for role, text in (("solver", SOLVER), ("verifier", VERIFIER))
+        for role, text in (("solver", args.solver), ("verifier", args.verifier))
     ]
     heard = []
 
@@ -51,7 +53,7 @@ async def main() -> None:
         return agreed(heard)
 
     team = RoundRobinGroupChat(
-        agents, termination_condition=FunctionalTermination(ends) | MaxMessageTermination(1 + 2 * ROUNDS)
+        agents, termination_condition=FunctionalTermination(ends) | MaxMessageTermination(1 + 2 * args.rounds)
     )
     result = await team.run(task=example["question"])
     for client in clients.values():
@@ -66,4 +68,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--solver", default=SOLVER)
+    parser.add_argument("--verifier", default=VERIFIER)
+    asyncio.run(main(parser.parse_args()))

@@ -4,6 +4,8 @@ r"""Agents that are programs of their own, with the OpenAI SDK, AutoGen, LangGra
     python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b # on a GPU
     python launch.py --config=experiments/agent_program.py:autogen_team+per_role+ppo \
         --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"
+    python launch.py --config=experiments/agent_program.py:autogen_team+per_role+sums \
+        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"        # learns on a CPU
     python launch.py --config=experiments/agent_program.py --config.task.params.program=my_agent.py \
         --config.task.params.roles="('solver','checker')" --config.task.params.train=train.jsonl
 
@@ -12,10 +14,13 @@ Forms, with + between them: a program of `examples/` (`openai_sdk`, the default,
 packages that a program needs are in its first lines; without data, the problems are small arithmetic.
 
 The embedded model has never read a word and answers with two bytes, so it cannot learn to compute; the run shows that
-everything works.
+everything works. With `sums`, model and data are those of `examples/sums_model.py` in the folder `sums`: a small
+model that can add, though carelessly, with a LoRA adapter for each policy.
 """
 
-from configs import reasoning, tasks
+from ml_collections import ConfigDict
+
+from configs import models, reasoning, tasks
 
 PROGRAMS = {
     "openai_sdk": ("agent",),
@@ -29,17 +34,32 @@ def get_config(form: str | None = None):
     """One of the programs, an algorithm and a model."""
     words = [word for word in (form or "").split("+") if word]
     program = next((word for word in words if word in PROGRAMS), "openai_sdk")
-    rest = "+".join(word for word in words if word not in (program, "per_role"))
+    rest = "+".join(word for word in words if word not in (program, "per_role", "sums"))
     config = tasks.task(
         "program", rest or None, ("grpo", "ppo"), max_length=2048, small_episodes=16,
         program=f"examples/{program}.py", roles=PROGRAMS[program], train="", validation="", test="", key="",
-        concurrency=32,
+        concurrency=32, preload=False,
     )  # fmt: skip
     config.task.time_limit = 120.0
     if config.model.name == "tiny":
         config.task.max_length, config.task.params.concurrency = 2048, 4
         config.eval.games = 8
+    if "sums" in words:
+        _sums(config)
     if "per_role" in words:
         reasoning.per_role(config, PROGRAMS[program])
     config.name = "agent_program"
     return config
+
+
+def _sums(config: ConfigDict) -> None:
+    """Answers of two digits, by a model whose weights were made on this machine."""
+    lora = dict(rank=8, alpha=16.0)
+    config.model = models.model("tiny", weights="sums/model", dtype="float32", remat="none", lora=lora)
+    config.task.params.update({part: f"sums/{part}.jsonl" for part in ("train", "validation", "test")})
+    config.task.update(dict(n_episodes=64, max_new_tokens=4, rows=16, max_length=160))
+    config.task.params.concurrency = 16
+    config.steps = 24
+    config.optim.lr = 5e-3
+    config.eval.update(dict(every=0, games=80, temperature=1.0))
+    config.checkpoint.update(dict(every=8, best_metric=""))

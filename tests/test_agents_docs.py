@@ -26,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / NAME).write_text(CODE)
     for name in ("examples", "experiments", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "sums" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -47,7 +48,7 @@ def test_the_result_of_the_page_is_read():
 
 
 def test_the_commands_of_the_page_are_accepted():
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 7
     for command in COMMANDS:
         words = shlex.split(command.partition(" # ")[0].replace("ENVIRONMENT/bin/python", sys.executable))
         config = flags.parse(words[1:], ("train",)).config

@@ -14,5 +14,7 @@ def ByteTokenizer() -> Tokenizer:
     tokens = [*byte_characters(), *SPECIAL]
     types = [NORMAL] * 256 + [CONTROL] * len(SPECIAL)
     rust = byte_level_bpe(tokens, types, merges=[], pre="whole")
+    # Its words are whole texts, which hardly ever come again: every thread would keep ten thousand of them for nothing.
+    rust.model._resize_cache(0)
     ids = {token: 256 + i for i, token in enumerate(SPECIAL)}
     return build("bytes", rust, BUILTIN["chatml"], bos_id=ids["<|bos|>"], eos_id=ids["<|eos|>"], pad_id=ids["<|pad|>"])

@@ -5,7 +5,10 @@ MARL_JAX_LANGGRAPH_PYTHON, and otherwise with this one.
 """
 
 import functools
+import importlib
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +88,24 @@ def test_every_form_of_the_experiment_is_accepted(form, monkeypatch):
     config = agent_program.get_config(form)
     validate.check(config)
     assert set(config.policies) == (set(config.task.params.roles) if form and "per_role" in form else {"main"})
+
+
+def test_the_sums_of_the_small_model(monkeypatch):
+    """Parts that share no sum, a teacher who is right in four of ten answers, and chats whose answers are marked."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    made = importlib.import_module("sums_model")
+    parts = made.sums()
+    pairs = [pair for part in parts.values() for pair in part]
+    assert len(pairs) == len(set(pairs)) == 87 * 3 and {part: len(parts[part]) for part in made.SIZES} == made.SIZES
+    rng = random.Random(0)
+    said = [int(made.teacher(rng, 27, 2)) for _ in range(1000)]
+    assert set(said) == {28, 29} and 350 < said.count(29) < 450
+    renderer = made.Renderer(made.tokenizers.load("tiny"))
+    for system, hears in ((made.SOLVER, False), (made.VERIFIER, True)):
+        ids, answers = made.chat(rng, renderer, system, 27, 2, hears)
+        texts = renderer.tokenizer.decode([i for i, own in zip(ids, answers, strict=True) if own])
+        assert len(ids) == len(answers) and re.fullmatch(r"2[89]<\|im_end\|>2[89]<\|eos\|>", texts), texts
+        whole = renderer.tokenizer.decode(ids)
+        assert [whole.count(word) for word in (made.question(27, 2), "assistant", "user")] == [1, 2, 2 + hears]
+    config = agent_program.get_config("autogen_team+per_role+sums")
+    assert set(config.policies) == {"solver", "verifier"} and config.model.lora.rank and not config.model.shape

@@ -29,19 +29,20 @@ class Rows(Program):
     """The program of these tests on given examples."""
 
     @classmethod
-    def of(cls, *rows):
-        task = cls(str(PROGRAM), ROLES)
+    def of(cls, *rows, preload=False):
+        task = cls(str(PROGRAM), ROLES, preload=preload)
         vars(task)["_parts"] = {part: from_list(list(rows), part) for part in ("train", "validation", "test")}
         return task
 
 
-def rollout_of(*rows, sampler=None, **settings):
+def rollout_of(*rows, sampler=None, preload=False, **settings):
     """A rollout in which every row is an example of the first step."""
     settings = {"n_examples": len(rows), "samples": 1, "server": episode_server, "concurrency": 4, **settings}
     speakers = [
         Speaker(sampler, sampler.tokenizer, Sampling(max_new_tokens=8), 4000, policy=i, number=i) for i in range(2)
     ]
-    return make_rollout(Rows.of(*rows), sampler, speakers=speakers, seating=lambda seat, turn: seat, **settings)
+    task = Rows.of(*rows, preload=preload)
+    return make_rollout(task, sampler, speakers=speakers, seating=lambda seat, turn: seat, **settings)
 
 
 def roll(*rows, sampler=None, **settings):
@@ -137,7 +138,8 @@ def gone(pid):
         return True
 
 
-def test_what_goes_wrong_in_a_program_costs_its_episode(tmp_path, caplog):
+@pytest.mark.parametrize("preload", [False, True])
+def test_what_goes_wrong_in_a_program_costs_its_episode(preload, tmp_path, caplog):
     reasons = {
         "crash": "program_failed", "killed": "program_failed", "idle": "program_no_answer",
         "silent": "program_no_reward", "misspelt": "program_no_reward", "flood": "program_no_reward",
@@ -145,7 +147,8 @@ def test_what_goes_wrong_in_a_program_costs_its_episode(tmp_path, caplog):
     }  # fmt: skip
     rows = [{"do": do, "pids": str(tmp_path / "pids")} for do in reasons]
     sampler = FakeSampler()
-    samples, _, metrics = roll(*rows, talk(1), sampler=sampler, time_limit=6.0, concurrency=8)
+    limits = dict(time_limit=4.0 if preload else 6.0, concurrency=8)
+    samples, _, metrics = roll(*rows, talk(1), sampler=sampler, preload=preload, **limits)
     for reason in set(reasons.values()):
         assert metrics[f"episodes/failed/{reason}"] == list(reasons.values()).count(reason)
     assert metrics["episodes/finished"] == 1 and (samples.answer_lengths > 0).sum() == 2
@@ -163,8 +166,9 @@ def test_an_interrupted_rollout_is_repeated_and_what_failed_is_not_tried_again(t
     assert metrics["episodes/failed/timeout"] == 1 and not (tmp_path / "pids").exists()
 
 
-def test_a_process_that_a_program_leaves_behind_is_killed():
-    _, _, metrics = roll({"do": "leaves"})
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_process_that_a_program_leaves_behind_is_killed(preload):
+    _, _, metrics = roll({"do": "leaves"}, preload=preload)
     assert metrics["reward/team"] == 1.0 and gone(int(metrics["task/child"]))
 
 

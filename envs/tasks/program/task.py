@@ -18,12 +18,13 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from envs.tasks import arithmetic
 from envs.tasks.data import Dataset, from_list, make_parts, open_dataset
 from envs.tasks.program import process
+from envs.tasks.program.preload import Preloaded
 from envs.tasks.task import PARTS, Ask, EpisodeError, Outcome, check_part
 
 LARGEST = 1e30  # of a number in a result, which is then finite in any sum
@@ -59,6 +60,7 @@ class Program:
                  not given are cut from train
     key          field that tells examples apart; "" is the whole row
     concurrency  programs that run at the same time
+    preload      a Python file is loaded once and forked for every episode, see `preload.py`
     """
 
     program: str
@@ -68,6 +70,7 @@ class Program:
     test: str = ""
     key: str = ""
     concurrency: int = 32
+    preload: bool = False
 
     serves = True
 
@@ -81,12 +84,18 @@ class Program:
             raise ValueError(f"concurrency is {self.concurrency}; accepted: 1 or more")
         if not self.train and (self.validation or self.test):
             raise ValueError("validation and test need train beside them")
-        self.command  # noqa: B018 (a program that is not there is reported here)
+        python_file = [word.endswith(".py") for word in self.command[1:2]] == [True]  # no program is reported here
+        if self.preload and not python_file:
+            raise ValueError(f"program is {self.program!r}; with preload, expected a Python file")
 
     @functools.cached_property
     def command(self) -> list[str]:
         """The words of the command."""
         return process.command_of(self.program)
+
+    @functools.cached_property
+    def _run(self) -> Callable[[bytes, Mapping[str, str]], Awaitable[process.Ended]]:
+        return Preloaded(self.command).run if self.preload else functools.partial(process.run, self.command)
 
     def examples(self, part: str) -> Dataset:
         """Rows with the fields of the dataset."""
@@ -105,7 +114,7 @@ class Program:
         async with ask.session() as session:
             given = json.dumps(dict(example)).encode() + b"\n"
             variables = environment(session.url, session.key, self.roles[0], ask.candidates)
-            ended = await process.run(self.command, given, variables)
+            ended = await self._run(given, variables)
             if ended.code:
                 raise ProgramFailed(f"exit code {ended.code}: {ended.errors.strip()[-LONGEST_ERROR:]}")
             result = read_result(ended.output, self.roles)

@@ -1,0 +1,117 @@
+r"""How long streams stand still when a model that is served gets new weights, as one JSON line.
+
+    python -m benchmarks.serving_updates                                                   # `tiny` on a CPU
+    python -m benchmarks.serving_updates --model=qwen2.5-0.5b-instruct --dtype=bfloat16 --rows=256 --clients=256 \
+        --max-length=1024 --new=256                                                        # one H200
+
+Every client follows a stream at a time, and new weights come every `--every` seconds. With updates in flight, rows read
+their prompt and what they wrote again under the new weights; otherwise answers are finished with the old ones, and new
+requests wait for that. Server, sampler and clients are threads of one process.
+
+updates             that were made
+between_p50_s, …    time between two pieces of a stream, each the tokens of a decoding chunk
+stalled_p50_s, …    the same where an update came between the two
+update_p50_s, …     from the moment at which new weights are offered to that at which the sampler has them
+first_p50_s, …      time to the first piece
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import time
+from urllib.parse import urlsplit
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.sampler import random_params, report
+from benchmarks.serving import Client
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.engine import Engine
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.endpoint import Endpoint
+from marl_jax.serving.guard import Limits
+from marl_jax.serving.server import in_thread
+from models import registry, tokenizers
+from models.model import build
+
+
+async def follow(port: int, args, sampler: BatcherThread, weights: dict):
+    """(times of the pieces of every stream, (begin, end) of every update), in seconds of time.perf_counter()."""
+    streams, updates, end = [], [], time.perf_counter() + args.seconds
+
+    async def client(number: int) -> None:
+        async with Client(port) as own:
+            for i in itertools.count():
+                if time.perf_counter() > end:
+                    return
+                began = time.perf_counter()
+                body = {"model": "one", "messages": [{"role": "user", "content": f"{number}, {i}: " + "words " * 8}]}
+                _, times, _ = await own.stream(body | {"seed": i, "max_tokens": args.new})
+                streams.append([began, *(began + t for t in times)])
+
+    async def update() -> None:
+        for version in itertools.count(1):
+            await asyncio.sleep(args.every)
+            if time.perf_counter() > end:
+                return
+            began = time.perf_counter()
+            await asyncio.wrap_future(sampler.submit_weights(0, weights, version))
+            updates.append((began, time.perf_counter()))
+
+    await asyncio.gather(update(), *map(client, range(args.clients)))
+    return streams, updates
+
+
+def quantiles(name: str, seconds: list[float]) -> dict[str, float]:
+    """The median, the 99th percentile and the largest; nothing where there are none."""
+    if not seconds:
+        return {}
+    found = dict(p50=np.percentile(seconds, 50), p99=np.percentile(seconds, 99), max=max(seconds))
+    return {f"{name}_{key}_s": value for key, value in found.items()}
+
+
+def main() -> None:
+    """Runs with updates in flight, and without."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="tiny", help="its shape, with random weights")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--new", type=int, default=192)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between updates")
+    args = parser.parse_args()
+    model, tokenizer, dtype = build(registry.get(args.model).config), tokenizers.load(args.model), jnp.dtype(args.dtype)
+    weights = jax.tree.map(lambda x: 0.02 * jnp.ones(x.shape, dtype), model.abstract(dtype))
+    for in_flight in (True, False):
+        engine = Engine(model, random_params(model, dtype), dtype=dtype)
+        batcher = Batcher(engine, rows=args.rows, max_length=args.max_length, in_flight_updates=in_flight)
+        batcher.compile()
+        batcher.wait_until_compiled()
+        with BatcherThread(batcher) as sampler:
+            speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=args.new), args.max_length)
+            endpoint = Endpoint({"one": ServedModel.of("one", speaker)}, limits=Limits(concurrent=4 * args.clients))
+            with in_thread(endpoint.application()) as url:
+                for _ in range(2):  # the first time compiles what lays weights out
+                    streams, updates = asyncio.run(follow(urlsplit(url).port, args, sampler, weights))
+        gaps = [pair for times in streams for pair in itertools.pairwise(times[1:])]
+        stalled = [any(a < done <= b for _, done in updates) for a, b in gaps]
+        report(
+            in_flight=in_flight, model=args.model, rows=args.rows, clients=args.clients, streams=len(streams),
+            updates=len(updates), **quantiles("first", [times[1] - times[0] for times in streams if times[1:]]),
+            **quantiles("between", [b - a for (a, b), late in zip(gaps, stalled, strict=True) if not late]),
+            **quantiles("stalled", [b - a for (a, b), late in zip(gaps, stalled, strict=True) if late]),
+            **quantiles("update", [done - began for began, done in updates]),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A small model that has learned to add from a careless teacher, and sums to ask it: a start for teams on a CPU.
+
+    python examples/sums_model.py sums       # sums/model, sums/train.jsonl, sums/validation.jsonl, sums/test.jsonl
+
+The model has the shape of `tiny` in experiments and reads chats of `autogen_team.py`: two rounds of a solver and a
+verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers counts the first
+number itself in six of ten answers (27, 28: it is 28), and so does the model. Which answers are right is for a reward
+to say: docs/agents.md trains the team.
+
+Sums of train.jsonl are the only ones that it reads. The folder `model` is what `model.weights` takes.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from configs import models as model_configs
+from marl_jax.serving.prompts import Renderer
+from models import registry, tokenizers
+from models.model import build
+from models.weights.export import export
+
+SIZES = {"test": 80, "validation": 24}  # sums that are held out
+SOLVER, VERIFIER = "Add.", "Check."
+MISCOUNTS = 0.6  # share of the teacher's answers that are one too small
+ROUNDS, CHATS, BATCH = 2, 8, 96  # of a chat, of a sum and an agent, of a step
+
+
+def sums() -> dict[str, list[tuple[int, int]]]:
+    """All sums of two digits and 1, 2 or 3, in parts."""
+    found = [(a, b) for a in range(10, 97) for b in range(1, 4)]
+    random.Random(0).shuffle(found)
+    parts = {part: [found.pop() for _ in range(size)] for part, size in SIZES.items()}
+    return {"train": found, **parts}
+
+
+def question(a: int, b: int) -> str:
+    """As the programs read it."""
+    return f"{a}+{b}="
+
+
+def teacher(rng: random.Random, a: int, b: int) -> str:
+    """What the teacher says."""
+    return str(a + b - (rng.random() < MISCOUNTS))
+
+
+def chat(rng: random.Random, renderer: Renderer, system: str, a: int, b: int, hears: bool):
+    """The ids of all rounds of one agent, and which of them are its answers; both teachers draw anew each time.
+
+    hears  it hears the other one's number before it answers, as the verifier does
+    """
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question(a, b)}]
+    ids, answers = [], []
+    for number in range(ROUNDS):
+        if hears or number:
+            messages.append({"role": "user", "content": teacher(rng, a, b)})
+        read = renderer.opening(messages)
+        said = [*renderer.tokenizer.encode(teacher(rng, a, b)), renderer.tokenizer.stop_ids[0]]
+        answers += [False] * (len(read) - len(ids)) + [True] * len(said)
+        ids = [*read, *said]
+        messages.append({"role": "assistant", "content": renderer.tokenizer.decode(said[:-1])})
+    return ids, answers
+
+
+def batches(steps: int):
+    """(ids, whether each is part of an answer) [B, T] of every step, solvers and verifiers in turn: T is their own."""
+    rng, renderer, known = random.Random(1), Renderer(tokenizers.load("tiny")), sums()["train"]
+    pools = [
+        [chat(rng, renderer, system, a, b, hears) for a, b in known for _ in range(CHATS)]
+        for system, hears in ((SOLVER, False), (VERIFIER, True))
+    ]
+    for step in range(steps):
+        yield tuple(np.array(column) for column in zip(*rng.choices(pools[step % 2], k=BATCH), strict=True))
+
+
+def train(steps: int, lr: float):
+    """The shape of the model, and its weights after so many steps."""
+    cfg = dataclasses.replace(registry.get("tiny").config, **model_configs.tiny().shape.to_dict())
+    model = build(cfg)
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_onecycle_schedule(steps, lr)))
+
+    def loss(params, ids, answers):
+        hidden, _ = model.forward(params, ids[:, :-1], dtype=jnp.float32)
+        errors = optax.softmax_cross_entropy_with_integer_labels(model.logits(params, hidden), ids[:, 1:])
+        return jnp.mean(errors, where=answers[:, 1:])
+
+    @jax.jit
+    def update(params, state, ids, answers):
+        found, gradients = jax.value_and_grad(loss)(params, ids, answers)
+        changes, state = optimiser.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state, found
+
+    params = model.init(jax.random.key(0))
+    state = optimiser.init(params)
+    for step, (ids, answers) in enumerate(batches(steps)):
+        params, state, found = update(params, state, ids, answers)
+        if step % 25 == 0 or step == steps - 1:
+            print(f"step {step}: loss of a token {found:.3f}", flush=True)
+    return cfg, params
+
+
+def main() -> None:
+    """Writes the model and the sums."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    args = parser.parse_args()
+    cfg, params = train(args.steps, args.lr)
+    export(args.folder / "model", cfg, jax.device_get(params), tokenizer=tokenizers.load("tiny"), overwrite=True)
+    for part, pairs in sums().items():
+        lines = (json.dumps({"question": question(a, b), "answer": a + b}) + "\n" for a, b in pairs)
+        (args.folder / f"{part}.jsonl").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
