@@ -301,9 +301,9 @@ def test_opponents_by_folder(runs, tmp_path):
     (one.parent / "meshed" / "config.json").write_text(json.dumps(saved))
     (one.parent / "meshed" / "checkpoints").symlink_to(one / "checkpoints")
     assert contestants.find_contestant(str(one.parent / "meshed"), setup).weights
-    del saved["model"]["lora"]
+    del saved["model"]["name"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(RunError, match=f"{tmp_path}/config.json is of no run that this version can play: .*lora"):
+    with pytest.raises(RunError, match=f"{tmp_path}/config.json is of no run that this version can play: .*name"):
         contestants.find_contestant(str(tmp_path), setup)
 
 
