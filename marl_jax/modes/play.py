@@ -25,7 +25,7 @@ from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax.errors import RunError
-from marl_jax.modes import contestants, evaluate, task_play
+from marl_jax.modes import contestants, task_play
 from marl_jax.modes import setup as setups
 from marl_jax.modes.game_table import GameTable
 from marl_jax.modes.setup import Setup
@@ -219,7 +219,7 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     setup = setups.make(config)
     if setup.host:
         with contextlib.closing(setup):
-            return task_play.play(setup, evaluate.present_weights(setup, workdir)[1])
+            return task_play.play(setup, contestants.present_weights(setup, workdir)[1])
     seat = config.play.seat
     if not -1 <= seat < setup.game.n_players:
         raise RunError(f"config.play.seat is {seat}; accepted: 0 to {setup.game.n_players - 1}, or -1 to watch")

@@ -11,7 +11,7 @@ from envs.games.bots import UniformBot
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.agents.team import Team
-from marl_jax.modes import contestants, evaluate
+from marl_jax.modes import contestants, game_evaluation, match_results
 from marl_jax.modes import setup as setups
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.best_of import BestOf, worth_of_moves
@@ -70,7 +70,7 @@ def play(judge, other, moves: int) -> dict[str, float]:
     assert played.action.shape == (9, 64) and not np.any(played.failed)
     asked = np.asarray(played.answer_length) > 0
     np.testing.assert_array_equal(played.answer[asked, 0], ord("1") + played.action[asked])  # the answer of the move
-    return evaluate.match_metrics(GAME, played, np.asarray(seating), 0.95)
+    return match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
 
 
 def test_with_true_values_enough_moves_are_best_play(judge):
@@ -105,7 +105,7 @@ def test_an_evaluation_also_plays_the_best_by_value():
     setup = setups.make(config)
     weights = contestants.untuned_weights(setup)
     assert "critic" in weights["main"]
-    rows = evaluate.Evaluation(setup)(weights)
+    rows = game_evaluation.GameEvaluation(setup)(weights)
     assert [row["opponent"] for row in rows] == ["random", "random, best of 3"]
     config.eval.best_of = 1
     assert "critic" not in contestants.untuned_weights(setups.make(config))["main"]

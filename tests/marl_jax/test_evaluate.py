@@ -17,7 +17,7 @@ from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.agents import critics
 from marl_jax.errors import RunError
-from marl_jax.modes import contestants, evaluate, records
+from marl_jax.modes import contestants, evaluate, game_evaluation, match_results, records, round_robin
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run, identity
 from marl_jax.rollouts import matches
@@ -39,7 +39,7 @@ def result(agent):
 def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
     seating = np.asarray(matches.in_turns(4, 2))
     np.testing.assert_array_equal(seating, [[0, 1], [1, 0], [0, 1], [1, 0]])
-    row = evaluate.match_metrics(GAME, result([[1, -1], [1, -1], [0, 0], [-1, 1]]), seating, 0.95)
+    row = match_results.match_metrics(GAME, result([[1, -1], [1, -1], [0, 0], [-1, 1]]), seating, 0.95)
     assert (row["win_rate"], row["draw_rate"], row["loss_rate"]) == (0.5, 0.25, 0.25)
     assert (row["win_rate_seat_0"], row["win_rate_seat_1"]) == (0.5, 0.5)
     assert row["win_rate_low"] < 0.5 < row["win_rate_high"] and row["game_length"] == 7
@@ -52,7 +52,7 @@ def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
 def test_minimax_never_loses_and_mostly_beats_random():
     seating = matches.in_turns(200, 2)
     played = Match(GAME, (MinimaxBot(), UniformBot(GAME)))((None, None), seating, jax.random.key(0), 0.0)
-    row = evaluate.match_metrics(GAME, played, np.asarray(seating), 0.95)
+    row = match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
     assert row["loss_rate"] == 0 and row["win_rate"] > 0.8
     # One more at the table, who is never asked, changes nothing.
     three = Match(GAME, (MinimaxBot(), MinimaxBot(), UniformBot(GAME)))
@@ -63,12 +63,12 @@ def test_minimax_never_loses_and_mostly_beats_random():
 def test_all_bots_are_met_in_one_match_and_the_team_alone_too():
     config = small()
     config.eval.opponents = ("random", "minimax")
-    plan = list(evaluate.Evaluation(setups.make(config, jax.devices()[:1]))._plan({}, baselines=False))
+    plan = list(game_evaluation.GameEvaluation(setups.make(config, jax.devices()[:1]))._plan({}, baselines=False))
     assert [(name, set(seating.ravel().tolist())) for name, _, _, seating in plan] == [
         ("random", {0, 1}), ("minimax", {0, 2}),
     ]  # fmt: skip
     assert len({id(match) for _, match, _, _ in plan}) == 1
-    alone, *_ = evaluate.Evaluation(setups.make(small_plan(), jax.devices()[:1]))._plan({}, baselines=False)
+    alone, *_ = game_evaluation.GameEvaluation(setups.make(small_plan(), jax.devices()[:1]))._plan({}, baselines=False)
     assert alone[0] == "self" and not alone[3].any()
 
 
@@ -133,16 +133,16 @@ def test_temperature_decides_between_the_likeliest_and_a_draw(player):
 
 def test_everyone_against_everyone_and_elo():
     both = [contestants.Contestant("minimax", MinimaxBot()), contestants.Contestant("random", UniformBot(GAME))]
-    table, distinct = evaluate.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
+    table, distinct = round_robin.round_robin(GAME, both, 100, jax.random.key(0), 0.0)
     assert distinct[0, 1] == 100 and distinct[0, 0] == 0
     assert table[0, 1] > 0.85 and table[0, 1] + table[1, 0] == pytest.approx(1) and table[0, 0] == 0.5
-    strong, weak = evaluate.ratings(table, distinct)
+    strong, weak = round_robin.ratings(table, distinct)
     assert strong > weak + 200 and strong + weak == pytest.approx(2000)
 
 
 def test_cross_play_compares_the_diagonal_with_the_rest():
     table = np.array([[10.0, 4.0], [6.0, 8.0]])
-    assert evaluate.cross_play(table) == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
+    assert round_robin.cross_play(table) == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
 
 
 # ------------------------------------------------------------------------------------------------- distinct games
@@ -152,7 +152,7 @@ def test_levels_are_walked_and_repeats_count_once():
     game = tiny_puzzle.game().held_out()  # 8 levels, planner and executor
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
     trained = weights_of(team)
-    match = evaluate.new_match(game, (team,))
+    match = match_results.new_match(game, (team,))
     seating, key = matches.alone(20, 2), jax.random.key(3)
     played = jax.device_get(match((trained,), seating, key, 0.0))
     written = records.write_out(match, played, seating, key, ["tiny"], "eval")
@@ -162,10 +162,10 @@ def test_levels_are_walked_and_repeats_count_once():
         how, score = "solved" if played.success[row] else "not solved", np.mean(record.scores)
         assert record.result == f"{how} with score {score:.3g}"
 
-    same = evaluate.repeats(match, played, np.asarray(seating), 0.0)
+    same = match_results.repeats(match, played, np.asarray(seating), 0.0)
     np.testing.assert_array_equal(same, same[np.arange(20) % 8])
-    assert len(np.unique(same)) == 8 and len(np.unique(evaluate.repeats(match, played, seating, 1.0))) == 20
-    row = evaluate.match_metrics(game, played, np.asarray(seating), 0.95, same)
+    assert len(np.unique(same)) == 8 and len(np.unique(match_results.repeats(match, played, seating, 1.0))) == 20
+    row = match_results.match_metrics(game, played, np.asarray(seating), 0.95, same)
     rate = np.mean(played.success)
     assert row["success"] == pytest.approx(rate)
     assert (row["success_low"], row["success_high"]) == pytest.approx(stats.wilson(8 * rate, 8)[1:])
@@ -184,10 +184,10 @@ def test_two_greedy_checkpoints_have_two_games_and_against_chance_all_count(play
     first, second = (weights_of(player, seed) for seed in (0, 1))
     three = [contestants.Contestant(name, player, w) for name, w in (("a", first), ("b", second))]
     three.append(contestants.Contestant("random", UniformBot(GAME)))
-    _, distinct = evaluate.round_robin(GAME, three, 16, jax.random.key(0), 0.0)
+    _, distinct = round_robin.round_robin(GAME, three, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[0, 2, 16], [2, 0, 16], [16, 16, 0]])
     won = np.array([[0.5, 1.0], [0.0, 0.5]])
-    gap = lambda n: np.subtract(*evaluate.ratings(won, n * (1 - np.eye(2))))  # noqa: E731
+    gap = lambda n: np.subtract(*round_robin.ratings(won, n * (1 - np.eye(2))))  # noqa: E731
     assert 0 < gap(2) < gap(512) / 3
 
 
@@ -322,10 +322,10 @@ def test_cross_play_is_among_policies_on_levels_that_training_never_sees(monkeyp
     setup = setups.make(small_plan())
     table = np.array([[10.0, 4.0, 1.0], [6.0, 8.0, 1.0], [1.0, 1.0, 0.0]])
     seen = []
-    monkeypatch.setattr(evaluate, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
+    monkeypatch.setattr(round_robin, "round_robin", lambda game, *_: seen.append(game) or (table, np.full((3, 3), 8)))
     player = setup.seated()
     who = [contestants.Contestant(name, player, {}) for name in "ab"]
-    result = evaluate.everyone(setup, [*who, contestants.Contestant("random", UniformBot(setup.game))])
+    result = round_robin.everyone(setup, [*who, contestants.Contestant("random", UniformBot(setup.game))])
     assert result["cross_play"] == {"self_play": 9.0, "cross_play": 5.0, "gap": 4.0}
     assert seen == [setup.game.held_out()] != [setup.game]
 
@@ -334,7 +334,7 @@ def test_a_cooperative_table_of_real_games():
     game = tiny_puzzle.game().held_out()
     team = seated(tiny_puzzle.policy(), tiny_puzzle.prompt())
     both = [contestants.Contestant(name, team, weights_of(team, seed)) for seed, name in enumerate("ab")]
-    table, distinct = evaluate.round_robin(game, both, 16, jax.random.key(0), 0.0)
+    table, distinct = round_robin.round_robin(game, both, 16, jax.random.key(0), 0.0)
     np.testing.assert_array_equal(distinct, [[8, 16], [16, 8]])  # 8 levels, with each other in both seats
     assert table[0, 1] == table[1, 0] and len(np.unique(table)) == 3
     np.testing.assert_array_equal(np.argmin(matches.in_turns(8, 2, lap=4), axis=1), [0, 1, 0, 1, 1, 0, 1, 0])
@@ -342,7 +342,7 @@ def test_a_cooperative_table_of_real_games():
 
 
 def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(evaluate.Evaluation, "__call__", lambda *_, **__: [])
+    monkeypatch.setattr(game_evaluation.GameEvaluation, "__call__", lambda *_, **__: [])
     monkeypatch.setattr(contestants, "untuned_weights", lambda setup: {})
     config = small()
     config.eval.opponents = ()

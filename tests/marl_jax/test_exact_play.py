@@ -11,7 +11,7 @@ from configs import defaults
 from envs.games import exact
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.modes import evaluate, report
+from marl_jax.modes import game_evaluation, match_results, report
 from marl_jax.modes import setup as setups
 from marl_jax.modes.exact_play import ExactPlay
 from marl_jax.rollouts import matches
@@ -89,7 +89,7 @@ def test_every_evaluation_has_the_row_and_the_report_shows_it():
     config = config_of("kuhn")
     config.eval.opponents = ()
     setup, weights = start(config)
-    (exact_row,) = evaluate.Evaluation(setup)(weights)
+    (exact_row,) = game_evaluation.GameEvaluation(setup)(weights)
     assert exact_row["opponent"] == "best_response"
     assert exact_row["exploitability"] == exact_row["nash_conv"] / 2 == exact_row["exploitability_low"] > 0
     rows = [{"step": step, **exact_row} for step in (0, 1)]
@@ -100,7 +100,7 @@ def test_every_evaluation_has_the_row_and_the_report_shows_it():
 def test_payoffs_are_reported_where_games_have_stakes():
     game = setups.make(config_of("kuhn"), jax.devices()[:1]).game
     seating = np.asarray(matches.in_turns(4, 2))
-    row = evaluate.match_metrics(game, result([[2, -2], [1, -1], [-1, 1], [2, -2]]), seating, 0.95)
+    row = match_results.match_metrics(game, result([[2, -2], [1, -1], [-1, 1], [2, -2]]), seating, 0.95)
     assert row["payoff"] == pytest.approx((2 - 1 - 1 - 2) / 4)
     assert row["payoff_low"] < row["payoff"] < row["payoff_high"]
     assert next(name for name in row if f"{name}_low" in row) == "payoff"
@@ -121,7 +121,7 @@ def test_only_policies_that_can_be_tabulated_are(changes, is_exact):
     for name, value in changes.items():
         *groups, field = name.split(".")
         functools.reduce(lambda at, group: at[group], groups, config)[field] = value
-    assert evaluate.is_exact(setups.make(config, jax.devices()[:1])) == is_exact
+    assert game_evaluation.is_exact(setups.make(config, jax.devices()[:1])) == is_exact
 
 
 def test_the_best_checkpoint_may_be_that_of_least_exploitability():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs.games.bots import make_bot
-from marl_jax.modes import evaluate, records, train
+from marl_jax.modes import game_evaluation, records, train
 from marl_jax.modes import setup as setups
 from marl_jax.modes.play import PolicySeat
 from marl_jax.modes.sampler_params import SamplerParams
@@ -189,5 +189,5 @@ def test_evaluation_warns_of_conversations_longer_than_any_in_training(caplog):
         config.rollout.turns = turns
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            evaluate.Evaluation(setups.make(config, jax.devices()[:1]))
+            game_evaluation.GameEvaluation(setups.make(config, jax.devices()[:1]))
         assert ("up to 5 answers, those of training 2" in caplog.text) == warned
