@@ -4,7 +4,8 @@
 
 Both stages are one command, which resumes whichever was interrupted (`config.first_stage`). PPO is held near the
 imitated policy by a KL, and its entropy bonus falls. The default is the embedded model, for two CPU cores: expect half
-of the points against the bot after the imitation, and more than half after 25 updates of self-play (docs/results.md).
+of the points against the bot after the imitation and about three quarters at the end, with swings between evaluations
+(docs/results.md).
 
 Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the
 others of `configs/variants.py`. `:scratch` and `:scratch+MODEL` leave the imitation out, `:sft` and `:sft+MODEL` stop

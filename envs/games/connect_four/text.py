@@ -53,7 +53,7 @@ def text(game: Game, style: str) -> Text:
         return _brief(game)
     board = (Fixed("board\n"), *grid((ROWS, COLUMNS), ".XO"))
     facts = _facts("next", tuple(f" {sign}" for sign in NEXT_STONES.upper()))
-    words = _own(game, style, COMPACT_RULES, board, (" X", " O"), " r", facts, "\nYour move?", " Your move?")
+    words = _own(game, style, COMPACT_RULES, board, (" X", " O"), " r", facts, " Your move?", " Your move?")
     board, facts = grid((ROWS, COLUMNS), ".XO", between=None), _facts("", NEXT_STONES.upper())
     signs = _own(game, style, COMPACT_RULES, board, ("X", "O"), "", facts, "?", "?")
     return dataclasses.replace(words, others=(signs,))
