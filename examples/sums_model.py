@@ -5,7 +5,7 @@
 The model has the shape of `tiny` in experiments and reads chats of `autogen_team.py`: two rounds of a solver and a
 verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers counts the first
 number itself in six of ten answers (27, 28: it is 28), and so does the model. Which answers are right is for a reward
-to say: docs/agents.md trains the team.
+to say; docs/agents.md has what training the team came to.
 
 Sums of train.jsonl are the only ones that it reads. The folder `model` is what `model.weights` takes.
 """
