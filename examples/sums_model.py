@@ -1,11 +1,11 @@
 """A small model that has learned to add from a careless teacher, and sums to ask it: a start for teams on a CPU.
 
-    python examples/sums_model.py sums       # sums/model, sums/train.jsonl, sums/validation.jsonl, sums/test.jsonl
+    python -m examples.sums_model sums       # sums/model, sums/train.jsonl, sums/validation.jsonl, sums/test.jsonl
 
 The model has the shape of `tiny` in experiments and reads chats of `autogen_team.py`: two rounds of a solver and a
 verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers counts the first
 number itself in six of ten answers (27, 28: it is 28), and so does the model. Which answers are right is for a reward
-to say: docs/agents.md trains the team.
+to say; docs/agents.md has what training the team came to.
 
 Sums of train.jsonl are the only ones that it reads. The folder `model` is what `model.weights` takes.
 """

@@ -5,7 +5,7 @@ r"""Agents that are programs of their own, with the OpenAI SDK, AutoGen, LangGra
     python launch.py --config=experiments/agent_program.py:autogen_team+per_role+ppo \
         --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"
     python launch.py --config=experiments/agent_program.py:autogen_team+per_role+sums \
-        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"        # learns on a CPU
+        --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py"        # on a CPU
     python launch.py --config=experiments/agent_program.py --config.task.params.program=my_agent.py \
         --config.task.params.roles="('solver','checker')" --config.task.params.train=train.jsonl
 
