@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -122,8 +123,9 @@ def keep_compiled(folder: str) -> None:
 
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", folder)
-        # A start has two dozen small programs, which JAX would not keep: they take less than a second each.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            # JAX keeps what took a second or more, and half of what a start compiles takes less.
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def start_processes(config: ConfigDict, mode: str) -> int:

@@ -349,13 +349,19 @@ def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatc
     assert kept == [str(ROOT / ".cache" / "jax")]
 
 
-@pytest.mark.parametrize("own", ["", "mine"])
-def test_the_cache_is_told_to_jax_and_a_users_own_wins(own):
+@pytest.mark.parametrize(
+    "own, seconds, expected",
+    [("", None, "ours 0.05"), ("mine", None, "mine 1.0"), ("", "7", "ours 7.0")],
+)
+def test_the_cache_is_told_to_jax_and_a_users_own_wins(own, seconds, expected):
     """JAX is imported before the command line is read, so that its environment would be too late."""
-    code = "import launch, jax\nlaunch.keep_compiled('ours')\nprint(jax.config.jax_compilation_cache_dir)"
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": own}
+    names = "jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs"
+    code = f"import launch, jax\nlaunch.keep_compiled('ours')\nprint({names})"
+    least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": own, least: seconds}
+    environment = {name: value for name, value in environment.items() if value is not None}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.stdout.strip() == (own or "ours"), done.stderr
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_the_command_itself_refuses_with_status_2_and_one_line(tmp_path):

@@ -116,7 +116,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     sampler, ahead = SamplerParams(setup), Ahead()
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     evaluates_first = start == 0 and config.eval.every > 0
-    if rollout.jitted and not sampler.apart and start < config.steps:
+    alone = jax.process_count() == 1  # several would have to compile in the same order
+    if alone and rollout.jitted and not sampler.apart and start < config.steps:
         matches = functools.partial(evaluation.compile_ahead, baselines=True) if evaluates_first else None
         compile_ahead(setup, ahead, matches, roll, learn, (sampler(states), rollout_state), states, key, start)
 
