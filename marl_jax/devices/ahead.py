@@ -43,6 +43,10 @@ class Ahead:
         self._tracing.submit(self._lower, compiled, jitted, arguments, jax.sharding.get_mesh())
         return compiled
 
+    def wait(self) -> None:
+        """Returns when everything is compiled, or has failed."""
+        concurrent.futures.wait(list(self._pending))
+
     def close(self) -> None:
         """Gives up what has not been begun; who waits for it is told so."""
         for threads in (self._tracing, self._compiling):

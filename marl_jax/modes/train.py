@@ -272,6 +272,8 @@ def compile_ahead(setup: Setup, ahead: Ahead, matches, roll: Program, learn: Pro
         rolled = roll.compile_ahead(ahead, lambda: given)
     with jax.set_mesh(setup.mesh):
         learn.compile_ahead(ahead, learned)
+    if jax.default_backend() == "gpu":  # where the compiler times kernels, which nothing else should slow down
+        ahead.wait()
 
 
 def learn_step(
