@@ -139,7 +139,7 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
         run(config, tmp_path)
     sizes = state(tmp_path).meta["rollout"]["sizes"]
     [learner] = learners
-    assert 2 <= learner._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
+    assert 2 <= learner.jitted._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
     lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.modes.recompiles"]
     assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
 
