@@ -207,7 +207,7 @@ def turn_by_turn(rng):
 
 @pytest.mark.parametrize("settings", [dict(), dict(gae="token"), dict(gamma=0.9, lam=0.5, whiten="none")])
 def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
-    given = lambda policy, weights, samples: Scores(samples.logps, samples.logps, samples.values)  # noqa: E731
+    given = lambda policy, weights, samples, packed: Scores(samples.logps, samples.logps, samples.values)  # noqa: E731
     monkeypatch.setattr(ppo.scoring, "score", given)
     turns, rows, places = turn_by_turn(np.random.default_rng(3))
     policy, algo = tiny_play.policy(), tiny_play.ppo(**settings)

@@ -115,6 +115,7 @@ def growth(case, keep=None):
                     blocks = collected() - blocks
                     return types_of_objects() - before + collections.Counter(blocks=blocks)
 
+    gc.freeze()  # what other tests have left takes seconds to search
     return asyncio.run(count())
 
 
