@@ -4,7 +4,7 @@
     python launch.py --config=experiments/agent_program.py:autogen_team+per_role+qwen2.5-0.5b \\
         --config.task.params.program="ENVIRONMENT/bin/python examples/autogen_team.py" --config.task.params.preload=True
 
-`--rounds`, `--solver` and `--verifier` change how long they talk and what each is told, for models that read little.
+`--rounds`, `--solver` and `--verifier` change how long they talk and their system prompts, for models that read little.
 """
 
 import argparse

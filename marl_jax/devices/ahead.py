@@ -48,7 +48,7 @@ class Ahead:
         concurrent.futures.wait(list(self._pending))
 
     def close(self) -> None:
-        """Gives up what has not been begun; who waits for it is told so."""
+        """Gives up what has not been begun; whoever waits for it gets a `CancelledError`, or compiles it."""
         for threads in (self._tracing, self._compiling):
             threads.shutdown(wait=False, cancel_futures=True)
         for compiled in list(self._pending):
