@@ -3,7 +3,8 @@
 # make test   the linter and all tests
 # make test-matrix   all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
 # make lock   the lock files in locks/, with hashes; LOCKED=1 installs from them
-# make soak   the fuzzers and fault tests for long, and a table of what was seen (SEED=2: another round; WORKERS=14)
+# make soak   the fuzzers and fault tests for long with a table of what was seen, then the property tests with other
+#             examples (SEED=2: another round; WORKERS=14)
 #
 # Each does all its set-up, once. PYTHON=python3.12 chooses an interpreter; VENV=folder another environment.
 
@@ -36,6 +37,7 @@ test-matrix:
 SEED ?= 1
 soak: $(VENV)/test.stamp
 	MARL_JAX_SOAK=$(SEED) $(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal tests/faults $(ARGS)
+	MARL_JAX_SOAK=$(SEED) $(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m hypothesis --hypothesis-seed=$(SEED)
 
 lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff check .

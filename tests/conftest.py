@@ -19,7 +19,13 @@ if "MARL_JAX_TESTS" not in os.environ:
     os.environ["MARL_JAX_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="marl_jax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
+import hypothesis
 import pytest
+
+# Property tests look at the same examples in every run, so that a change fails for what it changed; `make soak` looks
+# at others, by its seed.
+hypothesis.settings.register_profile("marl_jax", derandomize="MARL_JAX_SOAK" not in os.environ, deadline=None)
+hypothesis.settings.load_profile("marl_jax")
 
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (

@@ -15,7 +15,7 @@ UNIT = 64
 SPARE = 1.1
 """Room in a new size: times the tokens that are needed now."""
 PADDING = 1.5
-"""A size in use will do up to so many times the tokens that are needed."""
+"""A size in use will do up to so many times the tokens that are needed, or where a new one would be no smaller."""
 FEW = 4
 """With so many sizes in use, whichever of them holds a batch will do, and a new one holds all others twice over."""
 
@@ -56,9 +56,6 @@ def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answ
     However lengths change, a run has few sizes: from the fifth on, each new one is larger than all others in something,
     and in tokens twice as large.
     """
-    fitting = sorted((size for size in used if size.holds(needed)), key=lambda size: size.work)
-    if fitting and (len(used) >= FEW or fitting[0].work <= PADDING * needed.work):
-        return fitting[0]
     spare = SPARE if len(used) < FEW else 2.0
     size = dataclasses.replace(
         needed,
@@ -69,6 +66,9 @@ def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answ
         if len(used) < FEW:
             other = dataclasses.replace(other, tokens=1, answer_tokens=1)
         size = size.max(other)
+    best = min((other for other in used if other.holds(needed)), key=lambda other: other.work, default=None)
+    if best and (len(used) >= FEW or best.work <= max(PADDING * needed.work, size.work)):
+        return best
     return size
 
 
