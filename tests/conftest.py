@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import math
 import os
 import shutil
 import tempfile
@@ -29,8 +30,9 @@ hypothesis.settings.load_profile("marl_jax")
 
 # The files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "task_runs", "history", "conversations", "team", "processes", "events", "task_processes", "train", "extending",
-    "sharded_training", "sft", "update", "at_grpo", "grpo", "parser", "history_runs", "text", "evaluate", "curriculum",
+    "task_runs", "events", "history", "conversations", "team", "processes", "train", "text", "cotraining", "at_grpo",
+    "rollout", "update", "parser", "sharded_training", "sft", "cache_rows", "sampling_requests", "extending", "grpo",
+    "sampling_engine", "programs", "history_runs", "sampling_batcher", "scoring", "task_processes", "stages",
 )  # fmt: skip
 
 
@@ -65,15 +67,23 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    """Runs have one device unless they are given others: programs for a mesh take longer to compile."""
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """Runs have as many of the eight devices as their config names: programs for a mesh take longer to compile."""
     import jax
 
     from marl_jax.devices import mesh
+    from models.sharding import MESH_AXES
 
     make = mesh.make
-    monkeypatch.setattr(mesh, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
+
+    def few(config, devices=None):
+        ways = [config.mesh[axis] for axis in MESH_AXES if config.mesh[axis] != -1]
+        return make(config, jax.devices()[: math.prod(ways)] if devices is None else devices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh, "make", few)
+        yield
 
 
 SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

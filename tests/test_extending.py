@@ -30,7 +30,6 @@ from envs.tasks import TASKS, scripted
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.modes import setup as setups
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.samples import from_prompts
 from models import hf_config, lora
@@ -149,12 +148,10 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """Runs that tests start are on one device, and leave the root logger and the compilation cache alone."""
-    made = setups.make
+def quiet(monkeypatch):
+    """Runs that tests start leave the root logger and the compilation cache alone."""
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
     monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
-    monkeypatch.setattr(setups, "make", lambda config, **more: made(config, devices=jax.devices()[:1], **more))
 
 
 def train(folder: Path, config: str, *overrides: str) -> list[dict]:

@@ -108,10 +108,10 @@ def test_a_run_with_all_weights_needs_its_warm_start_only_to_learn():
     with pytest.raises(ConfigError, match="config.model.init_from is '/gone/long/ago', where no run is, or none any"):
         validate.check(config)
     validate.check(config, mode="eval")
-    assert setups.make(config, jax.devices()[:1]).backbones[0].source is None
+    assert setups.make(config).backbones[0].source is None
     config.model.lora.rank = 2  # the base of adapters is in no checkpoint
     with pytest.raises(RunError, match="/gone/long/ago has no checkpoints"):
-        setups.make(config, jax.devices()[:1])
+        setups.make(config)
 
 
 def test_errors_of_a_closed_loop_are_not_shown(capsys):

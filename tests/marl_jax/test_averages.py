@@ -1,6 +1,5 @@
 """Averages that follow training: role baselines, the magnet, and the entropy bonus that falls beside them."""
 
-import functools
 import shutil
 
 import jax
@@ -29,11 +28,6 @@ from tests.marl_jax.tiny_engine import quick_jit
 from tests.marl_jax.tiny_samples import by_hand
 
 ROLE = dict(critic="role", whiten="none")
-
-
-@pytest.fixture
-def one_device(monkeypatch):
-    monkeypatch.setattr(setups, "make", functools.partial(setups.make, devices=jax.devices()[:1]))
 
 
 # ----------------------------------------------------------------------------------------------------- role baselines
@@ -197,7 +191,6 @@ def state(workdir):
     return restored.step, restored.state
 
 
-@pytest.mark.usefixtures("one_device")
 def test_averages_resume_as_if_never_interrupted(tmp_path):
     config = magnetic()
     validate.check(config)
@@ -218,7 +211,6 @@ def test_averages_resume_as_if_never_interrupted(tmp_path):
     assert "value_loss" not in rows[0]
 
 
-@pytest.mark.usefixtures("one_device")
 def test_compiling_ahead_knows_the_averages():
     config = magnetic()
     setup = setups.make(config)

@@ -21,8 +21,6 @@ from tests.marl_jax import tiny_play, tiny_run
 GAME = TicTacToe()
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 @functools.cache
 def value(board: tuple[int, ...]) -> int:

@@ -1,6 +1,5 @@
 """The task `code` from end to end: a run of the embedded model on the built-in problems, programs in the sandbox."""
 
-import jax
 import pytest
 
 from envs.tasks.code import calls, sample, task
@@ -8,7 +7,6 @@ from envs.tasks.code.extract import Program
 from envs.tasks.sandbox import SandboxUnavailable, shared_sandbox
 from experiments import code_generation
 from marl_jax.config import validate
-from marl_jax.devices import mesh as meshes
 from marl_jax.errors import RunError
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
@@ -24,8 +22,6 @@ def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
         shared_sandbox()
     except SandboxUnavailable as error:
         pytest.skip(f"no isolation here: {error}")
-    make = meshes.make
-    monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
     solutions = [row["solution"] for row in sample.rows()]
 
     def read_program(answer):

@@ -28,8 +28,6 @@ from tests.marl_jax.test_task_runs import untimed
 from tests.marl_jax.tiny_host import FakeSampler, conversation, free_policy, make_rollout
 from tests.models.tiny_models import quick_jit
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def equal(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
@@ -150,7 +148,7 @@ def mixed(tmp_path_factory):
     config.agents = ConfigDict(dict(agent_0="bytes", agent_1="pairs"))
     config.policies = ConfigDict(dict(bytes=defaults.policy(), pairs=defaults.policy(model=other)))
     validate.check(config)
-    setup = setups.make(config, jax.devices()[:1])
+    setup = setups.make(config)
     rollout = setup.rollout
     states, learn = start(setup)
     with jax.set_mesh(setup.mesh):
@@ -204,7 +202,7 @@ def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkey
     setup, folder, samples, *_ = mixed
     config = setup.config.copy_and_resolve_references()
     config.policies.pairs.frozen = True
-    frozen = setups.make(config, jax.devices()[:1])
+    frozen = setups.make(config)
     assert frozen.learns == tuple(name == "bytes" for name in frozen.team.policies)
     states, _ = start(frozen)
     assert equal(states["pairs"].weights, {"model": load(folder)[1]}) and not states["pairs"].trained

@@ -29,8 +29,6 @@ PUZZLES = {
     "sudoku": (dict(size=4), sudoku_levels),
 }
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):

@@ -18,8 +18,6 @@ from marl_jax.sampling.settings import Sampling
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout, merging_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
     config = tiny_task.get_config("grpo+arithmetic_debate")

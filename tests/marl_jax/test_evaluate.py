@@ -63,12 +63,12 @@ def test_minimax_never_loses_and_mostly_beats_random():
 def test_all_bots_are_met_in_one_match_and_the_team_alone_too():
     config = small()
     config.eval.opponents = ("random", "minimax")
-    plan = list(game_evaluation.GameEvaluation(setups.make(config, jax.devices()[:1]))._plan({}, baselines=False))
+    plan = list(game_evaluation.GameEvaluation(setups.make(config))._plan({}, baselines=False))
     assert [(name, set(seating.ravel().tolist())) for name, _, _, seating in plan] == [
         ("random", {0, 1}), ("minimax", {0, 2}),
     ]  # fmt: skip
     assert len({id(match) for _, match, _, _ in plan}) == 1
-    alone, *_ = game_evaluation.GameEvaluation(setups.make(small_plan(), jax.devices()[:1]))._plan({}, baselines=False)
+    alone, *_ = game_evaluation.GameEvaluation(setups.make(small_plan()))._plan({}, baselines=False)
     assert alone[0] == "self" and not alone[3].any()
 
 

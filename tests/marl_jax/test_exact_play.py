@@ -46,7 +46,7 @@ CONFIGS = {
 def start(config):
     """(setup, weights a little away from the start, so that adapters do something)."""
     validate.check(config)
-    setup = setups.make(config, jax.devices()[:1])
+    setup = setups.make(config)
     weights = {}
     for backbone in setup.backbones:
         trained, frozen = backbone.weights_at_start()
@@ -98,7 +98,7 @@ def test_every_evaluation_has_the_row_and_the_report_shows_it():
 
 
 def test_payoffs_are_reported_where_games_have_stakes():
-    game = setups.make(config_of("kuhn"), jax.devices()[:1]).game
+    game = setups.make(config_of("kuhn")).game
     seating = np.asarray(matches.in_turns(4, 2))
     row = match_results.match_metrics(game, result([[2, -2], [1, -1], [-1, 1], [2, -2]]), seating, 0.95)
     assert row["payoff"] == pytest.approx((2 - 1 - 1 - 2) / 4)
@@ -121,7 +121,7 @@ def test_only_policies_that_can_be_tabulated_are(changes, is_exact):
     for name, value in changes.items():
         *groups, field = name.split(".")
         functools.reduce(lambda at, group: at[group], groups, config)[field] = value
-    assert game_evaluation.is_exact(setups.make(config, jax.devices()[:1])) == is_exact
+    assert game_evaluation.is_exact(setups.make(config)) == is_exact
 
 
 def test_the_best_checkpoint_may_be_that_of_least_exploitability():

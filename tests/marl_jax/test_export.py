@@ -12,8 +12,6 @@ from marl_jax.running.checkpoint import Checkpoints
 from models import lora, peft
 from models.weights.load import load
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def make_run(workdir, rank):
     """A run of one checkpoint, with weights that are not those of the start."""

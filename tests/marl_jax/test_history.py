@@ -46,12 +46,10 @@ CASES = {
         opponents=Opponents(sections(), pool_size=2),
     ),
     "hanabi": lambda: tiny.rollout("hanabi", 3, 40),
-    "forty turns, adapters": lambda: tiny.rollout("plan_path", 2, 40, lora=2),
     "names behind a prefix, adapters": lambda: tiny.rollout(
         "tic_tac_toe", 3, 9, style="full", lora=2, long_names=True, history_turns=4
     ),
     "free text": lambda: tiny.rollout("tic_tac_toe", 4, 8, free=4),
-    "tree": lambda: tiny.rollout("short_path", 2, 12, TreeRollout, candidates=3, critic="none"),
     "tree of names, adapters": lambda: tiny.rollout(
         "short_path", 2, 12, TreeRollout, candidates=3, long_names=True, lora=2, critic="none"
     ),

@@ -191,12 +191,12 @@ def test_a_body_beyond_the_limit_is_status_413_also_without_a_length():
 
 def test_too_many_at_once_are_asked_to_come_again():
     with running(limits=Limits(concurrent=2, retry_after=7)) as address, ThreadPoolExecutor(2) as pool:
-        slow = [pool.submit(call, address, "/sleep", {"seconds": 1.0}) for _ in range(2)]
-        time.sleep(0.4)
+        slow = [pool.submit(call, address, "/sleep", {"seconds": 2.0}) for _ in range(2)]
+        while "http_requests_under_way 2\n" not in call(address, "/metrics")[1]:
+            assert not any(future.done() for future in slow)
         answer = call(address, "/echo", {})
         assert is_error(answer, 429, "rate_limit_error") and answer[2]["retry-after"] == "7"
         assert call(address, "/health")[0] == 200, "the server is well"
-        assert "http_requests_under_way 2\n" in call(address, "/metrics")[1]
         assert [future.result()[0] for future in slow] == [200, 200]
         assert call(address, "/echo", {})[0] == 200
 

@@ -22,8 +22,6 @@ from models import tokenizers
 from tests.marl_jax import tiny_verifier
 from tests.marl_jax.tiny_host import FakeAnswer
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 # -------------------------------------------------------------------------------------------------------- balance
 
 

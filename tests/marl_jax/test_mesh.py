@@ -19,7 +19,7 @@ def config_with(data=1, fsdp=1, tensor=1, games=256, turns=16, minibatches=4):
 
 
 def test_one_axis_takes_the_devices_left():
-    made = mesh.make(config_with(data=-1, tensor=2))
+    made = mesh.make(config_with(data=-1, tensor=2), jax.devices())
     assert dict(made.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
     assert made.size == jax.device_count() == 8 and mesh.batch_ways(made) == 4
 
@@ -38,7 +38,7 @@ def test_the_ready_made_meshes():
 @pytest.mark.parametrize("ways", [dict(data=3), dict(data=-1, tensor=3), dict(data=2, fsdp=2), dict(data=16)])
 def test_ways_that_do_not_fit_the_devices_are_refused(ways):
     with pytest.raises(ConfigError, match="there are 8, accepted: ways out of 1, 2, 4, 8 whose product is 8"):
-        mesh.make(config_with(**ways))
+        mesh.make(config_with(**ways), jax.devices())
 
 
 @pytest.mark.parametrize(

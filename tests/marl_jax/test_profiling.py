@@ -17,13 +17,13 @@ PARTS = ("prompt", "answer", "rules", "advantages", "forward_backward", "optimis
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run with a trace, on eight devices."""
+    """A run with a trace, on a mesh."""
     folder = tmp_path_factory.mktemp("run")
     config = tiny_run.get_config()
     config.update(dict(steps=4))
     config.log.profile = True
     config.eval.every = 1
-    config.mesh.update(dict(data=1, fsdp=8, sampling="replicated"))
+    config.mesh.update(dict(data=1, fsdp=2, sampling="replicated"))
     jax.config.update("jax_disable_most_optimizations", True)
     train.train(config, folder)
     jax.config.update("jax_disable_most_optimizations", False)

@@ -206,7 +206,6 @@ def config_of(algorithm, data):
     return config
 
 
-@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_policies_are_trained_through_the_server(algorithm, tmp_path):
     """Two policies by their models, each an adapter or a copy; the learner finds the log-probs that were recorded."""

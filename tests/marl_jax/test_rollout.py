@@ -147,7 +147,7 @@ def test_nothing_is_transferred_while_games_are_played():
             assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"_{word}" not in text, word
 
 
-@pytest.mark.parametrize("critic", ["head", "separate", "central"])
+@pytest.mark.parametrize("critic", ["head", "central"])
 def test_a_historical_opponent_needs_no_critic(critic):
     roll = program(Sections(1, historical=2), tiny_play.policy(critic=critic))
     snapshot = roll.team.snapshot(params_of(roll, seed=5))

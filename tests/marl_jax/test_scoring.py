@@ -35,8 +35,8 @@ def agree(found, expected):
 
 @pytest.mark.parametrize(
     ("settings", "group"),
-    [(dict(), 1), (dict(critic="separate"), 1), (dict(lora=2), 1), (dict(lora=2, critic="none"), GROUP)],
-    ids=["all weights", "separate critic", "adapters", "adapters and candidates of one prompt"],
+    [(dict(), 1), (dict(critic="separate"), 1), (dict(lora=2, critic="none"), GROUP)],
+    ids=["all weights", "separate critic", "adapters and candidates of one prompt"],
 )
 def test_a_prefix_that_is_read_once_changes_nothing(settings, group):
     whole = dataclasses.replace(tiny_play.policy(free=WIDTH, **settings), rules=())

@@ -32,8 +32,6 @@ CONFIG = dataclasses.replace(
 )
 PROMPT = list(b"hello")
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -32,8 +32,6 @@ from models.chat import chat_parts
 from tests.marl_jax import tiny_run, tiny_task
 from tests.marl_jax.tiny_serving import Parrot, endpoint
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 @dataclasses.dataclass(frozen=True)
 class First:

@@ -156,7 +156,7 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
 
 
 def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again():
-    setup = setups.make(get_config(), devices=jax.devices()[:1])
+    setup = setups.make(get_config())
     optimiser = train.optimiser_of(setup.config)
     key = jax.random.key(0)
     states, state = train.at_start(setup, setup.rollout, optimiser, key)

@@ -23,9 +23,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from tests.marl_jax import tiny_run
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
-MESHES = {  # ways of data, fsdp and tensor
-    "one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "all": (2, 2, 2), "four": (1, 2, 2),
-}  # fmt: skip
+MESHES = {"one": (1, 1, 1), "all": (2, 2, 2), "four": (1, 2, 2)}  # ways of data, fsdp and tensor
 
 
 def config_of(case: str):
@@ -153,12 +151,9 @@ def assert_in_place(setup, train_states):
             assert x.sharding.is_equivalent_to(place, x.ndim)
 
 
-@pytest.mark.parametrize(
-    "case, mesh",
-    [("full", "data"), ("full", "fsdp"), ("full", "tensor"), ("full", "all"), ("adapters", "all")],
-)
-def test_a_mesh_gives_what_one_device_gives(case, mesh):
-    ours, theirs = run(case, mesh), run(case, "one")
+@pytest.mark.parametrize("case", ["full", "adapters"])
+def test_a_mesh_gives_what_one_device_gives(case):
+    ours, theirs = run(case, "all"), run(case, "one")
     for found, expected in zip(ours.steps[:2], theirs.steps[:2], strict=True):
         (samples, metrics, train_states), (their_samples, their_metrics, their_states) = found, expected
         np.testing.assert_array_equal(samples.tokens, their_samples.tokens)

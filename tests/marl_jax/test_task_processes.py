@@ -22,7 +22,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-def launch(algorithm, workdir, cache, devices, name, *flags):
+def launch(workdir, cache, devices, name, *flags):
     """A process with so many devices; what it says goes to NAME beside the run's folder."""
     environment = dict(
         os.environ,
@@ -30,7 +30,7 @@ def launch(algorithm, workdir, cache, devices, name, *flags):
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
         XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} {ROUGH}",
     )
-    config = f"--config={ROOT}/tests/marl_jax/tiny_task.py:{algorithm}"
+    config = f"--config={ROOT}/tests/marl_jax/tiny_task.py:at_grpo"
     folders = (f"--workdir={workdir}", f"--compilation_cache={cache}")
     with workdir.with_name(name).open("w") as said:
         return subprocess.Popen(
@@ -47,8 +47,7 @@ def parameters(workdir):
     return jax.tree.leaves(restored.state["trained"])
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "at_grpo"])
-def test_two_processes_train_to_the_parameters_of_one(algorithm, tmp_path):
+def test_two_processes_train_to_the_parameters_of_one(tmp_path):
     alone, workdir, cache = tmp_path / "alone", tmp_path / "pair", tmp_path / "cache"
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -57,11 +56,11 @@ def test_two_processes_train_to_the_parameters_of_one(algorithm, tmp_path):
         f"--config.distributed.{flag}"
         for flag in ("enabled=true", f"coordinator=localhost:{port}", "processes=2", "timeout=60")
     ]
-    split = "--config.mesh.fsdp=2" if algorithm == "at_grpo" else "--config.mesh.data=2"  # parameters split as well
+    split = "--config.mesh.fsdp=2"  # parameters, too
     started = [
-        launch(algorithm, workdir, cache, 1, f"said_{i}", split, *flags, f"--config.distributed.index={i}")
+        launch(workdir, cache, 1, f"said_{i}", split, *flags, f"--config.distributed.index={i}")
         for i in range(2)
-    ] + [launch(algorithm, alone, cache, 2, "said_alone", split)]
+    ] + [launch(alone, cache, 2, "said_alone", split)]
     try:
         codes = [process.wait(300) for process in started]
     finally:

@@ -35,9 +35,6 @@ TIMED = (
 )  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
-
 def run(config, workdir):
     validate.check(config)
     train.train(config, workdir)
@@ -85,8 +82,8 @@ def launch(workdir, cache, *flags):
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     [
-        ("arithmetic", "grpo"), ("arithmetic", "at_grpo"), ("arithmetic_debate", "ppo"),
-        ("arithmetic_debate", "at_grpo"), ("solver_checker", "grpo"), ("solver_checker", "at_grpo"),
+        ("arithmetic", "grpo"), ("arithmetic_debate", "ppo"), ("arithmetic_debate", "at_grpo"),
+        ("solver_checker", "at_grpo"),
     ],
 )  # fmt: skip
 def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm, tmp_path):
@@ -103,7 +100,7 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
         assert {"success", "reward/team", "reward/process", "reward/agent_0", "answer_length"} <= set(row)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "at_grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "at_grpo"])
 def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, tmp_path):
     config = tiny_task.get_config(algorithm)
     config.steps = 4
@@ -272,15 +269,13 @@ def test_a_policy_for_each_role(lora, tmp_path):
         assert min(changes(tmp_path).values()) > 0
     else:
         assert rows[-1]["w/answers_trained"] == 8 and rows[-1]["e/answers_trained"] == 4
+        return  # frozen models are those of test_team
 
     config.policies.e.frozen = True
     rows = run(config, tmp_path / "frozen")
     assert all(row["answers_trained"] == 8 for row in rows)
-    if lora:
-        moved = changes(tmp_path / "frozen")
-        assert moved["w"] > 0 and moved["e"] == 0
-    else:
-        assert list(state(tmp_path / "frozen").state["trained"]) == ["w"]
+    moved = changes(tmp_path / "frozen")
+    assert moved["w"] > 0 and moved["e"] == 0
 
 
 def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):

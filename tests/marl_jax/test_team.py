@@ -29,13 +29,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """Runs on one of the devices: programs for a mesh take much longer to compile, and are tested elsewhere."""
-    make = setups.make
+def quick_compilation():
+    """These programs run for milliseconds."""
     jax.config.update("jax_disable_most_optimizations", True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setups, "make", functools.partial(make, devices=jax.devices()[:1]))
-        yield
+    yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
@@ -147,7 +144,7 @@ def test_rows_of_others_are_left_out_of_the_update(team):
     np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2), update(None, more, None))
 
 
-def test_rows_of_others_are_harmless_behind_long_rules(folder, one_device):
+def test_rows_of_others_are_harmless_behind_long_rules(folder):
     """The rules are read once and left out of the rows; those of the other model must not reach in front of theirs."""
     config = tiny_team.config(folder)
     config.env.text = "full"

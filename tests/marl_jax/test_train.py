@@ -98,7 +98,6 @@ def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
     assert state(tmp_path)[0] == steps_done(tmp_path) >= 3
 
 
-@pytest.mark.usefixtures("one_device")
 def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_start(tmp_path):
     config = tiny_run.get_config()
     config.steps = 3
@@ -122,7 +121,7 @@ def finished(tmp_path_factory):
     config.eval.update(dict(every=1, opponents=("random",)))
     config.checkpoint.update(dict(every=3, best_metric="random/win_rate"))
     config.log.update(dict(games=1, games_every=2))
-    config.mesh.data = 8
+    config.mesh.data = 2
     workdir = tmp_path_factory.mktemp("run") / "first"
     with Compiled() as compiled:
         train.train(config, workdir)
@@ -130,7 +129,7 @@ def finished(tmp_path_factory):
 
 
 def test_programs_that_were_compiled_ahead_are_compiled_once(finished):
-    """On a mesh of eight devices, where the shardings of the samples are the compiler's choice."""
+    """On a mesh, where the shardings of the samples are the compiler's choice."""
     names = finished[2]
     assert [names.count(name) for name in ("__call__", "learn_step")] == [1, 1]
     assert names.count("_play") == 2  # the evaluation, and the games that are written out
@@ -193,7 +192,6 @@ def test_weights_are_known_by_their_name_wherever_they_lie(finished):
     assert placed("/here/other.gguf") == "other.gguf"
 
 
-@pytest.mark.usefixtures("one_device")
 def test_updates_that_are_never_finite_end_the_run(tmp_path):
     config = tiny_run.get_config()
     config.algo.value_coef = 1e38

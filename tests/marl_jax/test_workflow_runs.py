@@ -16,8 +16,6 @@ from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_tasks import small_bytes
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 WORKFLOW = {
     "start": "draft",
     "max_steps": 3,

@@ -115,7 +115,7 @@ def test_interleaved_seats_equal_conversations_read_at_once(family):
     check(model, params, talks)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama3", "mistral", "phi3", "qwen3", "gpt2"])
 def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=None):
     """The prefix is read once for each adapter; windows of five and six tokens end inside of it, or behind it."""
     model, stacked = make(family)

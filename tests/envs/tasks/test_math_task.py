@@ -258,14 +258,9 @@ def test_the_experiments_forms_are_valid_and_have_the_same_budget():
 
 
 def test_a_small_run_from_end_to_end(tmp_path, monkeypatch):
-    import jax
-
-    from marl_jax.devices import mesh as meshes
     from marl_jax.modes import train
     from marl_jax.running.metrics import read_json_lines
 
-    make = meshes.make
-    monkeypatch.setattr(meshes, "make", lambda config, devices=None: make(config, devices or jax.devices()[:1]))
     config = math_reasoning.get_config("at_grpo_shared")
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.steps, config.optim.warmup = 1, 0

@@ -124,11 +124,11 @@ def test_a_server_that_is_down_costs_the_deadline_and_no_more():
 
 
 def test_a_server_that_is_slow():
-    with serving(lambda handler: time.sleep(1.0)) as (url, _):
+    with serving(lambda handler: time.sleep(2.0)) as (url, _):
         began = time.monotonic()
         with pytest.raises(ScorerUnavailable, match="no answer in 0.2 s"):
             score(url, deadline=0.2)
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 1.9
 
 
 def test_a_server_that_hangs_up_is_tried_again():
