@@ -8,6 +8,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ppo
 from marl_jax.learning import advantages
 from tests.marl_jax import tiny_play
+from tests.marl_jax.tiny_engine import quick_jit
 from tests.marl_jax.tiny_samples import by_hand
 
 
@@ -211,8 +212,8 @@ def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
     monkeypatch.setattr(ppo.scoring, "score", given)
     turns, rows, places = turn_by_turn(np.random.default_rng(3))
     policy, algo = tiny_play.policy(), tiny_play.ppo(**settings)
-    expected, _ = ppo.prepare(policy, {}, turns, algo)
-    found, _ = ppo.prepare(policy, {}, rows, algo)
+    prepare = quick_jit(lambda samples: ppo.prepare(policy, {}, samples, algo)[0])
+    expected, found = prepare(turns), prepare(rows)
     assert expected.n == (TURNS - LOOKAHEAD) * GAMES and found.n == GAMES * SEATS
     assert float(jnp.sum(expected.loss_weights)) == float(jnp.sum(found.loss_weights)) > 10
     for (t, b), (row, place) in places.items():

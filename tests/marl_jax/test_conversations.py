@@ -87,7 +87,6 @@ def agree(policy, samples, alone, packed=None, **settings):
 
 
 CASES = {
-    "names": dict(free=False),
     "free text": dict(),
     "separate critic": dict(critic="separate", prefix=True),
     "central critic": dict(critic="central"),
@@ -106,7 +105,7 @@ def test_later_answers_see_earlier_ones(case):
     assert int(jnp.max(jnp.sum(samples.answer_lengths > 0, axis=1))) > 1
 
 
-@pytest.mark.parametrize("case", ["names", "separate critic", "adapters and names"])
+@pytest.mark.parametrize("case", ["separate critic", "adapters and names"])
 def test_conversations_share_a_row_and_candidates_branch_off_them(case):
     made = policy(**CASES[case])
     rng = np.random.default_rng(1)
@@ -151,7 +150,7 @@ def test_packed_conversations(settings):
     agree(made, samples, alone, packed=dict(pack=2))
 
 
-@pytest.mark.parametrize("case", ["free text", "names", "adapters and names"])
+@pytest.mark.parametrize("case", ["free text", "adapters and names"])
 def test_candidates_behind_one_prompt(case):
     """`from_prompts` with K answers, which has its own layout, against K rows of one answer."""
     made = policy(**CASES[case])

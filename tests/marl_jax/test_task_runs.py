@@ -261,21 +261,18 @@ def changes(workdir):
 
 @pytest.mark.parametrize("lora", [True, False], ids=["adapters", "models"])
 def test_a_policy_for_each_role(lora, tmp_path):
+    """Models learn from their own answers; of two adapters the frozen one stays."""
     config = per_role(tiny_task.get_config("grpo"), lora)
     config.steps = 2
+    config.policies.e.frozen = lora
     rows = run(config, tmp_path)
-    assert all(row["logprob_diff"] < 1e-5 and row["answers_trained"] == row["answers"] == 12 for row in rows)
+    assert all(row["logprob_diff"] < 1e-5 and row["answers"] == 12 for row in rows)
     if lora:
-        assert min(changes(tmp_path).values()) > 0
+        assert all(row["answers_trained"] == 8 for row in rows)
+        moved = changes(tmp_path)
+        assert moved["w"] > 0 and moved["e"] == 0
     else:
         assert rows[-1]["w/answers_trained"] == 8 and rows[-1]["e/answers_trained"] == 4
-        return  # frozen models are those of test_team
-
-    config.policies.e.frozen = True
-    rows = run(config, tmp_path / "frozen")
-    assert all(row["answers_trained"] == 8 for row in rows)
-    moved = changes(tmp_path / "frozen")
-    assert moved["w"] > 0 and moved["e"] == 0
 
 
 def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
