@@ -3,11 +3,12 @@
     python -m examples.sums_model sums       # sums/model, sums/train.jsonl, sums/validation.jsonl, sums/test.jsonl
 
 The model has the shape of `tiny` in experiments and reads chats of `autogen_team.py`: two rounds of a solver and a
-verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers counts the first
-number itself in six of ten answers (27, 28: it is 28), and so does the model. Which answers are right is for a reward
-to say; docs/agents.md has what training the team came to.
+verifier, told as little as SOLVER and VERIFIER, about sums such as 27 + 2. The teacher who answers forgets the second
+number in six of ten answers (27), and so does the model. Which answers are right is for a reward to say; docs/agents.md
+has what training the team came to.
 
-Sums of train.jsonl are the only ones that it reads. The folder `model` is what `model.weights` takes.
+The model reads all sums, with the mistakes of its teacher; the parts are for those who train it further. The folder
+`model` is what `model.weights` takes.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from models import registry, tokenizers
 from models.model import build
 from models.weights.export import export
 
-SIZES = {"test": 80, "validation": 24}  # sums that are held out
+SIZES = {"test": 80, "validation": 24}  # sums that are not among those of train.jsonl
 SOLVER, VERIFIER = "Add.", "Check."
-MISCOUNTS = 0.6  # share of the teacher's answers that are one too small
+FORGETS = 0.6  # share of the teacher's answers that are the first number
 ROUNDS, CHATS, BATCH = 2, 8, 96  # of a chat, of a sum and an agent, of a step
 
 
@@ -48,7 +49,7 @@ def question(a: int, b: int) -> str:
 
 def teacher(rng: random.Random, a: int, b: int) -> str:
     """What the teacher says."""
-    return str(a + b - (rng.random() < MISCOUNTS))
+    return str(a if rng.random() < FORGETS else a + b)
 
 
 def chat(rng: random.Random, renderer: Renderer, system: str, a: int, b: int, hears: bool):
@@ -71,7 +72,8 @@ def chat(rng: random.Random, renderer: Renderer, system: str, a: int, b: int, he
 
 def batches(steps: int):
     """(ids, whether each is part of an answer) [B, T] of every step, solvers and verifiers in turn: T is their own."""
-    rng, renderer, known = random.Random(1), Renderer(tokenizers.load("tiny")), sums()["train"]
+    rng, renderer = random.Random(1), Renderer(tokenizers.load("tiny"))
+    known = [pair for part in sums().values() for pair in part]
     pools = [
         [chat(rng, renderer, system, a, b, hears) for a, b in known for _ in range(CHATS)]
         for system, hears in ((SOLVER, False), (VERIFIER, True))
@@ -110,7 +112,7 @@ def main() -> None:
     """Writes the model and the sums."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--lr", type=float, default=3e-3)
     args = parser.parse_args()
     cfg, params = train(args.steps, args.lr)

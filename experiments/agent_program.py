@@ -59,7 +59,7 @@ def _sums(config: ConfigDict) -> None:
     config.task.params.update({part: f"sums/{part}.jsonl" for part in ("train", "validation", "test")})
     config.task.update(dict(n_episodes=64, max_new_tokens=4, rows=16, max_length=160))
     config.task.params.concurrency = 16
-    config.steps = 24
-    config.optim.lr = 5e-3
+    config.steps = 60
+    config.optim.lr = 3e-3
     config.eval.update(dict(every=0, games=80, temperature=1.0))
     config.checkpoint.update(dict(every=8, best_metric=""))
