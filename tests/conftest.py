@@ -68,7 +68,7 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_device():
+def few_devices():
     """Runs have as many of the eight devices as their config names: programs for a mesh take longer to compile."""
     import jax
 

@@ -87,6 +87,7 @@ def agree(policy, samples, alone, packed=None, **settings):
 
 
 CASES = {
+    "one-token names": dict(free=False, long_names=False),
     "free text": dict(),
     "separate critic": dict(critic="separate", prefix=True),
     "central critic": dict(critic="central"),

@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_answer_is_killed_in_time(sandbox, monkeypatch):
     sandbox._idle.put(idle)
     started = time.monotonic()
     result = sandbox.run_sync("print(1)", limits=Limits(wall=0.3))
-    assert (result.status, result.limit) == ("limit", "wall") and time.monotonic() - started < 3
+    assert (result.status, result.limit) == ("limit", "wall") and time.monotonic() - started < 1.3
     assert sandbox.run_sync("print(1)").status == "ok"
 
 
