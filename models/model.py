@@ -155,8 +155,9 @@ class Model:
         elif prefix is not None and isinstance(prefix[0], tuple):
             raise ValueError("stacked parameters need a stacked prefix: pass the one from read_prefix as it is")
         else:
-            body = _rematerialised(lambda x, xs: layer(self._block_def, x, *xs), remat)
-            x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=self._turn(unroll))
+            turn = self._turn(unroll)
+            body = _rematerialised(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
+            x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=turn)
             kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
         if new_cache is not None:
             room = ((0, 0), (0, new_cache - time), (0, 0), (0, 0))
@@ -223,11 +224,12 @@ def _kept(cache, prefix, n_layers):
     return tuple((*own, *first) for own, first in zip(cache.layers, prefix, strict=True))
 
 
-def _rematerialised(body, remat: str):
+def _rematerialised(body, remat: str, turn: int):
     if remat == "none":
         return body
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
-    return jax.checkpoint(body, prevent_cse=False, policy=policy)
+    # A loop keeps both passes apart. Unrolled, XLA would see that they compute the same, and keep the first one's.
+    return jax.checkpoint(body, prevent_cse=turn > 1, policy=policy)
 
 
 @functools.cache
