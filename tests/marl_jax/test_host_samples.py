@@ -170,13 +170,15 @@ def test_candidates_of_a_turn_are_a_group_with_one_prompt():
             assert [m for m, _ in members] == [0, 1, 2] and len({c for _, c in members}) == 1
 
 
-def test_a_fork_is_a_row_of_its_own_and_no_answer_is_there_twice():
+def test_forks_and_turns_with_candidates_are_rows_of_their_own_and_no_answer_is_there_twice():
     sampler = FakeSampler()
     samples, _, _ = roll(tree, sampler, candidates=2, n_examples=1, samples=1)
-    assert samples.lengths[samples.lengths > 0].size == 3  # chat, fork, checker
+    rows = {}
+    for n, s, _ in answers_of(samples):
+        rows.setdefault(n, []).append((int(samples.seat[n, s]), int(samples.turn[n, s])))
+    twice = [(0, 0)] * 2, [(0, 1)] * 2, [(1, 0)] * 2
+    assert sorted(rows.values()) == sorted([*twice, [(0, 2)], [(0, 2)]]), "chat and fork go on from its second turn"
     assert (samples.answer_lengths > 0).sum() == sum(len(a) for *_, a in sampler.asked.values())
-    fork = samples.answer_lengths[1] > 0
-    assert fork.sum() == 1 and samples.turn[1, 0] == 2
 
 
 def test_time_order_is_by_turn_and_seat():

@@ -1,10 +1,14 @@
-"""Episodes as `Samples`: one row per chat and policy, candidates that were not kept as branches.
+"""Episodes as `Samples`: one row per chat and policy, and one for each turn with several candidates.
 
-A row holds the chat's ids up to the last answer of the policy, then the ids of its branches, one behind the other:
+A row holds the chat's ids up to the last answer of the policy. Of a turn with candidates it holds those up to the one
+that was kept, then the ids of the others as branches, one behind the other:
 
     tokens     u u u a a u u b b b | c c | d d d      u: what the task said, a and b: answers that were kept,
-    branch     - - - - - - - - - - | 2 2 | 3 3 3      c and d: other candidates for b's place
+    branch     - - - - - - - - - - | 1 1 | 2 2 2      c and d: other candidates for b's place
     positions  0 1 2 3 4 5 6 7 8 9 | 7 8 | 7 8 9
+
+What stands before later turns is read again for them. That is little beside the candidates, and rows are shorter, of
+more equal length, and not read at all where all candidates of a turn were paid the same.
 
 Candidates of one turn are a group, their number is the member. Answers without competitors are compared with those of
 the other episodes of their example: they are a group per example and label, and the number of the episode is the
@@ -45,7 +49,7 @@ class _Answer:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """A chat with the answers of one policy."""
+    """A chat with the answers of one policy, or the candidates of one turn."""
 
     episode: int
     chat: TokenChat
@@ -177,20 +181,20 @@ def collate(
 
 
 def _rows(episodes: Sequence[Episode]) -> list[_Row]:
-    """Rows in the order of episodes, seats, chats and policies; chats in which nobody answered have none."""
+    """Rows in the order of episodes, chats, policies and turns; chats in which nobody answered have none."""
     rows = []
     for e, episode in enumerate(episodes):
         job = episode.job
         for c, chat in enumerate([] if episode.failed else episode.chats):
-            answers: dict[int, list[_Answer]] = {}
-            for said in chat.said:
+            answers: dict[tuple[int, int], list[_Answer]] = {}
+            for place, said in enumerate(chat.said):
                 several = len(said.answers) > 1
                 group = (job.position, job.sample, c, said.turn) if several else (job.position, said.label or "")
-                answers.setdefault(said.speaker.number, []).extend(
+                answers.setdefault((said.speaker.number, place if several else -1), []).extend(
                     _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
                     for k in range(len(said.answers))
                 )
-            rows += [_Row(e, chat, policy, found) for policy, found in sorted(answers.items())]
+            rows += [_Row(e, chat, policy, found) for (policy, _), found in sorted(answers.items())]
     return rows
 
 
