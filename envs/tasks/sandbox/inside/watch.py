@@ -43,7 +43,7 @@ class _Stream:
 
     def close(self):
         os.close(self.reader)
-        self.held[:] = bytes(len(self.held))
+        self.held[: self.used] = bytes(self.used)
 
 
 def run(worker, request: dict, descriptors: list[int], main) -> bool:
