@@ -8,6 +8,7 @@ All of this runs in the program's own process, which it may have changed in any 
 program's word, and nothing more: the sandbox compares it with what was expected, which is not known here.
 """
 
+import gc
 import json
 import os
 import resource
@@ -40,7 +41,9 @@ class Runner:
     def look(self, text: str, name: str) -> None:
         """Decide, before a program is loaded as the module `name`, whether its calls are made in its own process."""
         calls = [item["source"] for item in self._request["items"] if item["kind"] == "value"]
+        gc.disable()  # trees are large and have no cycles
         self._together = not self._request["forks"] and stateless.is_stateless(text, calls, name)
+        gc.enable()
 
     def loading_failed(self, failure):
         """Report that there is nothing to call."""
