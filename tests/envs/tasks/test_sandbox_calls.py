@@ -112,22 +112,26 @@ def test_reports_are_those_of_forks(program):
     assert found[0] == grading.grade(sandbox, ROW, program, ROW["tests"], 0.2)
 
 
-HEADS = ("n = 0", "n = [0]", "n = (0,)", "import math as n", "def n(x): return x", "memo = {}", "")
-LINES = (
-    "x += 1", "n = x", "n += 1", "n[0] += 1", "n = [x]", "global n", "x = n", "x = n[0]", "memo[x] = len(memo)",
-    "x = len(memo)", "memo = {}", "for n in range(x): pass", "x = [n for n in range(x)]", "x = x[x]", "x = n(x)",
-)  # fmt: skip
+LINES = {  # by what `n` is: lines that change it, and lines that only look as if they did
+    "n = 0": ("global n; n += x", "n = x", "n += x", "for n in (1, x): pass", "x = [n for n in (1, x)]", "x += n"),
+    "n = [0]": ("n[0] += x", "n.append(x)", "n = [x]; n[0] += 1", "x = [n for n in n]", "x = n[0]", "m = n; m[0] = x"),
+    "n = {}": ("n[len(n)] = x", "n.setdefault(len(n), x)", "n = {}; n[x] = x", "x = len(n)", "m = [n]; m[0][x] = 1"),
+    "def n(y=[]): return y.append(1) or len(y)": ("x = n()", "n(x)", "n.x = x", "x = n([])", "n = len; n([x])"),
+}
+ENDS = ("x", "(x, n)", "[x for x in (x,)]", "(lambda n: n)(x)", "str(n)[:9]")
 
 
 @settings(max_examples=40, deadline=None, database=None)
-@given(st.lists(st.sampled_from(HEADS), max_size=2), st.lists(st.sampled_from(LINES), max_size=4), st.booleans())
-def test_calls_of_any_program_come_to_what_they_do_in_forks(heads, lines, default):
-    """Programs of lines that bind, change and use the same names in every way."""
-    head = "def f(x, n=n):" if default else "def f(x):"
-    program = "\n".join([*heads, head, *(f"    {line}" for line in lines), "    return x"])
+@given(st.sampled_from([(head, line) for head, lines in LINES.items() for line in lines]), st.data())
+def test_calls_of_any_program_come_to_what_they_do_in_forks(kind, data):
+    """Programs of lines that bind, change and use one name in every way."""
+    head, line = kind
+    lines = [line, *data.draw(st.lists(st.sampled_from(LINES[head]), max_size=1))]
+    start, end = data.draw(st.sampled_from(("f(x)", "f(x, n=n)", "f(x, *, m=1)"))), data.draw(st.sampled_from(ENDS))
+    program = "\n".join([head, f"def {start}:", *(f"    {line}" for line in lines), f"    return {end}"])
     items, sandbox = values("f(1)", "f(2)", "f([0])", "f(1)"), any_sandbox()
     [forks] = Forks(sandbox).evaluate_groups(program, [items], Limits(), "program")
-    assert sandbox.evaluate(program, items, Limits(), "program") == forks
+    assert sandbox.evaluate(program, items, Limits(), "program") == forks, program
 
 
 def mutated(source, chance):
