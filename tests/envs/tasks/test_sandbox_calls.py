@@ -45,6 +45,7 @@ STATELESS = {
     "raises": "def f(x):\n    if x: raise ValueError(f'no {x}')\n    try:\n        return [][0]\n"
     "    except IndexError as e:\n        return str(e)",
     "never ends": "def f(x):\n    while True: pass",
+    "prints while it is loaded": "def f(x): return x + 1\nprint('x' * 200_000)",
     "recursion": "def f(x): return f(x) + 1",
     "does not load": "n = 1 / 0\ndef f(x): return x",
 }
@@ -223,6 +224,7 @@ def numbers(groups):
         # What does not load has nothing to be asked again.
         ([("error", 1, None, [["load", "error", "ValueError"]])], [["error"] * 2, ["error"]], [3]),
         ([("limit", None, "cpu", [])], [["limit"] * 2, ["limit"]], [3]),
+        ([("limit", 0, "output", [TOGETHER, value(0, 1), value(1, 2)])], [["limit"] * 2, ["limit"]], [3]),
         ([("refused", None, None, []), ("ok", 0, None, [APART, value(0, 3)])], [["refused"] * 2, ["3"]], [3, 1]),
     ],
 )  # fmt: skip
