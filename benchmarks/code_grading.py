@@ -6,9 +6,9 @@ An answer has a solution of MBPP, or a program made from it that goes wrong, and
 to `--cases` of them. It is graded as in a run of the form `single`: `envs.tasks.code.calls.tried` on the gold tests and
 on the cases, in this process, with a sandbox of its own. One line for each kind of program:
 
-    cpu_ms  user and system time per answer of this process and of the sandbox's, start of workers not included
-    forks   processes that were started per answer
-    passed  the share of answers whose program passes its gold tests
+    cpu_ms   user and system time per answer of this process and of the sandbox's, start of workers not included
+    started  processes and threads per answer that were started meanwhile, by others on the machine too
+    passed   the share of answers whose program passes its gold tests
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def spent() -> float:
     return own
 
 
-def forks() -> int:
-    """Processes started on this machine since its start."""
+def started() -> int:
+    """Processes and threads of this machine since it was booted."""
     lines = Path("/proc/stat").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("processes "))
 
@@ -67,14 +67,14 @@ def measure(kind: str, rows: list[Row], cases: int, seconds: float) -> dict:
     settings = shared_sandbox().settings
     jobs = [(calls.needed(row), KINDS[kind](row), some_tests(row, 8), answer(row, cases)) for row in rows]
     same_sandbox(settings).run_sync("")
-    before, started, began = spent(), forks(), time.perf_counter()
+    before, first, began = spent(), started(), time.perf_counter()
     found = [
         calls.tried(settings, row, program, tests, text, cases, seconds) for row, program, tests, text in jobs
     ]  # fmt: skip
     n = len(found)
     return {
         "kind": kind, "answers": n, "cpu_ms": round((spent() - before) / n * 1e3, 2),
-        "wall_ms": round((time.perf_counter() - began) / n * 1e3, 2), "forks": round((forks() - started) / n, 1),
+        "wall_ms": round((time.perf_counter() - began) / n * 1e3, 2), "started": round((started() - first) / n, 1),
         "tests": round(sum(len(report["tests"]) for one in found for report in (one["gold"], one["kept"])) / n, 1),
         "passed": round(sum(one["gold"]["passed"] for one in found) / n, 3), "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
