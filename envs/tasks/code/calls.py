@@ -8,11 +8,10 @@ interpreter away from the event loop and the sampler.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from envs.tasks.code import extract
-from envs.tasks.code.grading import WAIT, Report, grade
+from envs.tasks.code.grading import WAIT, Report, grade, grade_groups
 from envs.tasks.code.rows import Row
 from envs.tasks.sandbox import same_sandbox
 
@@ -36,16 +35,14 @@ def tried(
 ) -> dict[str, Any]:
     """{"cases", "gold", "kept"}: the cases of an answer, and a program on gold tests and on these cases.
 
-    Both run side by side, so that a program that never ends takes the time of one limit. A report is None where there
-    is nothing to report: without a program, or without a case.
+    A report is None where there is nothing to report: without a program, or without a case.
     """
     cases = cases_in(text, row["entry_point"], most)
     if program is None:
         return {"cases": cases, "gold": None, "kept": None}
-    with ThreadPoolExecutor(1) as beside:
-        kept = beside.submit(graded, sandbox, row, program, cases["tests"], seconds) if cases["tests"] else None
-        gold = graded(sandbox, row, program, tests, seconds)
-        return {"cases": cases, "gold": gold, "kept": kept and kept.result()}
+    groups = [tests, cases["tests"]] if cases["tests"] else [tests]
+    gold, *kept = grade_groups(same_sandbox(sandbox), row, program, groups, seconds)
+    return {"cases": cases, "gold": gold, "kept": kept[0] if kept else None}
 
 
 def limit(tests: int, seconds: float) -> float:

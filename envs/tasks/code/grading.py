@@ -2,6 +2,7 @@
 
     report = grade(sandbox, row, program, tests)
     report["share"], [test["outcome"] for test in report["tests"]]
+    gold, own = grade_groups(sandbox, row, program, [tests, cases])
 
 It waits for the sandbox and may compare large values, so episodes call it in another process (`calls.py`).
 
@@ -44,19 +45,38 @@ def grade(sandbox: Sandbox, row: Row, program: str, tests: Sequence[dict], secon
     ran     it was loaded, and no test ended by an error or a limit
     share   of tests that passed, those that are void left out
     """
+    return grade_groups(sandbox, row, program, [tests], seconds)[0]
+
+
+def grade_groups(
+    sandbox: Sandbox, row: Row, program: str, groups: Sequence[Sequence[dict]], seconds: float = SECONDS
+) -> list[Report]:
+    """A report for each of several groups of tests, as if each was graded by itself, for less."""
     if problem := unfit(program):
-        return _report(False, [_verdict("error", note=problem) for _ in tests])
-    if any(kind_of(test) == "stdin" for test in tests):
-        return _grade_stdin(sandbox, program, tests, seconds)
-    observed = observe(sandbox, row, program, tests, seconds)
+        return [_report(False, [_verdict("error", note=problem) for _ in tests]) for tests in groups]
+    if any(kind_of(test) == "stdin" for tests in groups for test in tests):
+        with ThreadPoolExecutor(len(groups)) as beside:
+            return list(beside.map(lambda tests: _grade_stdin(sandbox, program, tests, seconds), groups))
+    observed, is_python = observe(sandbox, row, program, groups, seconds)
+    reports = []
+    for tests, seen in zip(groups, observed, strict=True):
+        built = any(found.status != "error" for found in seen)
+        if not built and is_python is None:
+            is_python = builds(sandbox, program)
+        golds = _golds(sandbox, row, tests, seconds)
+        reports.append(_report(built or is_python, list(map(_judge, tests, seen, golds))))
+    return reports
+
+
+def _golds(sandbox: Sandbox, row: Row, tests: Sequence[dict], seconds: float) -> list[CallResult | None]:
+    """What the solution returns, for tests without an expected value."""
     unknown = [n for n, test in enumerate(tests) if "call" in test and "expect" not in test]
-    gold = {}
-    if unknown:  # what the solution returns is what is expected
-        seen = observe(sandbox, row, row["solution"], [tests[n] for n in unknown], seconds)
-        gold = dict(zip(unknown, seen, strict=True))
-    built = any(found.status != "error" for found in observed) or builds(sandbox, program)
-    golds = [gold.get(n) for n in range(len(tests))]
-    return _report(built, list(map(_judge, tests, observed, golds)))
+    golds: list[CallResult | None] = [None] * len(tests)
+    if unknown:
+        [seen], _ = observe(sandbox, row, row["solution"], [[tests[n] for n in unknown]], seconds)
+        for n, found in zip(unknown, seen, strict=True):
+            golds[n] = found
+    return golds
 
 
 def unfit(program: str) -> str | None:
@@ -89,27 +109,30 @@ def _verdict(outcome: str, got: str = "", note: str = "") -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- calls
 
 _FUTURE = re.compile(r"^from __future__ import [^\n]*$", re.MULTILINE)
-_NOT_MAIN = '__name__ = "program"; __import__("sys").modules["program"] = __import__("sys").modules["__main__"]\n'
+_NAME = "program"
 """A block for `__name__ == "__main__"` in an answer is not run where its functions are called."""
 
 
 def module(row: Row, program: str) -> str:
     """The program with what comes before and behind it in its process; imports from the future come first."""
     future = "".join(line + "\n" for line in _FUTURE.findall(program))
-    return f"{future}{_NOT_MAIN}{row['prelude']}\n{_FUTURE.sub('', program)}\n{row['setup']}\n"
+    return f"{future}{row['prelude']}\n{_FUTURE.sub('', program)}\n{row['setup']}\n"
 
 
 def observe(
-    sandbox: Sandbox, row: Row, program: str, tests: Sequence[dict], seconds: float = SECONDS
-) -> list[CallResult]:
-    """What the calls of some tests came to, each in a fork of the loaded program; nothing is compared.
+    sandbox: Sandbox, row: Row, program: str, groups: Sequence[Sequence[dict]], seconds: float = SECONDS
+) -> tuple[list[list[CallResult]], bool | None]:
+    """What the calls of groups of tests came to, nothing compared; and whether the program is Python, if that was seen.
 
-    All of them share the limits, so that a program that never ends takes the time of one: after a limit, the calls that
-    were not made count as limited too.
+    All calls of a group share the limits, so that a program that never ends takes the time of one: after a limit, the
+    calls that were not made count as limited too.
     """
     limits = Limits(wall=WAIT * seconds + 2, cpu=seconds, memory_mb=MEMORY_MB, output_kb=OUTPUT_KB)
-    items = [{"kind": "value" if "call" in t else "test", "source": t[kind_of(t)]} for t in tests]
-    return sandbox.evaluate(module(row, program), items, limits)
+    items = [[{"kind": "value" if "call" in t else "test", "source": t[kind_of(t)]} for t in tests] for tests in groups]
+    items[0].append({"kind": "builds", "source": program})
+    found = sandbox.evaluate_groups(module(row, program), items, limits, _NAME)
+    is_python = found[0].pop().value
+    return found, None if is_python is None else is_python == ["b", 1]
 
 
 def builds(sandbox: Sandbox, program: str) -> bool:

@@ -12,14 +12,13 @@ import json
 import logging
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from envs.tasks.sandbox import asserts as split_asserts
+from envs.tasks.sandbox import calls as program_calls
 from envs.tasks.sandbox import launch, probe
-from envs.tasks.sandbox.inside import calls as inside_calls
 from envs.tasks.sandbox.results import CallResult, Limits, Result, TestResult
 from envs.tasks.sandbox.worker import Worker, WorkerFailed, WorkerLate
 
@@ -86,7 +85,7 @@ class Sandbox:
     # Calls
 
     async def run_calls(self, program: str, calls: list[str], *, limits: Limits | None = None) -> list[CallResult]:
-        """Load a program and evaluate expressions in it, each in a fork of the loaded program.
+        """Load a program and evaluate expressions in it, each as if in a fork of the loaded program.
 
         The limits hold for loading and all calls together. Calls after the one that hit a limit have that limit too.
         """
@@ -97,13 +96,16 @@ class Sandbox:
         items = [{"kind": "value", "source": call} for call in calls]
         return self.evaluate(program, items, limits or Limits())
 
-    def evaluate(self, program: str, items: list[dict], limits: Limits) -> list[CallResult]:
-        """Calls (`kind` "value") and tests inside the program's process ("test"), in order."""
-        if not items:
-            return []
-        nonce = secrets.token_hex(inside_calls.NONCE // 2)
-        result, records = self._submit(program, "", limits, nonce.encode() + json.dumps(items).encode())
-        return _call_results(result, records, len(items), nonce)
+    def evaluate(self, program: str, items: list[dict], limits: Limits, name: str = "__main__") -> list[CallResult]:
+        """Calls (`kind` "value"), tests inside the program's process ("test") and whether a text is Python ("builds",
+        whose value may be missing where all calls returned), in order. `name` is the program's `__name__`."""
+        return program_calls.evaluate(self._submit_calls, program, items, limits, name)
+
+    def evaluate_groups(
+        self, program: str, groups: list[list[dict]], limits: Limits, name: str = "__main__"
+    ) -> list[list[CallResult]]:
+        """`evaluate` for several lists of items, each with limits of its own."""
+        return program_calls.evaluate_groups(self._submit_calls, program, groups, limits, name)
 
     async def run_asserts(
         self, program: str, asserts: list[str], *, setup: str = "", limits: Limits | None = None
@@ -148,7 +150,12 @@ class Sandbox:
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _submit(self, program: str, stdin: str, limits: Limits, items: bytes | None = None) -> tuple[Result, bytes]:
+    def _submit_calls(self, program: str, limits: Limits, items: bytes, name: str) -> tuple[Result, bytes]:
+        return self._submit(program, "", limits, items, name)
+
+    def _submit(
+        self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
+    ) -> tuple[Result, bytes]:
         """The result of a program, and what it wrote on its pipe of results."""
         reason = ""
         for _ in range(2):  # a worker that died without a word is replaced, and the program tried once more
@@ -156,7 +163,7 @@ class Sandbox:
             try:
                 with self._worker() as lease:
                     started = time.monotonic()
-                    result, records, lease.reusable = lease.worker.execute(program, stdin, limits, items)
+                    result, records, lease.reusable = lease.worker.execute(program, stdin, limits, items, name)
                     return result, records
             except WorkerLate as late:
                 return Result("limit", "", str(late), time.monotonic() - started, None, "wall"), b""
@@ -192,34 +199,6 @@ class Sandbox:
 class _Lease:
     worker: Worker | None
     reusable: bool = False
-
-
-def _call_results(result: Result, records: bytes, count: int, nonce: str) -> list[CallResult]:
-    """Results by call from the lines on the pipe, which the program may have written itself."""
-    found: dict[int, CallResult] = {}
-    load_error = ""
-    for line in records.split(b"\n"):
-        try:
-            index, kind, what = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            continue
-        if index == "load" and kind == "error":
-            load_error = f"the program failed to load: {what}"[:600]
-        if not isinstance(index, int) or not 0 <= index < count or index in found:
-            continue
-        if kind == "value":
-            found[index] = CallResult("ok", what)
-        elif kind == "passed" and what == nonce:
-            found[index] = CallResult("ok")
-        elif kind == "error":
-            found[index] = CallResult("error", error=str(what)[:600])
-        elif kind == "ended":
-            found[index] = CallResult("error", error=f"the process exited with {str(what)[:20]} before its end")
-    if result.status in ("limit", "refused"):
-        missing = CallResult(result.status, error=result.limit or result.stderr[-300:])
-    else:
-        missing = CallResult("error", error=load_error or f"the program exited with {result.exit_code}")
-    return [found.get(index, missing) for index in range(count)]
 
 
 _making = threading.Lock()

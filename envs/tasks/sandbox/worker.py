@@ -91,10 +91,10 @@ class Worker:
         }
 
     def execute(
-        self, program: str, stdin: str, limits: Limits, items: bytes | None = None
+        self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
     ) -> tuple[Result, bytes, bool]:
         """Run a program: its result, what is on its pipe of results, and whether the worker may run another one."""
-        request = {"limits": dataclasses.asdict(limits), "calls": items is not None}
+        request = {"limits": dataclasses.asdict(limits), "calls": items is not None, "name": name}
         descriptors = []
         try:
             for data in (_encoded(program), _encoded(stdin), items):

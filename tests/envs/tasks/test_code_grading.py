@@ -116,9 +116,9 @@ def test_no_expected_value_reaches_the_sandbox(sandbox):
     class Spy:
         seen = ""
 
-        def evaluate(self, program, items, limits):
-            Spy.seen += program + json.dumps(items)
-            return sandbox.evaluate(program, items, limits)
+        def evaluate_groups(self, program, groups, *args):
+            Spy.seen += program + json.dumps(groups)
+            return sandbox.evaluate_groups(program, groups, *args)
 
     tests = [{"call": "f(1)", "expect": "'sEcReT'", "or": ["'sEcReT'"]}]
     assert run(Spy(), FUNCTION, "def f(x): return 'sEc' + 'ReT'", tests)["passed"]

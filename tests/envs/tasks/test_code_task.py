@@ -182,9 +182,9 @@ def test_equal_programs_run_once(sandbox):
     seen = []
 
     class Counting:
-        def evaluate(self, *args):
+        def evaluate_groups(self, *args):
             seen.append(args)
-            return sandbox.evaluate(*args)
+            return sandbox.evaluate_groups(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "same_sandbox", lambda settings: Counting())

@@ -32,7 +32,7 @@ def main(worker, request, descriptors, writers, ready) -> None:
         os.write(ready, f"{type(failure).__name__}: {failure}".encode()[:1000])
         os._exit(1)
     try:
-        code = _run(text, with_calls)
+        code = _run(text, request["name"], with_calls)
     finally:
         os._exit(code)
 
@@ -117,8 +117,8 @@ def _others(worker):
     return count + 64
 
 
-def _run(text, with_calls):
-    """The exit code of a program, as the interpreter would end with it."""
+def _run(text, name, with_calls):
+    """The exit code of a program, as the interpreter would end with it; `name` is what it finds as its `__name__`."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb"), "utf-8", "replace")
@@ -126,14 +126,16 @@ def _run(text, with_calls):
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(os.fdopen(2, "wb"), "utf-8", "backslashreplace", line_buffering=True)
     sys.__stdin__ = sys.stdin
     sys.argv = sys.orig_argv = [NAME]
-    for name in [name for name in sys.modules if name.split(".")[0] == "inside"]:
-        del sys.modules[name]
-    module = type(sys)("__main__")
+    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == "inside"]:
+        del sys.modules[loaded]
+    module = type(sys)(name)
     module.__file__, module.__builtins__ = NAME, __builtins__
-    sys.modules["__main__"] = module
+    sys.modules["__main__"] = sys.modules[name] = module
     linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)  # for the lines of tracebacks
     runner = calls.Runner(4, 5) if with_calls else None
     code = 0
+    if runner:
+        runner.look(text, name)
     try:
         exec(compile(text, NAME, "exec"), module.__dict__)
     except SystemExit as ending:

@@ -1,5 +1,6 @@
 """One program from fork to answer: read what it writes, hold it to its limits, kill all of it, clean up, report."""
 
+import mmap
 import os
 import select
 import signal
@@ -13,12 +14,12 @@ _SAMPLE_EVERY = 0.03
 
 
 class _Stream:
-    """A pipe read into memory of a fixed size that is wiped at the end: later forks of the worker see nothing of it."""
+    """A pipe read into memory of a fixed size, unmapped at the end: later forks of the worker see nothing of it."""
 
     def __init__(self, size):
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
-        self.held = bytearray(size)
+        self.held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.used = 0
         self.full = False
 
@@ -43,7 +44,7 @@ class _Stream:
 
     def close(self):
         os.close(self.reader)
-        self.held[:] = bytes(len(self.held))
+        self.held.close()
 
 
 def run(worker, request: dict, descriptors: list[int], main) -> bool:
