@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marl_jax.errors import RunError
+from marl_jax.garbage import rare_collections
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,8 @@ class _Server(uvicorn.Server):
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
-            await self.serve(sockets=[listener])
+            with rare_collections():
+                await self.serve(sockets=[listener])
         except SystemExit:  # uvicorn's answer to an application that does not start
             raise self._failure or RunError("the server did not start") from None
         finally:

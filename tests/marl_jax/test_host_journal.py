@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.host.garbage import NEW_OBJECTS
+from marl_jax.garbage import NEW_OBJECTS
 from marl_jax.rollouts.host.journal import Journal, JournalError, discard_before, path_of
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
