@@ -76,6 +76,7 @@ CAUSES = {  # the beginning of a file's path below the repository or the library
     "marl_jax/serving/histories": "histories",
     "marl_jax/serving/guard": "guard and metrics",
     "marl_jax/serving/prometheus": "guard and metrics",
+    "marl_jax/serving/http_protocol": "HTTP",
     "marl_jax/serving/server": "HTTP",
     "marl_jax/serving/": "calls and sessions",
     "marl_jax/sampling/": "from and to the sampler",

@@ -61,37 +61,42 @@ class Client(asyncio.Protocol):
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
-    async def _exchange(self, path: str, body: dict) -> tuple[dict[str, str], bytes, list[tuple[float, int]]]:
-        """Sends a request. The head of the answer, its status under ""; its body; when how much of it was there."""
+    async def send(self, path: str, body: dict) -> dict[str, str]:
+        """Sends a request and reads the head of the answer; its status is under ""."""
         text = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
         )
+        self._data, self._marks = b"", []
         self._parts.clear()
         self._transport.write(head.encode() + text)
-        data, marks, read, start, length = b"", [], 0, 0, None
-        while True:
-            while read == len(self._parts):
-                if self._closed:
-                    raise OSError("the server closed the connection")
-                self._arrived = self._loop.create_future()
-                await self._arrived
-            for at, part in self._parts[read:]:
-                data += part
-                marks.append((at, len(data)))
-            read = len(self._parts)
-            if not start:
-                start = data.find(b"\r\n\r\n") + 4
-                if start < 4:
-                    start = 0
-                    continue
-                lines = data[:start].decode("latin-1").split("\r\n")
-                found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-                found |= {"": lines[0].split()[1]}
-                length = None if "chunked" in found.get("transfer-encoding", "") else int(found["content-length"])
-            if data.endswith(b"\r\n0\r\n\r\n") if length is None else len(data) >= start + length:
-                return found, data[start:], [(at, size - start) for at, size in marks]
+        while (end := self._data.find(b"\r\n\r\n")) < 0:
+            await self._more()
+        lines = self._data[:end].decode("latin-1").split("\r\n")
+        self._start = end + 4
+        found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        return found | {"": lines[0].split()[1]}
+
+    async def _more(self) -> None:
+        """Waits until more of the answer is there, and notes when it came."""
+        if not self._parts:
+            if self._closed:
+                raise OSError("the server closed the connection")
+            self._arrived = self._loop.create_future()
+            await self._arrived
+        for at, part in self._parts:
+            self._data += part
+            self._marks.append((at, len(self._data)))
+        self._parts.clear()
+
+    async def _exchange(self, path: str, body: dict) -> tuple[dict[str, str], bytes, list[tuple[float, int]]]:
+        """Sends a request: the head of the answer, its body, and when how much of it was there."""
+        head = await self.send(path, body)
+        length, start = head.get("content-length"), self._start
+        while len(self._data) < start + int(length) if length else not self._data.endswith(b"\r\n0\r\n\r\n"):
+            await self._more()
+        return head, self._data[start:], [(at, size - start) for at, size in self._marks]
 
     async def ask(self, path: str, body: dict) -> dict:
         """The JSON value of an answer."""

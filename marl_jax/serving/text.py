@@ -63,8 +63,10 @@ class TextStream:
         window = decode(self.ids[self._from :], skip_special=True)
         text = self._before + window[self._known :]
         if len(window) > self._known and not window.endswith("\ufffd"):
-            self._before, self._from, self._upto = text, self._upto, len(self.ids)
-            self._known = len(decode(self.ids[self._from :], skip_special=True))
+            last = decode(self.ids[-1:], skip_special=True)
+            whole = bool(last) and "\ufffd" not in last  # then one id is enough
+            self._before, self._from, self._upto = text, len(self.ids) - 1 if whole else self._upto, len(self.ids)
+            self._known = len(last if whole else decode(self.ids[self._from :], skip_special=True))
         return text
 
     def end(self, text: str) -> str:

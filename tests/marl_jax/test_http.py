@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.serving import http as basics
-from marl_jax.serving import server
+from marl_jax.serving import http_protocol, server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys, check_address, is_loopback
@@ -211,7 +211,7 @@ def test_time_limits():
 
 
 def test_connections_without_a_request_are_closed(monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
     with running() as address, socket.create_connection(address.split(":")) as client:
         client.settimeout(10)
         client.sendall(b"POST /echo HTTP/1.1\r\n")  # and never the rest
