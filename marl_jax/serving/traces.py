@@ -87,6 +87,14 @@ class TraceFile:
             self._lines.close()
 
 
+def encode_numbers(values: Sequence[int | float]) -> str:
+    """Numbers as JSON, without brackets: all digits of a float32, in half of the time that the shortest ones take."""
+    if not values or isinstance(values[0], int):
+        return str(values)[1:-1]
+    text = ", ".join(("%.17g",) * len(values)) % tuple(values)
+    return encode(values)[1:-1] if "n" in text else text  # infinities and NaN have names of their own
+
+
 class CallTrace:
     """The events of one call of a session. Numbers are written as JSON once, however many events have them."""
 
@@ -122,8 +130,7 @@ class CallTrace:
 
     def _encode(self, k: int, new: Answer) -> dict[str, str]:
         """The columns of what is new, which are kept for the whole answer."""
-        parts = encode([getattr(new, name).tolist() for name in COLUMNS])[2:-2].split("], [")
-        found = dict(zip(COLUMNS, parts, strict=True))
+        found = {name: encode_numbers(getattr(new, name).tolist()) for name in COLUMNS}
         columns = self._columns.setdefault(k, {name: [] for name in COLUMNS})
         if len(new.tokens):
             for name, part in found.items():
