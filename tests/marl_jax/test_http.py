@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -120,6 +122,81 @@ def test_no_body_breaks_the_server(address, body):
         expected = 400
     status = call(address, "/echo", body)[0]
     assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is refused here
+
+
+HEADS = st.tuples(
+    st.sampled_from([b"POST", b"POST", b"GET", b"HEAD", b"post"]),
+    st.sampled_from([b"/v1/models", b"/a%20b?x=1", b"*", b"/a b", b"/\xe9"]),
+    st.sampled_from([b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2"]),
+    st.lists(
+        st.sampled_from([
+            b"Host: localhost", b"Host: localhost", b"Content-Length: 7", b"Content-Length: 7", b"content-length:  07 ",
+            b"Content-Length: 7, 7", b"Content-Length: +7", b"Content-Length: 7_0", b"Content-Length : 7",
+            b"Transfer-Encoding: chunked", b"Connection: keep-alive", b"Connection: close", b"Expect: 100-continue",
+            b"X:\ta\xe9\tb ", b"X: a\x00b", b" folded", b"X: a\nY: b", b"X: \r", b"", b"X", b"X-Empty:",
+        ]), max_size=5,
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(HEADS)
+def test_a_head_is_read_as_h11_reads_it_or_left_to_h11(parts):
+    """Where two readers of one request disagree, requests can be smuggled past one of them."""
+    method, target, version, headers = parts
+    head = b"\r\n".join((b" ".join((method, target, version)), *headers, b"", b""))
+    found = http_protocol.read_head(head)
+    if found is None:
+        return
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(head + b"x" * found[3])
+    event, body = connection.next_event(), b""
+    assert (event.method.decode(), event.target, list(event.headers)) == found[:3]
+    assert event.http_version == b"1.1" and connection.trailing_data[0] == b"x" * found[3]
+    while isinstance(part := connection.next_event(), h11.Data):
+        body += part.data
+    assert isinstance(part, h11.EndOfMessage) and len(body) == found[3] and not connection.trailing_data[0]
+
+
+def test_usual_heads_are_not_left_to_h11():
+    """As the OpenAI SDK, curl and a browser write them."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nConnection: keep-alive\r\nAccept: */*\r\n"
+    assert http_protocol.read_head(head + b"Content-Length: 12\r\n\r\n")[3] == 12
+    assert http_protocol.read_head(b"GET /health?x HTTP/1.1\r\nHost: localhost\r\n\r\n")[:2] == ("GET", b"/health?x")
+
+
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    st.lists(st.sampled_from(["usual", "chunked", "wrong", "refused"]), min_size=1, max_size=4),
+    st.lists(st.floats(0, 1), max_size=4),
+)
+def test_requests_on_one_connection_are_answered_in_order_however_they_arrive(address, kinds, cuts):
+    """Usual ones and those for h11, several in a packet or one in several packets."""
+    data, expected = b"", []
+    for i, kind in enumerate(kinds):
+        body = b"{" if kind == "wrong" else json.dumps({"number": i}).encode()
+        path = b"/refuse" if kind == "refused" else b"/echo"
+        data += b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path
+        if kind == "chunked":
+            data += b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        else:
+            data += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        expected.append({"wrong": 400, "refused": 405}.get(kind, i))
+    places = sorted({0, len(data), *(int(cut * len(data)) for cut in cuts)})
+    found = []
+    with socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin, end in itertools.pairwise(places):
+            client.sendall(data[begin:end])
+            time.sleep(0.002)
+        stream = client.makefile("rb")
+        for _ in kinds:
+            status = int(stream.readline().split()[1])
+            headers = http.client.parse_headers(stream)
+            answer = json.loads(stream.read(int(headers["content-length"])))
+            found.append(answer["got"]["number"] if status == 200 else status)
+    assert found == expected
 
 
 def test_other_kinds_of_bodies_are_refused(address):
