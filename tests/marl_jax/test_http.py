@@ -17,7 +17,6 @@ import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import h11
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -124,54 +123,13 @@ def test_no_body_breaks_the_server(address, body):
     assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is refused here
 
 
-HEADS = st.tuples(
-    st.sampled_from([b"POST", b"POST", b"GET", b"HEAD", b"post"]),
-    st.sampled_from([b"/v1/models", b"/a%20b?x=1", b"*", b"/a b", b"/\xe9"]),
-    st.sampled_from([b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2"]),
-    st.lists(
-        st.sampled_from([
-            b"Host: localhost", b"Host: localhost", b"Content-Length: 7", b"Content-Length: 7", b"content-length:  07 ",
-            b"Content-Length: 7, 7", b"Content-Length: +7", b"Content-Length: 7_0", b"Content-Length : 7",
-            b"Transfer-Encoding: chunked", b"Connection: keep-alive", b"Connection: close", b"Expect: 100-continue",
-            b"X:\ta\xe9\tb ", b"X: a\x00b", b" folded", b"X: a\nY: b", b"X: \r", b"", b"X", b"X-Empty:",
-        ]), max_size=5,
-    ),
-)  # fmt: skip
-
-
-@settings(max_examples=500)
-@given(HEADS)
-def test_a_head_is_read_as_h11_reads_it_or_left_to_h11(parts):
-    """Where two readers of one request disagree, requests can be smuggled past one of them."""
-    method, target, version, headers = parts
-    head = b"\r\n".join((b" ".join((method, target, version)), *headers, b"", b""))
-    found = http_protocol.read_head(head)
-    if found is None:
-        return
-    connection = h11.Connection(h11.SERVER)
-    connection.receive_data(head + b"x" * found[3])
-    event, body = connection.next_event(), b""
-    assert (event.method.decode(), event.target, list(event.headers)) == found[:3]
-    assert event.http_version == b"1.1" and connection.trailing_data[0] == b"x" * found[3]
-    while isinstance(part := connection.next_event(), h11.Data):
-        body += part.data
-    assert isinstance(part, h11.EndOfMessage) and len(body) == found[3] and not connection.trailing_data[0]
-
-
-def test_usual_heads_are_not_left_to_h11():
-    """As the OpenAI SDK, curl and a browser write them."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nConnection: keep-alive\r\nAccept: */*\r\n"
-    assert http_protocol.read_head(head + b"Content-Length: 12\r\n\r\n")[3] == 12
-    assert http_protocol.read_head(b"GET /health?x HTTP/1.1\r\nHost: localhost\r\n\r\n")[:2] == ("GET", b"/health?x")
-
-
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
-    st.lists(st.sampled_from(["usual", "chunked", "wrong", "refused"]), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["plain", "chunked", "wrong", "refused"]), min_size=1, max_size=4),
     st.lists(st.floats(0, 1), max_size=4),
 )
 def test_requests_on_one_connection_are_answered_in_order_however_they_arrive(address, kinds, cuts):
-    """Usual ones and those for h11, several in a packet or one in several packets."""
+    """Several in a packet or one in several packets."""
     data, expected = b"", []
     for i, kind in enumerate(kinds):
         body = b"{" if kind == "wrong" else json.dumps({"number": i}).encode()
@@ -294,6 +252,36 @@ def test_connections_without_a_request_are_closed(monkeypatch):
         client.sendall(b"POST /echo HTTP/1.1\r\n")  # and never the rest
         began = time.monotonic()
         assert client.recv(100) == b"" and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("line", [b"x: y\r\n" * 1000, b"y" * 8000], ids=["many headers", "a long one"])
+def test_a_head_that_does_not_end_is_refused(line):
+    with running() as address, socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.sendall(b"POST /echo HTTP/1.1\r\nx: ")
+        with contextlib.suppress(OSError):  # closed while more is sent
+            for _ in range(1 + http_protocol.MOST_HEAD // len(line)):
+                client.sendall(line)
+                time.sleep(0.005)
+        assert b" 400 " in client.recv(4096).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: localhost\n\n\x00",
+    ],
+    ids=["two lengths", "length and chunks", "a signed length", "a space before the colon", "no carriage returns"],
+)
+def test_requests_that_could_be_read_in_two_ways_are_refused(address, request_text):
+    with socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.sendall(request_text)
+        assert b" 400 " in client.recv(4096).splitlines()[0]
 
 
 def test_work_is_cancelled_when_the_client_hangs_up():
