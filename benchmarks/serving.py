@@ -306,7 +306,7 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=1, help="runs of a case, of which the best counts")
     parser.add_argument("--replay", help="the folder of a tokenizer: known answers take the place of a model")
-    parser.add_argument("--rate", type=float, default=115_000.0, help="of a replay, tokens a second of all rows")
+    parser.add_argument("--rate", type=float, default=88_000.0, help="of a replay, tokens a second of all rows")
     parser.add_argument("--floor", type=float, default=0.001, help="of a replay, seconds of a step at least")
     parser.add_argument("--profile", action="store_true", help="of a replay, the event loop's time by cause")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
