@@ -23,25 +23,17 @@ from __future__ import annotations
 import argparse
 import collections
 import cProfile
-import dataclasses
 import json
-import os
-import pstats
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-
+from benchmarks.replay import Replay, causes, thread_seconds
 from envs.tasks import TASKS
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner, Job
 from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.sampling.batcher_thread import BatcherThread
-from marl_jax.sampling.conversation import Answer
-from marl_jax.sampling.requests import Usage
 from marl_jax.sampling.settings import Sampling
 from models import tokenizers
 
@@ -49,94 +41,20 @@ CASES = {
     "gsm8k": ("math", dict(dataset="gsm8k", answer="final")),
     "mbpp": ("code", dict(dataset="mbpp", form="single", turns=1, seconds=1.0)),
 }
-CAUSES = (  # the beginning of a file's path below the repository or the library, and what it does
-    ("marl_jax/rollouts/host/collate", "collation"),
-    ("marl_jax/rollouts/host/journal", "journal"),
-    ("marl_jax/line_writer", "journal"),
-    ("marl_jax/rollouts/host/metrics", "metrics"),
-    ("marl_jax/rollouts/host/", "episodes"),
-    ("marl_jax/sampling/", "requests"),
-    ("models/", "tokenizer"),
-    ("envs/tasks/workers", "calls of verifiers"),
-    ("envs/tasks/sandbox", "sandbox"),
-    ("envs/tasks/", "the task"),
-    ("asyncio/", "asyncio"),
-    ("json/", "JSON"),
-)
-
-
-class Replay:
-    """A `Batcher` in outline, for `BatcherThread`: answers are known, and only their time passes.
-
-    rows   answers that are written at once
-    chunk  steps between refills
-    rate   tokens a second with all rows; a step takes `floor` seconds at least
-    """
-
-    def __init__(self, rows: int, chunk: int, rate: float, floor: float):
-        self.rows, self.chunk, self.rate, self.floor = rows, chunk, rate, floor
-        self.replies: collections.deque[list[int]] = collections.deque()
-        self.updating, self.next_deadline = set(), None
-        self._waiting: collections.deque[tuple[int, list[int]]] = collections.deque()
-        self._active: dict[int, list] = {}
-        self._done: list[tuple[int, list[Answer]]] = []
-        self._ids, self._usage = 0, Usage(versions=(0,))
-        self.late = self.between = self.last = 0.0
-
-    def check_request(self, ids, sampling, policy=0, n=1):
-        """All are fine."""
-
-    def submit(self, ids, sampling, policy=0, n=1, deadline=None) -> int:
-        """Requests are answered in the order in which episodes are known to ask: that of the jobs."""
-        self._ids += 1
-        self._waiting.append((self._ids, self.replies.popleft()))
-        return self._ids
-
-    def cancel(self, request: int) -> None:
-        """Nothing is cancelled here."""
-
-    def expire(self) -> None:
-        """Nothing has a deadline."""
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-    def results(self):
-        """What has finished since the last call."""
-        done, self._done = self._done, []
-        return done
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting or self._active)
-
-    @property
-    def usage(self) -> Usage:
-        return dataclasses.replace(self._usage)
-
-    def step(self) -> None:
-        """One chunk."""
-        began = time.perf_counter()
-        if self._active and self.last:
-            self.between += began - self.last
-        while self._waiting and len(self._active) < self.rows:
-            request, tokens = self._waiting.popleft()
-            self._active[request] = [tokens, len(tokens)]
-        asked = self.chunk * max(self.floor, len(self._active) / self.rate)
-        time.sleep(asked)
-        woke = time.perf_counter()
-        self.late += woke - began - asked
-        for request, row in list(self._active.items()):
-            row[1] -= self.chunk
-            if row[1] <= 0:
-                del self._active[request]
-                tokens = np.asarray(row[0], np.int32)
-                answer = Answer(tokens, np.zeros(len(tokens), np.float32), "stop", np.zeros_like(tokens))
-                self._done.append((request, [answer]))
-                self._usage.generated += len(tokens)
-        self._usage.waited += asked
-        self.last = time.perf_counter()
-        self._usage.seconds += self.last - began
+CAUSES = {  # the beginning of a file's path below the repository or the library, and what it does
+    "marl_jax/rollouts/host/collate": "collation",
+    "marl_jax/rollouts/host/journal": "journal",
+    "marl_jax/line_writer": "journal",
+    "marl_jax/rollouts/host/metrics": "metrics",
+    "marl_jax/rollouts/host/": "episodes",
+    "marl_jax/sampling/": "requests",
+    "models/": "tokenizer",
+    "envs/tasks/workers": "calls of verifiers",
+    "envs/tasks/sandbox": "sandbox",
+    "envs/tasks/": "the task",
+    "asyncio/": "asyncio",
+    "json/": "JSON",
+}
 
 
 def gold(task, example, number: int, hanging: int) -> str:
@@ -148,40 +66,14 @@ def gold(task, example, number: int, hanging: int) -> str:
     return f"```python\n{program}\n```\n```tests\n{chr(10).join(cases)}\n```"
 
 
-def thread_seconds() -> dict[str, float]:
-    """CPU seconds of every thread of this process that Python knows, by name; those of a pool together."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found: dict[str, float] = collections.defaultdict(float)
-    for task in os.listdir("/proc/self/task"):
-        fields = Path(f"/proc/self/task/{task}/schedstat").read_text().split()
-        name = names.get(int(task), "others")
-        found[{"MainThread": "event loop"}.get(name, name.split("_")[0])] += int(fields[0]) / 1e9
-    return found
-
-
-def causes(profile: cProfile.Profile) -> dict[str, float]:
-    """CPU seconds of the event loop's thread by cause."""
-    found: dict[str, float] = collections.defaultdict(float)
-    for (file, _, _), (_, _, seconds, _, callers) in pstats.Stats(profile).stats.items():
-        if file == "~":  # builtins count for who calls them
-            for (caller, _, _), (_, _, own, _) in callers.items():
-                found[_cause(caller)] += own
-        else:
-            found[_cause(file)] += seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _cause(file: str) -> str:
-    return next((cause for start, cause in CAUSES if f"/{start}" in file), "others")
-
-
 def measure(name: str, args) -> None:
     """Prints the lines and the tables of one case."""
     tokenizer = tokenizers.load(args.tokenizer)
     kind, params = CASES[name]
     task = TASKS.get(kind)(**params)
     getattr(task, "prepare", lambda: None)()
-    replay = Replay(args.rows, args.chunk, args.rate, args.floor)
+    replies: collections.deque[list[int]] = collections.deque()  # in the order in which episodes ask: that of the jobs
+    replay = Replay(lambda ids, sampling: replies.popleft(), args.rows, args.chunk, args.rate, args.floor)
     samples = args.episodes // args.examples
     with BatcherThread(replay) as sampler, tempfile.TemporaryDirectory() as folder:
         speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=300), 1024)
@@ -192,7 +84,7 @@ def measure(name: str, args) -> None:
         state = rollout.init(None, None)
         for repeat in range(args.repeats + 1 + args.profile):
             jobs = rollout.jobs(state)
-            replay.replies.extend(answers(task, tokenizer, jobs, args.hanging))
+            replies.extend(answers(task, tokenizer, jobs, args.hanging))
             replay.late = replay.between = replay.last = 0.0
             before, usage, spent = thread_seconds(), replay.usage, time.process_time()
             profile = cProfile.Profile(time.thread_time) if repeat > args.repeats else None
@@ -215,7 +107,7 @@ def measure(name: str, args) -> None:
             print(json.dumps({key: round(x, 3) if isinstance(x, float) else x for key, x in line.items()}), flush=True)
             after = thread_seconds()
             if profile:
-                table("event loop by cause, profiled", causes(profile), per_thousand)
+                table("event loop by cause, profiled", causes(profile, CAUSES), per_thousand)
             else:
                 spent = {key: after[key] - before.get(key, 0.0) for key in after}
                 table("CPU by thread", dict(sorted(spent.items(), key=lambda item: -item[1])), per_thousand)

@@ -3,6 +3,8 @@ r"""How a server bears many clients at once, as one JSON line per case; exits wi
     python -m benchmarks.serving                                          # `tiny` on a CPU: 2,000 requests, 200 clients
     python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
         --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16             # one H200
+    python -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
+        --replay=FOLDER --profile                                         # what serving costs the host, without a GPU
 
 Cases, `--cases=whole,streams,sessions`:
 
@@ -10,12 +12,19 @@ whole     requests whose answer comes in one piece, half of them at `/v1/complet
 streams   the same answers as streams
 sessions  a session for each client, which asks `--turns` times for a stream and sends the whole conversation each time
 
-This process serves as `launch.py --mode=serve` does, and another one asks over one connection per client. Every prompt
-has a seed, and answers to the same prompt must be the same: `mixed_up` counts those that are not those of most, `lost`
-requests without an answer. Before that, the same requests, or conversations, go to the same batcher directly:
-`raw_tokens_per_s` is its throughput, the best of three, and `of_raw` the share of it that clients got. `first_…` is the
-time to the first piece of a stream, `between_…` that between two pieces, and `token_…` the same per token of a chunk.
-`growth_mib` is what the memory of the serving process grew by from the first quarter of a case to its end.
+This process serves as `launch.py --mode=serve` does, and others (`--processes`) ask over one connection per client.
+Every prompt has a seed, and answers to the same prompt must be the same: `mixed_up` counts those that are not those of
+most, `lost` requests without an answer. On an accelerator answers are equal up to rounding only: `mixed_up` is null.
+Before that, the same requests, or conversations, go to the same batcher directly: `raw_tokens_per_s` is its throughput,
+the best of three, and `of_raw` the share of it that clients got. `first_…` is the time to the first piece of a stream,
+`between_…` that between two pieces, and `token_…` the same per token of a chunk. `growth_mib` is what the memory of the
+serving process grew by from the first quarter of a case to its end.
+
+`cpu_s` are the CPU seconds of each thread of the serving process. With `--replay`, the folder of a tokenizer, there is
+no model: answers are known, and their time passes as on a device that writes `--rate` tokens a second with all rows.
+The case is then run again with answers half as long. From what that saves follows the host's CPU time `ms_per_piece`,
+and the rest is `ms_per_request`: of an answer, with its share of what a session costs besides. With `--profile` two
+further runs, under cProfile, say what the event loop's thread does, by cause; it runs slower, so only the shares count.
 """
 
 from __future__ import annotations
@@ -24,6 +33,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import cProfile
 import json
 import os
 import random
@@ -35,194 +45,52 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from benchmarks.replay import Replay, causes, thread_seconds
 from benchmarks.sampler import report
+from benchmarks.serving_load import WORDS, Client, ClientProcesses, Seen, follow_up, question
 from configs import defaults
 from marl_jax.modes.serve import make_endpoint
-from marl_jax.modes.served_models import load_models
+from marl_jax.modes.served_models import Source, load_models
+from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import server
 from marl_jax.serving.calls import ServedModel
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
+from models import tokenizers
 
 CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks
-WORDS = ["river", "stone", "cloud", "green", "seven", "lamp", "quiet", "door", "winter", "glass", "paper", "field"]
-
-
-def question(i: int, args) -> list[dict]:
-    """The messages of request i; there are `--questions` different ones."""
-    words = random.Random(i % args.questions).choices(WORDS, k=4 + i % args.questions % 8)
-    return [{"role": "user", "content": f"{i % args.questions}: {' '.join(words)}"}]
-
-
-def follow_up(turn: int) -> dict:
-    """What a session asks after the answer of a turn."""
-    return {"role": "user", "content": f"and {turn}?"}
-
-
-# --------------------------------------------------------------------------------------------------------- one client
-
-
-class Client:
-    """One connection that is kept open."""
-
-    def __init__(self, port: int, key: str = "none-needed"):
-        self.port, self.key = port, key
-
-    async def __aenter__(self) -> Client:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self.writer.close()
-
-    async def send(self, path: str, body: dict) -> dict[str, str]:
-        """Sends a request and reads the head of the answer; its status is under ""."""
-        text = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.key}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
-        )
-        self.writer.write(head.encode() + text)
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        found = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        return found | {"": lines[0].split()[1]}
-
-    async def ask(self, path: str, body: dict) -> dict:
-        """The JSON value of an answer."""
-        while True:
-            head = await self.send(path, body)
-            found = json.loads(await self.reader.readexactly(int(head["content-length"])))
-            if head[""] != "429":
-                break
-            await asyncio.sleep(float(head["retry-after"]))
-        if head[""] != "200":
-            raise RuntimeError(f"{head['']}: {found}")
-        return found
-
-    async def stream(self, body: dict) -> tuple[str, list[float], int]:
-        """The text of a streamed answer, when its pieces came, in seconds from the request, and its tokens."""
-        began, text, times, tokens = time.perf_counter(), "", [], 0
-        more = {"stream": True, "stream_options": {"include_usage": True}}
-        head = await self.send("/v1/chat/completions", body | more)
-        if head[""] != "200":
-            raise RuntimeError(head[""])
-        buffer = b""
-        while size := int((await self.reader.readline()).strip(), 16):
-            buffer += await self.reader.readexactly(size)
-            await self.reader.readexactly(2)
-            *events, buffer = buffer.split(b"\n\n")
-            for event in events:
-                if event == b"data: [DONE]":
-                    continue
-                chunk = json.loads(event.removeprefix(b"data: "))
-                if "error" in chunk:
-                    raise RuntimeError(chunk["error"])
-                if chunk.get("usage"):
-                    tokens = chunk["usage"]["completion_tokens"]
-                for choice in chunk["choices"]:
-                    if piece := choice["delta"].get("content"):
-                        text += piece
-                        times.append(time.perf_counter() - began)
-        await self.reader.readline()
-        return text, times, tokens
-
-
-# -------------------------------------------------------------------------------------------------------------- cases
-
-
-class Load:
-    """Requests from many clients, and what came of them."""
-
-    def __init__(self, args, port: int, server: int):
-        self.args, self.port, self.server = args, port, server
-        self.seconds: list[float] = []
-        self.first: list[float] = []
-        self.between: list[float] = []
-        self.answers: dict[tuple, list[str]] = collections.defaultdict(list)
-        self.tokens = self.lost = 0
-        self.memory: list[float] = []
-
-    def body(self, i: int) -> dict:
-        """Request i; its question decides its seed."""
-        seed = i % self.args.questions
-        return {"model": "served", "messages": question(i, self.args), "seed": seed, "max_tokens": self.args.new}
-
-    async def whole(self, client: Client, i: int) -> None:
-        """An answer in one piece."""
-        body, path = self.body(i), "/v1/chat/completions"
-        if i % 2:
-            body["prompt"], path = body.pop("messages")[0]["content"], "/v1/completions"
-        found = await client.ask(path, body)
-        choice = found["choices"][0]
-        self.answers[path, i % self.args.questions].append(choice["text"] if i % 2 else choice["message"]["content"])
-        self.tokens += found["usage"]["completion_tokens"]
-
-    async def streams(self, client: Client, i: int) -> None:
-        """An answer in pieces."""
-        self.answers["stream", i % self.args.questions].append(await self._streamed(client, self.body(i)))
-
-    async def sessions(self, client: Client, i: int) -> None:
-        """A conversation of several turns in a session of its own."""
-        opened = await client.ask("/v1/sessions", {"seed": i % self.args.questions})
-        messages = question(i, self.args)
-        async with Client(self.port, opened["key"]) as own:
-            for turn in range(self.args.turns):
-                said = await self._streamed(own, self.body(i) | {"messages": messages})
-                self.answers[turn, i % self.args.questions].append(said)
-                messages = [*messages, {"role": "assistant", "content": said}, follow_up(turn)]
-            await own.ask("/v1/sessions/current/reward", {"reward": 1.0})
-            await own.ask("/v1/sessions/current/end", {})
-
-    async def _streamed(self, client: Client, body: dict) -> str:
-        text, times, tokens = await client.stream(body)
-        self.tokens += tokens
-        self.first += times[:1]
-        self.between += np.diff(times).tolist()
-        return text
-
-    async def run(self, case: str) -> dict:
-        """All requests of a case."""
-        requests = self.args.clients if case == "sessions" else self.args.requests
-        waiting = collections.deque(range(requests))
-
-        async def work() -> None:
-            async with Client(self.port) as client:
-                while waiting:
-                    i, began = waiting.popleft(), time.perf_counter()
-                    try:
-                        await getattr(self, case)(client, i)
-                    except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
-                        print(f"request {i}: {error}", file=sys.stderr)
-                        self.lost += 1
-                    self.seconds.append(time.perf_counter() - began)
-                    if len(self.seconds) % max(requests // 40, 1) == 0:
-                        self.memory.append(_resident_mib(self.server))
-
-        began = time.perf_counter()
-        await asyncio.gather(*(work() for _ in range(self.args.clients)))
-        wall = time.perf_counter() - began
-        counts = [collections.Counter(texts) for texts in self.answers.values()]
-        found = {
-            "case": case, "requests": requests, "clients": self.args.clients, "lost": self.lost,
-            "mixed_up": sum(sum(c.values()) - max(c.values()) for c in counts), "wall_s": wall,
-            "requests_per_s": requests / wall, "tokens_per_s": self.tokens / wall,
-            "latency_p50_s": np.percentile(self.seconds, 50), "latency_p99_s": np.percentile(self.seconds, 99),
-            "growth_mib": max(self.memory[-1] - self.memory[len(self.memory) // 4], 0.0) if self.memory else 0.0,
-        }  # fmt: skip
-        per_token = [seconds / CHUNK for seconds in self.between]
-        for name, times in (("first", self.first), ("between", self.between), ("token", per_token)):
-            if times:
-                found |= {f"{name}_p50_s": np.percentile(times, 50), f"{name}_p99_s": np.percentile(times, 99)}
-        return found
-
-
-def _resident_mib(pid: int) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) / 1024
-
+CAUSES = {  # the beginning of a file's path below the repository or the library, and what it does
+    "marl_jax/serving/traces": "traces",
+    "marl_jax/line_writer": "traces",
+    "marl_jax/serving/text": "text of pieces",
+    "marl_jax/serving/choices": "events of pieces",
+    "marl_jax/serving/prompts": "prompts",
+    "marl_jax/serving/histories": "histories",
+    "marl_jax/serving/guard": "guard and metrics",
+    "marl_jax/serving/prometheus": "guard and metrics",
+    "marl_jax/serving/http_protocol": "HTTP",
+    "marl_jax/serving/server": "HTTP",
+    "marl_jax/serving/": "calls and sessions",
+    "marl_jax/sampling/": "from and to the sampler",
+    "models/": "prompts",
+    "jinja2/": "prompts",
+    "starlette/": "Starlette",
+    "anyio/": "Starlette",
+    "uvicorn/": "HTTP",
+    "h11/": "HTTP",
+    "asyncio/selector_events": "sockets",
+    "asyncio/": "asyncio",
+    "selectors": "sockets",
+    "json/": "JSON",
+}
 
 # ------------------------------------------------------------------------------------------------------------- server
 
@@ -256,38 +124,170 @@ def raw_tokens_per_s(args, model: ServedModel, case: str) -> float:
     return asyncio.run(together())
 
 
-def serve_and_ask(args, argv: list[str]) -> int:
-    """Serves in this process while another one asks; its exit code."""
+def real_source(args) -> Source:
+    """The model that was asked for, compiled."""
     config = defaults.get_config()
     config.model.dtype = args.dtype
-    limits = Limits(concurrent=4 * args.clients)
     config.serve.update(dict(models=(f"served={args.model}",), rows=args.rows, max_length=args.max_length))
     (source,) = load_models(config, Path("."))
-    raw, batcher = {}, source.sampler._batcher
+    batcher = source.sampler._batcher
     if jax.default_backend() == "cpu":  # elsewhere it has begun to
         batcher.compile()
     batcher.wait_until_compiled()
+    return source
+
+
+def replayed_source(args) -> Source:
+    """No model: the same prompt and seed get the same words, at the speed of a device."""
+    tokenizer = tokenizers.load(args.replay)
+    words = tokenizer.encode(" ".join(random.Random(0).choices(WORDS, k=4096)))[: 4096 - args.new]
+
+    def reply(ids, sampling: Sampling) -> list[int]:
+        start = hash((sampling.seed, *ids)) % (len(words) - sampling.max_new_tokens)
+        return words[start : start + sampling.max_new_tokens]
+
+    sampler = BatcherThread(Replay(reply, args.rows, CHUNK, args.rate, args.floor))
+    speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=args.new), args.max_length, number=-1)
+    return Source(sampler, {"served": ServedModel.of("served", speaker)})
+
+
+class Meter:
+    """What the serving process spends between two requests for `/benchmark`, which are answered by its event loop."""
+
+    def __init__(self):
+        self._before: dict[str, float] = {}
+        self._profile: cProfile.Profile | None = None
+
+    def application(self, served: Starlette) -> Starlette:
+        """The application with the route of the meter."""
+        served.router.routes.append(Route("/benchmark", self._measure, methods=["POST"]))
+        return served
+
+    async def _measure(self, request: Request) -> JSONResponse:
+        by_cause = {}
+        if self._profile is not None:
+            self._profile.disable()
+            by_cause = causes(self._profile, CAUSES)
+        now = thread_seconds(event_loop="http")
+        spent = {name: seconds - self._before.get(name, 0.0) for name, seconds in now.items()}
+        self._before, self._profile = now, None
+        if (await request.json())["profile"]:
+            self._profile = cProfile.Profile(time.thread_time)
+            self._profile.enable()
+        return JSONResponse({"threads": spent, "causes": by_cause})
+
+
+def serve_and_ask(args, argv: list[str]) -> int:
+    """Serves in this process while others ask; the exit code of the one that reports."""
+    source = replayed_source(args) if args.replay else real_source(args)
+    raw, limits = {}, Limits(concurrent=4 * args.clients)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(source.sampler):
         for case in args.cases.split(","):
             raw[case] = max(raw_tokens_per_s(args, source.models["served"], case) for _ in range(3))
         traces = TraceFile(Path(folder) / "traces.jsonl")
         endpoint = make_endpoint([source], Keys(required=False), limits, traces)
-        with contextlib.closing(traces), server.in_thread(endpoint.application()) as url:
+        app = Meter().application(endpoint.application())
+        exact = "" if args.replay or jax.default_backend() == "cpu" else jax.default_backend()
+        with contextlib.closing(traces), server.in_thread(app) as url:
             port = url.rpartition(":")[2]
-            command = [sys.executable, "-m", "benchmarks.serving", *argv, f"--port={port}", f"--raw={json.dumps(raw)}"]
+            command = [sys.executable, "-m", "benchmarks.serving", *argv, f"--port={port}", f"--server={os.getpid()}"]
+            command += [f"--raw={json.dumps(raw)}", f"--inexact={exact}"]
             return subprocess.run(command, env=dict(os.environ) | {"JAX_PLATFORMS": "cpu"}, check=False).returncode
+
+
+# ------------------------------------------------------------------------------------------------------------ clients
 
 
 def ask(args) -> int:
     """Asks the server of the parent process; 1 where answers were lost or mixed up."""
     raw, failed = json.loads(args.raw), 0
-    for case in args.cases.split(","):
-        asyncio.run(Load(args, args.port, os.getppid()).run(case))  # compiles what a case needs
-        found = asyncio.run(Load(args, args.port, os.getppid()).run(case))
-        shares = dict(raw_tokens_per_s=raw[case], of_raw=found["tokens_per_s"] / raw[case])
-        report(**found, **shares, model=args.model, rows=args.rows, new=args.new, cores=os.cpu_count())
-        failed += found["lost"] + found["mixed_up"]
+    with contextlib.closing(ClientProcesses(args)) as clients:
+        for case in args.cases.split(","):
+            clients.run(case)  # compiles what a case needs
+            seen, cpu = best(args, clients, case)
+            found = summary(args, case, seen)
+            costs = per_piece(args, clients, case, cpu) if args.replay else {}
+            shares = dict(raw_tokens_per_s=raw[case], of_raw=found["tokens_per_s"] / raw[case])
+            cpu = {name: round(seconds, 3) for name, seconds in cpu.items() if seconds >= 0.001}
+            model = "replay" if args.replay else args.model
+            report(**found, **shares, **costs, cpu_s=cpu, model=model, rows=args.rows, new=args.new,
+                   processes=args.processes, cores=os.cpu_count())  # fmt: skip
+            failed += found["lost"] + (found["mixed_up"] or 0)
+            if args.profile:
+                print_causes(args, clients, case)
     return 1 if failed else 0
+
+
+def metered(args, clients: ClientProcesses, case: str, profile: bool = False, **changes) -> tuple[Seen, dict, dict]:
+    """What clients saw, and the CPU seconds of the serving process by thread and, under cProfile, by cause."""
+
+    async def measure(profile: bool) -> dict:
+        async with Client(args.port) as client:
+            return await client.ask("/benchmark", {"profile": profile})
+
+    asyncio.run(measure(profile))
+    seen = clients.run(case, **changes)
+    spent = asyncio.run(measure(False))
+    return seen, spent["threads"], spent["causes"]
+
+
+def best(args, clients: ClientProcesses, case: str, **changes) -> tuple[Seen, dict[str, float]]:
+    """The fastest of some runs, and the CPU seconds by thread of that which took the fewest: others use the machine."""
+    runs = [metered(args, clients, case, **changes)[:2] for _ in range(args.repeats)]
+    fastest = min((seen for seen, _ in runs), key=lambda seen: seen.ended - seen.began)
+    return fastest, min((cpu for _, cpu in runs), key=lambda cpu: sum(cpu.values()))
+
+
+def counts(args, case: str, new: int) -> tuple[int, int]:
+    """How many answers there are, and of how many pieces."""
+    answers = args.clients * args.turns if case == "sessions" else args.requests
+    return answers, answers * -(-new // CHUNK)
+
+
+def split(args, case: str, long: float, short: float) -> tuple[float, float]:
+    """Seconds per piece and per request, from those of all answers and of answers half as long."""
+    answers, pieces = counts(args, case, args.new)
+    piece = (long - short) / (pieces - counts(args, case, args.new // 2)[1])
+    return piece, (long - piece * pieces) / answers
+
+
+def per_piece(args, clients: ClientProcesses, case: str, cpu: dict[str, float]) -> dict[str, float]:
+    """The host's CPU time, all threads together."""
+    _, short = best(args, clients, case, new=args.new // 2)
+    piece, request = split(args, case, sum(cpu.values()), sum(short.values()))
+    return dict(ms_per_piece=1000 * piece, ms_per_request=1000 * request)
+
+
+def print_causes(args, clients: ClientProcesses, case: str) -> None:
+    """A table of what the event loop does."""
+    _, _, long = metered(args, clients, case, profile=True)
+    _, _, short = metered(args, clients, case, profile=True, new=args.new // 2)
+    print(f"  event loop by cause, profiled, ms {'a piece':>24}{'a request':>12}{'all, s':>10}")
+    for cause, seconds in {**long, "all": sum(long.values())}.items():
+        piece, request = split(args, case, seconds, sum(short.values()) if cause == "all" else short.get(cause, 0.0))
+        print(f"    {cause:36}{1000 * piece:18.3f}{1000 * request:12.3f}{seconds:10.3f}", flush=True)
+
+
+def summary(args, case: str, seen: Seen) -> dict:
+    """What clients saw, in numbers."""
+    requests, wall = args.clients if case == "sessions" else args.requests, seen.ended - seen.began
+    tallies = [collections.Counter(texts) for texts in seen.answers.values()]
+    memory = [mib for _, mib in seen.memory]
+    found = {
+        "case": case, "requests": requests, "clients": args.clients, "lost": seen.lost,
+        "mixed_up": sum(sum(c.values()) - max(c.values()) for c in tallies), "wall_s": wall,
+        "requests_per_s": requests / wall, "tokens_per_s": seen.tokens / wall,
+        "latency_p50_s": np.percentile(seen.seconds, 50), "latency_p99_s": np.percentile(seen.seconds, 99),
+        "growth_mib": max(memory[-1] - memory[len(memory) // 4], 0.0) if memory else 0.0,
+    }  # fmt: skip
+    if args.inexact:
+        why = f"on a {args.inexact}, batches of other sizes round differently, and answers need not be equal"
+        found |= {"mixed_up": None, "mixed_up_null": why}
+    per_token = [seconds / CHUNK for seconds in seen.between]
+    for name, times in (("first", seen.first), ("between", seen.between), ("token", per_token)):
+        if times:
+            found |= {f"{name}_p50_s": np.percentile(times, 50), f"{name}_p99_s": np.percentile(times, 99)}
+    return found
 
 
 def main() -> int:
@@ -298,13 +298,21 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)), help="of clients")
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of a case, of which the best counts")
+    parser.add_argument("--replay", help="the folder of a tokenizer: known answers take the place of a model")
+    parser.add_argument("--rate", type=float, default=88_000.0, help="of a replay, tokens a second of all rows")
+    parser.add_argument("--floor", type=float, default=0.001, help="of a replay, seconds of a step at least")
+    parser.add_argument("--profile", action="store_true", help="of a replay, the event loop's time by cause")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--server", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--raw", help=argparse.SUPPRESS)
+    parser.add_argument("--inexact", help=argparse.SUPPRESS)
     args = parser.parse_args()
     return serve_and_ask(args, sys.argv[1:]) if args.port is None else ask(args)
 

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.sampler import random_params, report
-from benchmarks.serving import Client
+from benchmarks.serving_load import Client
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
@@ -24,33 +25,35 @@ class LineWriter:
     def __init__(self, file: BinaryIO, what: str, failure: type[RunError], gather: float = 0.0):
         self._file, self._what, self._failure, self._gather = file, what, failure, gather
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        self._pending: list[tuple[str, bool, asyncio.Future | None]] = []
+        self._pending: list[tuple[str, bool, Callable[[], None] | None, bool]] = []
         self._writing: asyncio.Task | None = None
         self._error: RunError | None = None
 
     async def write(self, line: str, sync: bool = True) -> None:
         """Returns when the line is with the operating system, with `sync` on disk. Lines keep their order."""
-        self.check()
         written = asyncio.get_running_loop().create_future()
-        self._add(line, sync, written)
+        self.add(line, sync, lambda: written.done() or written.set_result(None), always=True)
         await written
         self.check()
 
-    def add(self, line: str) -> None:
-        """Writes and syncs a line for which nobody waits; `flush` does."""
+    def add(
+        self, line: str, sync: bool = True, then: Callable[[], None] | None = None, always: bool = False
+    ) -> None:  # fmt: skip
+        """Writes a line for which nobody waits; `flush` does.
+
+        then    called in the event loop when the line is where it belongs
+        always  also if it could not be written
+        """
         self.check()
-        self._add(line, True, None)
+        self._pending.append((line + "\n", sync, then, always))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_pending())
 
     async def flush(self) -> None:
         """Returns when all lines so far are where they belong."""
         while self._pending or not (self._writing is None or self._writing.done()):
             await self._writing
         self.check()
-
-    def _add(self, line: str, sync: bool, written: asyncio.Future | None) -> None:
-        self._pending.append((line + "\n", sync, written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write_pending())
 
     def check(self) -> None:
         """Raises if a line could not be written."""
@@ -68,14 +71,14 @@ class LineWriter:
             if self._gather:
                 await asyncio.sleep(self._gather)
             batch, self._pending = self._pending, []
-            text, sync = "".join(line for line, _, _ in batch), any(sync for _, sync, _ in batch)
+            text, sync = "".join(line for line, *_ in batch), any(sync for _, sync, *_ in batch)
             try:
                 await loop.run_in_executor(self._thread, self._append, text, sync)
             except (OSError, RuntimeError, ValueError) as error:  # after `close` it is one of the latter two
                 self._error = self._failure(f"{self._what} cannot be written: {error}")
-            for _, _, written in batch:
-                if written is not None and not written.done():
-                    written.set_result(None)
+            for _, _, then, always in batch:
+                if then is not None and (always or self._error is None):
+                    then()
 
     def _append(self, text: str, sync: bool) -> None:
         self._file.write(text.encode())

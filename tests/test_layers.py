@@ -25,7 +25,7 @@ MAY_IMPORT = {
 # Inside marl_jax imports go down only; a layer may import its own files and those of the layers behind it.
 LAYERS = (
     "modes", "config", "algorithms", "serving", "rollouts", "learning", "agents", "sampling", "samples", "devices",
-    "fields", "line_writer", "errors",
+    "fields", "line_writer", "garbage", "errors",
 )  # fmt: skip
 ONLY_MODES = "running"  # checkpoints, metrics, logs and processes: used by modes, and below them by nobody
 

@@ -107,7 +107,7 @@ class BatcherThread:
             loop = asyncio.get_running_loop()
 
             def show(k: int, new: Answer) -> None:
-                loop.call_soon_threadsafe(on_tokens, k, new)
+                self._loops.call(loop, on_tokens, k, new)
 
         asked = self.ask(ids, sampling, policy, n, deadline, show)
         return await self._loops.wait_for(asked)
@@ -227,8 +227,9 @@ class BatcherThread:
             self._batcher.expire()
         self._hand_out()  # what the commands settled does not wait for a chunk
         if not self._paused and self._batcher.busy:
-            self._batcher.step()
-            self._hand_out()
+            with self._loops.together():
+                self._batcher.step()
+                self._hand_out()
 
     def _due(self) -> bool:
         """Whether there is something to do without a new command."""

@@ -1,7 +1,7 @@
-"""Futures of a thread, awaited in event loops: those that are done together wake a loop once.
+"""Results of a thread, for event loops: those that come together wake a loop once.
 
-`asyncio.wrap_future` writes to the loop's socket for every future. A chunk of decoding ends hundreds of answers, and
-the thread that hands them out has the device waiting.
+`asyncio.wrap_future` and `call_soon_threadsafe` write to the loop's socket each time. A chunk of decoding ends hundreds
+of answers, or has new tokens for them, and the thread that hands them out has the device waiting.
 """
 
 from __future__ import annotations
@@ -10,61 +10,70 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 
 class LoopFutures:
-    """Carries results of `concurrent.futures` into the event loops in which they are awaited."""
+    """Carries results of `concurrent.futures`, and calls, into the event loops that want them, in their order."""
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._done: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future, Future]]] = {}
+        self._due: dict[asyncio.AbstractEventLoop, list[tuple[Callable, tuple]]] = {}
         self._holding = threading.local()
 
     async def wait_for(self, future: Future) -> Any:
         """The result of a future; where the coroutine is cancelled, so is the future."""
         loop = asyncio.get_running_loop()
         here = loop.create_future()
-        future.add_done_callback(functools.partial(self._add, loop, here))
+        future.add_done_callback(functools.partial(self.call, loop, _settle, here))
         try:
             return await here
         finally:
             if not future.done():
                 future.cancel()
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """What this thread finishes in its scope wakes the loops at its end."""
-        self._holding.now = True
-        try:
-            yield
-        finally:
-            self._holding.now = False
-            self._wake()
-
-    def _add(self, loop: asyncio.AbstractEventLoop, here: asyncio.Future, future: Future) -> None:
+    def call(self, loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) -> None:
+        """Calls a function in an event loop; one that raises is reported there and holds up nobody."""
         with self._lock:
-            self._done.setdefault(loop, []).append((here, future))
+            self._due.setdefault(loop, []).append((function, args))
         if not getattr(self._holding, "now", False):
             self._wake()
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread finishes or calls in its scope wakes the loops at its end."""
+        outer, self._holding.now = getattr(self._holding, "now", False), True
+        try:
+            yield
+        finally:
+            self._holding.now = outer
+            if not outer:
+                self._wake()
+
     def _wake(self) -> None:
         with self._lock:
-            done, self._done = self._done, {}
-        for loop, pairs in done.items():
+            due, self._due = self._due, {}
+        for loop, calls in due.items():
             with contextlib.suppress(RuntimeError):  # a loop that was closed: nobody waits
-                loop.call_soon_threadsafe(_deliver, pairs)
+                loop.call_soon_threadsafe(_deliver, loop, calls)
 
 
-def _deliver(pairs: list[tuple[asyncio.Future, Future]]) -> None:
-    for here, future in pairs:
-        if here.done():
-            continue
-        if future.cancelled():
-            here.cancel()
-        elif (error := future.exception()) is not None:
-            here.set_exception(error)
-        else:
-            here.set_result(future.result())
+def _deliver(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable, tuple]]) -> None:
+    for function, args in calls:
+        try:
+            function(*args)
+        except Exception as error:
+            loop.call_exception_handler({"message": f"{function} failed", "exception": error})
+
+
+def _settle(here: asyncio.Future, future: Future) -> None:
+    if here.done():
+        return
+    if future.cancelled():
+        here.cancel()
+    elif (error := future.exception()) is not None:
+        here.set_exception(error)
+    else:
+        here.set_result(future.result())

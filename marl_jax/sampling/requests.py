@@ -117,14 +117,15 @@ class Sample:
 
     def show(self, tokens: np.ndarray, logps: np.ndarray, version: int) -> None:
         """Hands to `on_tokens` what it has not had yet; the arguments are what the sample's row has written."""
-        own = self.shown - len(self.tokens)
-        since, fresh = max(self.shown, 0), max(own, 0)
+        fresh = max(self.shown - len(self.tokens), 0)
         new = len(self.tokens) + len(tokens) - self.shown
         if new <= 0:
             return
+        tokens, logps = tokens[fresh:].copy(), logps[fresh:].copy()
         versions = np.full((len(tokens),), version, np.int32)
-        pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
-        tokens, logps, versions = (np.concatenate([before[since:], row[fresh:]]) for before, row in pairs)
+        if self.shown < len(self.tokens):  # of an earlier row
+            pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
+            tokens, logps, versions = (np.concatenate([before[self.shown :], row]) for before, row in pairs)
         self.shown += new
         self.request.on_tokens(self.k, Answer(tokens, logps, "going", versions))
 

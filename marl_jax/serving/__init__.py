@@ -1,9 +1,10 @@
 """What runs behind HTTP: the basics of every server here, the reward server and the OpenAI-compatible endpoint.
 
-    http, guard, keys, errors, prometheus, server   applications behind keys and limits, and running them
+    http, guard, keys, errors, prometheus           applications behind keys and limits
+    server, http_protocol                           running them
     rewards                                         the reward server
     endpoint, admin                                 routes of the OpenAI-compatible endpoint
-    protocol, choices, text                         what its clients send and get
+    protocol, choices, streams, text                what its clients send and get
     prompts, tool_calls, json_output                messages as token ids; tools; JSON schemas
     calls, sessions, histories, conversations       answers, and rollouts that are exact to the token
     traces                                          sessions on disk

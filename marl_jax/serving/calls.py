@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from envs.tasks.task import Reply
@@ -23,10 +24,11 @@ from marl_jax.serving.errors import ApiError
 from marl_jax.serving.json_output import JsonOutput
 from marl_jax.serving.prompts import Renderer
 from marl_jax.serving.protocol import Asked
+from marl_jax.serving.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
 
-Record = Callable[..., Awaitable[None]]
-"""`record(event, sync=False)` returns when the event is written."""
+INLINE_CHARACTERS = 8192
+"""Of messages that are rendered and tokenised at once, in a millisecond or two; longer ones do not hold up others."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +83,7 @@ class Call:
     choices   the same as the client sees them
     contents  their ids without the stop token
     replies   the same with their rewards
+    changes   how often there was something new for those who follow
     """
 
     def __init__(self, model: ServedModel, asked: Asked, round_: int = 0):
@@ -98,7 +101,8 @@ class Call:
         self.replies: list[Reply] = []
         self.task: asyncio.Task | None = None
         self.began, self.created = time.monotonic(), int(time.time())
-        self._waiting, self._tick = 0, asyncio.Event()
+        self.changes = self._attached = 0
+        self._following: list[asyncio.Future] = []
 
     # For those who wait
 
@@ -109,29 +113,23 @@ class Call:
 
     async def wait(self) -> Call:
         """Returns when all answers are there, or raises what went wrong."""
-        with self._attached():
-            await self._result()
+        with self.attached():
+            await self.result()
         return self
 
-    async def follow(self) -> AsyncIterator[None]:
-        """Yields when sampling has begun and whenever there is more to show, the last time when all is there."""
-        with self._attached():
-            while True:
-                tick = self._tick
-                if self.task.done():
-                    await self._result()
-                    yield
-                    return
-                if self.sampling is not None:
-                    yield
-                await tick.wait()
+    async def next_change(self, since: int) -> None:
+        """Returns when `changes` is no longer `since`: there is more to show, or the task is done."""
+        if self.changes == since:
+            self._following.append(asyncio.get_running_loop().create_future())
+            await self._following[-1]
 
     @property
     def failed(self) -> bool:
         """Whether it has ended without answers, or is about to."""
         return self.answers is None and (self.task.done() or self.task.cancelling() > 0)
 
-    async def _result(self) -> None:
+    async def result(self) -> None:
+        """Returns when all answers are there, or raises what went wrong; only for those who are attached."""
         try:
             await asyncio.shield(self.task)
         except asyncio.CancelledError:
@@ -140,13 +138,14 @@ class Call:
             raise
 
     @contextlib.contextmanager
-    def _attached(self) -> Iterator[None]:
-        self._waiting += 1
+    def attached(self) -> Iterator[None]:
+        """Around whatever waits for it."""
+        self._attached += 1
         try:
             yield
         finally:
-            self._waiting -= 1
-            if not self._waiting and not self.task.done():
+            self._attached -= 1
+            if not self._attached and not self.task.done():
                 self.task.cancel()
 
     def _ended(self, task: asyncio.Task) -> None:
@@ -156,8 +155,16 @@ class Call:
 
     def changed(self) -> None:
         """Wakes those who follow."""
-        self._tick.set()
-        self._tick = asyncio.Event()
+        self.changes += 1
+        following, self._following = self._following, []
+        for waiter in following:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def show(self, k: int, new: Answer) -> None:
+        """More of answer k may be shown."""
+        self.shown[k].append(new)
+        self.changed()
 
 
 # ---------------------------------------------------------------------------------------------------------- answering
@@ -173,15 +180,17 @@ async def opening(model: ServedModel, asked: Asked) -> list[int]:
     if asked.prompts:
         (prompt,) = asked.prompts
         return model.speaker.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    return await render(model.renderer.opening, asked.messages, tools=asked.tools, options=asked.template)
-
-
-async def render(function: Callable[..., list[int]], *args: Any, **named: Any) -> list[int]:
-    """Ids from a chat template, in a thread, because long prompts take a while; its errors are the client's."""
     try:
-        return await asyncio.to_thread(function, *args, **named)
+        return await render(asked, model.renderer.opening)
     except (ChatTemplateError, ValueError) as error:
         raise ApiError(400, str(error)[:500], param="messages") from None
+
+
+async def render(asked: Asked, function: Callable[..., list[int]], *args: Any) -> list[int]:
+    """Ids of the messages from a function of the renderer; where they are long, in a thread."""
+    short = not asked.tools and sum(len(message["content"]) for message in asked.messages) <= INLINE_CHARACTERS
+    args = (asked.messages, *args, asked.tools, asked.template)
+    return function(*args) if short else await asyncio.to_thread(function, *args)
 
 
 def budget(model: ServedModel, asked: Asked, length: int) -> int:
@@ -205,61 +214,38 @@ def sampling_of(call: Call, seed: int) -> Sampling:
 async def answer_alone(call: Call) -> None:
     """Answers a call that belongs to no session: nothing is remembered."""
 
-    async def record(event: dict, sync: bool = False) -> None:
-        pass
-
     model, asked = call.model, call.asked
     call.prefix = prefix_of(model, asked)
     call.ids = await opening(model, asked) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
     call.sampling = sampling_of(call, secrets.randbits(32) if asked.seed is None else asked.seed)
-    await answer(call, record, asked.stream)
+    await answer(call, CallTrace(TraceFile(None), "", call.id), asked.stream)
 
 
-async def answer(call: Call, record: Record, streamed: bool) -> None:
+async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
     """Gets the answers to a call whose `ids` and `sampling` are set; each is recorded before it can be seen."""
-    speaker, queue = call.model.speaker, asyncio.Queue()
-    pump = asyncio.ensure_future(_pump(call, queue, record)) if streamed else None
+    speaker, more = call.model.speaker, {}
+    if streamed:
+
+        def on_tokens(k: int, new: Answer) -> None:
+            with contextlib.suppress(TraceError):  # the answers themselves cannot be written either
+                trace.add_tokens(k, new, functools.partial(call.show, k, new))
+
+        more = {"on_tokens": on_tokens}
     call.changed()
     try:
-        try:
-            more = {"on_tokens": lambda k, new: queue.put_nowait((k, new))} if streamed else {}
-            answers = await speaker.sampler.answer(
-                call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more
-            )
-        except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
-            raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
-        if pump is not None:
-            queue.put_nowait(None)
-            await pump
-    finally:
-        if pump is not None:
-            pump.cancel()
+        answers = await speaker.sampler.answer(
+            call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more
+        )
+    except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
+        raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
     if wrong := next((a.finish for a in answers if a.finish not in ("stop", "length")), None):
         raise ApiError(500, f"the model gave no answer ({wrong})", code="answer_lost")
     written = [a.tokens.tolist() for a in answers]
     call.contents = [call.model.renderer.content(tokens) for tokens in written]
     choices = [choice(call, content, a.finish) for content, a in zip(call.contents, answers, strict=True)]
-    await record(
-        {"event": "answer", "answers": [
-            {"tokens": tokens, "logps": a.logps.tolist(), "versions": a.versions.tolist(), "finish": a.finish,
-             "text": one.text}
-            for tokens, a, one in zip(written, answers, choices, strict=True)
-        ]}, sync=True,
-    )  # fmt: skip
+    await trace.write_answers(answers, [one.text for one in choices])
     call.choices, call.answers = choices, list(answers)
     call.replies = [Reply(c.text, t, a.finish) for c, t, a in zip(choices, written, answers, strict=True)]
-
-
-async def _pump(call: Call, queue: asyncio.Queue, record: Record) -> None:
-    """Records what is new and then shows it."""
-    while (item := await queue.get()) is not None:
-        k, new = item
-        await record({
-            "event": "tokens", "k": k, "tokens": new.tokens.tolist(), "logps": new.logps.tolist(),
-            "versions": new.versions.tolist(),
-        })  # fmt: skip
-        call.shown[k].append(new)
-        call.changed()
 
 
 def choice(call: Call, content: list[int], finish: str) -> Choice:

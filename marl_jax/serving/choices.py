@@ -64,6 +64,7 @@ class Pieces:
         self._read = [0] * n  # of `call.shown`
         self._logprobs: list[list[float]] = [[] for _ in range(n)]
         self._listed = [0] * n  # tokens whose log-probs were sent
+        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # around a text, by choice and version
 
     def begin(self) -> Iterator[bytes]:
         """The first piece of every choice."""
@@ -77,17 +78,20 @@ class Pieces:
         for k, stream in enumerate(self._streams):
             new = self.call.shown[k][self._read[k] :]
             self._read[k] += len(new)
-            self._logprobs[k] += [float(x) for one in new for x in one.logps]
-            text = stream.add([i for one in new for i in one.tokens]) if new else ""
-            if text:
-                yield self._event(k, {"content": text}, logprobs=self._new_entries(k))
+            text = "".join(stream.add(one.tokens.tolist()) for one in new)
+            if self.call.asked.logprobs:
+                self._logprobs[k] += [x for one in new for x in one.logps.tolist()]
+                if text:
+                    yield self._event(k, {"content": text}, logprobs=self._new_entries(k))
+            elif text:
+                yield self._text_event(k, text)
 
     def end(self, tops: Sequence[Any] | None = None) -> Iterator[bytes]:
         """What is left when all answers are there, and how they ended."""
         for k, (stream, choice) in enumerate(zip(self._streams, self.call.choices, strict=True)):
             answer = self.call.answers[k]
             stream.ids = list(self.call.contents[k])
-            self._logprobs[k] = [float(x) for x in answer.logps]
+            self._logprobs[k] = answer.logps.tolist()
             text = stream.end(choice.text)
             entries = self._new_entries(k, last=True, tops=tops)
             if text or (entries and entries["content" if self.chat else "tokens"]):
@@ -116,6 +120,15 @@ class Pieces:
             ]
         self._listed[k] = begin + len(entries)
         return {"content": entries, "refusal": None} if self.chat else _columns(entries)
+
+    def _text_event(self, k: int, text: str) -> bytes:
+        """The event of a text without log-probs: all but the text is the same for many pieces."""
+        key = k, version(self.call)
+        if key not in self._frames:
+            before, _, after = self._event(k, {"content": "\0"}).rpartition(b'"\\u0000"')
+            self._frames[key] = before, after
+        before, after = self._frames[key]
+        return before + protocol.encode(text).encode() + after
 
     def _event(self, k: int, delta: dict, finish: str | None = None, logprobs: dict | None = None) -> bytes:
         choice: dict[str, Any] = {"index": k, "finish_reason": finish, "logprobs": logprobs}

@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from marl_jax.serving import calls, choices, http, protocol
@@ -29,6 +29,7 @@ from marl_jax.serving.keys import Keys
 from marl_jax.serving.prometheus import Metrics
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.sessions import Session, Sessions, unknown_model
+from marl_jax.serving.streams import EventStream
 from marl_jax.serving.traces import TraceFile
 
 RETRY = "x-stainless-retry-count"
@@ -131,37 +132,8 @@ class Endpoint:
         return call
 
     async def _streamed(self, call: Call) -> Response:
-        follow = call.follow()
-        try:
-            await anext(follow)  # what is wrong with the request is an error of its own, not one inside of a stream
-        except BaseException:
-            await follow.aclose()
-            raise
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._events(call, follow), media_type="text/event-stream", headers=headers)
-
-    async def _events(self, call: Call, follow: AsyncIterator[None]) -> AsyncIterator[bytes]:
-        pieces = choices.Pieces(call)
-        async with contextlib.aclosing(follow):
-            try:
-                for piece in pieces.begin():
-                    yield piece
-                first = True
-                while call.answers is None:
-                    for piece in pieces.more():
-                        if first:
-                            self._observe_first(call)
-                            first = False
-                        yield piece
-                    await anext(follow)
-                if first:
-                    self._observe_first(call)
-                self._count(call)
-                for piece in pieces.end(await self._tops(call)):
-                    yield piece
-            except ApiError as error:  # the status is out already
-                found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-                yield protocol.event({"error": found})
+        stream = EventStream(call, tops=self._tops, first_shown=self._observe_first, answered=self._count)
+        return await stream.begin()
 
     async def _tops(self, call: Call) -> list[list] | None:
         """For each answer and token, the likeliest tokens in its place; None where nobody asked for them."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import re
+import secrets
 import time
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -58,7 +57,7 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        scope["request_id"] = given if SAFE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        scope["request_id"] = given if SAFE_ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope["owner"] = None
         exchange = _Exchange(scope, receive, send, self.limits)
         began = time.perf_counter()
@@ -81,9 +80,12 @@ class Guard:
                 _check_host(headers.get(b"host", b""))
             if int(headers.get(b"content-length", b"0")) > limits.body_bytes:
                 raise exchange.too_large()
-            with self._counted(scope):
+            counted = self._let_in(scope)
+            try:
                 async with asyncio.timeout(limits.seconds) as timer:
                     await self.app(scope, exchange.receive, exchange.send)
+            finally:
+                self._count(-counted)
         except ApiError as error:
             return error
         except TimeoutError:
@@ -96,21 +98,16 @@ class Guard:
             return self._failed(scope)
         return None
 
-    @contextlib.contextmanager
-    def _counted(self, scope: Scope) -> Iterator[None]:
-        """Around a request that was let in; one too many is refused. Those without a key do not count."""
+    def _let_in(self, scope: Scope) -> int:
+        """Counts a request, if it counts; one too many is refused."""
         if scope["path"] in UNLIMITED_PATHS:
-            yield
-            return
+            return 0
         if self.under_way >= self.limits.concurrent:
             message = f"{self.limits.concurrent} requests are under way; try again later"
             wait = {"Retry-After": str(self.limits.retry_after)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
         self._count(1)
-        try:
-            yield
-        finally:
-            self._count(-1)
+        return 1
 
     def _count(self, by: int) -> None:
         self.under_way += by

@@ -80,7 +80,7 @@ def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
     canonical = []
     for message in messages:
         words = message["content"]
-        if message["role"] == "assistant" and not thoughts:
+        if not thoughts and message["role"] == "assistant" and "</think>" in words:
             words = THOUGHTS.sub("", words)
         used = [[one["function"]["name"], _arguments(one["function"])] for one in message.get("tool_calls", ())]
         canonical.append([message["role"], words.strip(), used])

@@ -30,8 +30,8 @@ class Metrics:
     def count(self, name: str, help: str, by: float = 1, /, **labels) -> None:
         """Adds to a counter."""
         with self._lock:
-            series = self._series(name, "counter", help)
-            series[_key(labels)] = series.get(_key(labels), 0) + by
+            series, key = self._series(name, "counter", help), _key(labels)
+            series[key] = series.get(key, 0) + by
 
     def set(self, name: str, help: str, value: float, /, **labels) -> None:
         """Sets a gauge."""
@@ -42,8 +42,10 @@ class Metrics:
         """Adds a value to a histogram."""
         with self._lock:
             self._series(name, "histogram", help)
-            series = self._histograms.setdefault(name, {})
-            series.setdefault(_key(labels), _Histogram(tuple(bounds))).add(value)
+            series, key = self._histograms.setdefault(name, {}), _key(labels)
+            if key not in series:
+                series[key] = _Histogram(tuple(bounds))
+            series[key].add(value)
 
     def value(self, name: str, /, **labels) -> float:
         """The value of a counter or a gauge, 0 if there is none yet."""
@@ -86,7 +88,8 @@ class _Histogram:
 
 
 def _key(labels: dict) -> tuple:
-    return tuple(sorted((name, str(value)) for name, value in labels.items()))
+    found = [(name, str(value)) for name, value in labels.items()]
+    return tuple(sorted(found) if len(found) > 1 else found)
 
 
 def _braces(key: tuple) -> str:

@@ -21,6 +21,7 @@ MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
 MOST_LEVELS = 64
+encode = json.JSONEncoder(ensure_ascii=False).encode
 RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
 """Names that chat templates are given, or that the functions on the way to them have."""
 
@@ -122,6 +123,8 @@ def check_depth(body: Any) -> None:
     for _ in range(MOST_LEVELS):
         inner = (x.values() if isinstance(x, dict) else x for x in here if isinstance(x, dict | list))
         here = [item for items in inner for item in items]
+        if not here:
+            return
     if here:
         raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
 
@@ -292,4 +295,4 @@ def assistant(text: str, calls: Sequence[Any], ids: Sequence[str]) -> dict[str, 
 
 def event(value: Mapping[str, Any] | str) -> bytes:
     """A server-sent event."""
-    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n".encode()
+    return f"data: {value if isinstance(value, str) else encode(value)}\n\n".encode()

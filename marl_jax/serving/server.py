@@ -16,16 +16,15 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marl_jax.errors import RunError
+from marl_jax.garbage import rare_collections
+from marl_jax.serving.http_protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-HEAD_SECONDS = 10.0  # for the head of a request to arrive
 IDLE_SECONDS = 30  # that a connection is kept open between requests
 MAX_CONNECTIONS = 4096  # beyond them, or what the system allows, uvicorn answers 503
 BACKLOG = 2048
@@ -130,10 +129,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, drain_seconds: float, ready: Callable[[str], None]):
         self._app, self._failure, self._ready, self.url = app, None, ready, ""
-        settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False, server_header=False)
+        settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False)
+        settings |= dict(server_header=False, proxy_headers=False)
         super().__init__(
             uvicorn.Config(
-                self._watched, http=_Protocol, ws="none", limit_concurrency=_max_connections(), backlog=BACKLOG,
+                self._watched, http=Protocol, ws="none", limit_concurrency=_max_connections(), backlog=BACKLOG,
                 timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=drain_seconds, **settings,
             )  # fmt: skip
         )
@@ -153,7 +153,8 @@ class _Server(uvicorn.Server):
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         try:
-            await self.serve(sockets=[listener])
+            with rare_collections():
+                await self.serve(sockets=[listener])
         except SystemExit:  # uvicorn's answer to an application that does not start
             raise self._failure or RunError("the server did not start") from None
         finally:
@@ -171,32 +172,3 @@ class _Server(uvicorn.Server):
             if scope["type"] == "lifespan":
                 self._failure = error
             raise
-
-
-class _Protocol(H11Protocol):
-    """HTTP/1.1 that closes connections on which no request arrives, which uvicorn keeps open for ever."""
-
-    _deadline: asyncio.TimerHandle | None = None
-    _last_cycle = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """Starts to watch the connection."""
-        super().connection_made(transport)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Watches no more."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        self._deadline = self.loop.call_later(HEAD_SECONDS, self._check)
-
-    def _check(self) -> None:
-        waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
-        if waiting and self.cycle is self._last_cycle:  # no head of a request since the last check
-            self.transport.close()
-            return
-        self._last_cycle = self.cycle
-        self._watch()

@@ -44,7 +44,7 @@ from marl_jax.serving.errors import ApiError
 from marl_jax.serving.histories import Histories, continued_ids
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.protocol import Asked
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.traces import CallTrace, TraceFile
 from models.chat import ChatTemplateError
 
 log = logging.getLogger(__name__)
@@ -102,22 +102,18 @@ class Session:
         return call
 
     async def _answer(self, call: Call) -> None:
-        recorded = False
-
-        async def record(event: dict, sync: bool = False) -> None:
-            await self._record(event | {"call": call.id}, sync)
-
+        recorded, trace = False, CallTrace(self._traces, self.id, call.id)
         try:
             call.ids = await self._prompt(call)
             call.sampling = self._sampling(call)
             before = 0 if call.after is None else len(call.after[0].ids) + len(call.after[0].contents[call.after[1]])
-            await record({
+            trace.add({
                 "event": "call", "model": call.model.name, "fork": call.fork, "start": before,
                 "after": None if call.after is None else [call.after[0].id, call.after[1]],
                 "prompt": call.ids[before:], "n": call.asked.n, "sampling": _settings(call),
             })  # fmt: skip
             recorded = True
-            await calls.answer(call, record, call.asked.stream)
+            await calls.answer(call, trace, call.asked.stream)
             self._round = max(self._round, call.round + 1)
             if call.asked.messages:
                 self._histories.remember(call)
@@ -126,7 +122,7 @@ class Session:
                 self.forks[call.fork] -= 1
             if recorded:
                 reason = "cancelled" if isinstance(error, asyncio.CancelledError) else str(error)
-                await record({"event": "cancelled", "reason": reason})
+                trace.add({"event": "cancelled", "reason": reason})
             raise
 
     async def _prompt(self, call: Call) -> list[int]:
@@ -141,9 +137,7 @@ class Session:
             earlier, k = call.after
             known = len(earlier.asked.messages)
             try:
-                new = await asyncio.to_thread(
-                    model.renderer.continuation, asked.messages, known, asked.tools, asked.template
-                )
+                new = await calls.render(asked, model.renderer.continuation, known)
                 ids = earlier.ids + earlier.contents[k] + new
             except (ChatTemplateError, ValueError):
                 call.after, call.fork = None, "template"
@@ -317,6 +311,5 @@ def unknown_model(name: str, known: Mapping[str, Any]) -> ApiError:
 
 def _settings(call: Call) -> dict[str, Any]:
     """The settings of the sampler as a JSON value."""
-    plain = dataclasses.replace(call.sampling, constraint=None)
-    found = {name: value for name, value in dataclasses.asdict(plain).items() if name != "constraint"}
+    found = {name: value for name, value in vars(call.sampling).items() if name != "constraint"}
     return found | ({} if call.asked.schema is None else {"schema": call.asked.schema})

@@ -10,7 +10,11 @@ from models.tokenizers import Tokenizer
 
 def visible(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
     """The text of some ids up to the first stop string, without control tokens."""
-    text = tokenizer.decode(ids, skip_special=True)
+    return before_stop(tokenizer.decode(ids, skip_special=True), stops)
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first stop string."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
@@ -34,11 +38,12 @@ class TextStream:
         self._tokenizer, self._stops, self._held_from = tokenizer, tuple(stops), held_from
         self.ids: list[int] = []
         self.shown = 0
+        self._before, self._from, self._upto, self._known = "", 0, 0, 0  # see `_decoded`
 
     def add(self, ids: Sequence[int]) -> str:
         """What can be shown more, now that these ids have been written."""
-        self.ids.extend(int(i) for i in ids)
-        text = visible(self._tokenizer, self.ids, self._stops)
+        self.ids.extend(ids)
+        text = before_stop(self._decoded(), self._stops)
         certain = len(text.rstrip("\ufffd"))
         for stop in self._stops:
             overlaps = (n for n in range(min(len(stop), certain), 0, -1) if text[:certain].endswith(stop[:n]))
@@ -46,6 +51,23 @@ class TextStream:
         if self._held_from is not None:
             certain = min(certain, self._held_from(text[:certain]))
         return self._show(text, certain)
+
+    def _decoded(self) -> str:
+        """The text of all ids, of which only the last ones are decoded.
+
+        `_before` is the text of the ids up to `_upto`, which ends with a whole character. What follows is found by
+        decoding from `_from` on, some ids earlier, whose text has `_known` characters: decoders treat the beginning of
+        a text differently, SentencePiece's drop a space there.
+        """
+        decode = self._tokenizer.decode
+        window = decode(self.ids[self._from :], skip_special=True)
+        text = self._before + window[self._known :]
+        if len(window) > self._known and not window.endswith("\ufffd"):
+            last = decode(self.ids[-1:], skip_special=True)
+            whole = bool(last) and "\ufffd" not in last  # then one id is enough
+            self._before, self._from, self._upto = text, len(self.ids) - 1 if whole else self._upto, len(self.ids)
+            self._known = len(last if whole else decode(self.ids[self._from :], skip_special=True))
+        return text
 
     def end(self, text: str) -> str:
         """What is left to be shown of the whole text."""

@@ -19,14 +19,18 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import RunError
 from marl_jax.line_writer import LineWriter
+from marl_jax.sampling.conversation import Answer
 
 log = logging.getLogger(__name__)
+
+COLUMNS = ("tokens", "logps", "versions")
+encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class TraceError(RunError):
@@ -58,12 +62,81 @@ class TraceFile:
     async def write(self, event: dict[str, Any], sync: bool = False) -> None:
         """Returns when the event is written; with `sync` it is on disk. Events keep their order."""
         if self._lines is not None:
-            await self._lines.write(json.dumps(event, ensure_ascii=False), sync)
+            await self._lines.write(encode(event), sync)
+
+    async def write_line(self, line: str) -> None:
+        """Returns when an event that is JSON already is on disk."""
+        if self._lines is not None:
+            await self._lines.write(line, sync=True)
+
+    def add(self, line: str, then: Callable[[], None] | None = None) -> None:
+        """Writes an event that is JSON already; `then` is called when that is done, and not if it fails."""
+        if self._lines is not None:
+            self._lines.add(line, False, then)
+        elif then is not None:
+            then()
+
+    @property
+    def kept(self) -> bool:
+        """Whether anything is written."""
+        return self._lines is not None
 
     def close(self) -> None:
         """Closes the file; what was written is complete."""
         if self._lines is not None:
             self._lines.close()
+
+
+def encode_numbers(values: Sequence[int | float]) -> str:
+    """Numbers as JSON, without brackets: all digits of a float32, in half of the time that the shortest ones take."""
+    if not values or isinstance(values[0], int):
+        return str(values)[1:-1]
+    text = ", ".join(("%.17g",) * len(values)) % tuple(values)
+    return encode(values)[1:-1] if "n" in text else text  # infinities and NaN have names of their own
+
+
+class CallTrace:
+    """The events of one call of a session. Numbers are written as JSON once, however many events have them."""
+
+    def __init__(self, traces: TraceFile, session: str, call: str):
+        self._traces = traces
+        self._head = encode({"session": session, "call": call})[:-1]
+        self._columns: dict[int, dict[str, list[str]]] = {}  # of answer k, as JSON without brackets, part by part
+        self._counts: dict[int, int] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Writes an event for which nobody has to wait: those that come later are behind it."""
+        if self._traces.kept:
+            self._traces.add(f"{self._head}, {encode(event)[1:]}")
+
+    def add_tokens(self, k: int, new: Answer, then: Callable[[], None]) -> None:
+        """Writes what is new of answer k; `then` is called when it is with the operating system."""
+        if not self._traces.kept:
+            return then()
+        members = ", ".join(f'"{name}": [{part}]' for name, part in self._encode(k, new).items())
+        self._traces.add(f'{self._head}, "event": "tokens", "k": {k}, {members}}}', then)
+
+    async def write_answers(self, answers: Sequence[Answer], texts: Sequence[str]) -> None:
+        """Returns when the answers are on disk; what has been streamed of each is its beginning."""
+        if not self._traces.kept:
+            return
+        found = []
+        for k, (answer, text) in enumerate(zip(answers, texts, strict=True)):
+            n = self._counts.get(k, 0)
+            self._encode(k, Answer(answer.tokens[n:], answer.logps[n:], answer.finish, answer.versions[n:]))
+            members = (f'"{name}": [{", ".join(parts)}]' for name, parts in self._columns[k].items())
+            found.append(f'{{{", ".join(members)}, "finish": "{answer.finish}", "text": {encode(text)}}}')
+        await self._traces.write_line(f'{self._head}, "event": "answer", "answers": [{", ".join(found)}]}}')
+
+    def _encode(self, k: int, new: Answer) -> dict[str, str]:
+        """The columns of what is new, which are kept for the whole answer."""
+        found = {name: encode_numbers(getattr(new, name).tolist()) for name in COLUMNS}
+        columns = self._columns.setdefault(k, {name: [] for name in COLUMNS})
+        if len(new.tokens):
+            for name, part in found.items():
+                columns[name].append(part)
+        self._counts[k] = self._counts.get(k, 0) + len(new.tokens)
+        return found
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -140,7 +213,7 @@ def _apply(trace: Trace, event: dict[str, Any]) -> None:
         )
     elif kind == "tokens":
         answer = call.answers[event["k"]]
-        for name in ("tokens", "logps", "versions"):
+        for name in COLUMNS:
             getattr(answer, name).extend(event[name])
     elif kind == "answer":
         call.answers = [TracedAnswer(**one) for one in event["answers"]]

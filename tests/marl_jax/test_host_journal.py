@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.rollouts.host.garbage import NEW_OBJECTS
+from marl_jax.garbage import NEW_OBJECTS, rare_collections
 from marl_jax.rollouts.host.journal import Journal, JournalError, discard_before, path_of
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
@@ -96,7 +96,10 @@ def test_searches_for_garbage_are_rare_in_a_rollout_and_as_before_behind_it(tmp_
         seen.append(gc.get_threshold()[0])
         raise RuntimeError("no")
 
-    roll(play, tmp_path)
+    with rare_collections():  # as of a server
+        roll(play, tmp_path)
+        assert gc.get_threshold()[0] == NEW_OBJECTS
+    roll(play, tmp_path / "alone")
     assert set(seen) == {NEW_OBJECTS} and gc.get_threshold() == before and before[0] < NEW_OBJECTS
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -17,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.serving import http as basics
-from marl_jax.serving import server
+from marl_jax.serving import http_protocol, server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys, check_address, is_loopback
@@ -122,6 +123,40 @@ def test_no_body_breaks_the_server(address, body):
     assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is refused here
 
 
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    st.lists(st.sampled_from(["plain", "chunked", "wrong", "refused"]), min_size=1, max_size=4),
+    st.lists(st.floats(0, 1), max_size=4),
+)
+def test_requests_on_one_connection_are_answered_in_order_however_they_arrive(address, kinds, cuts):
+    """Several in a packet or one in several packets."""
+    data, expected = b"", []
+    for i, kind in enumerate(kinds):
+        body = b"{" if kind == "wrong" else json.dumps({"number": i}).encode()
+        path = b"/refuse" if kind == "refused" else b"/echo"
+        data += b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path
+        if kind == "chunked":
+            data += b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        else:
+            data += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        expected.append({"wrong": 400, "refused": 405}.get(kind, i))
+    places = sorted({0, len(data), *(int(cut * len(data)) for cut in cuts)})
+    found = []
+    with socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin, end in itertools.pairwise(places):
+            client.sendall(data[begin:end])
+            time.sleep(0.002)
+        stream = client.makefile("rb")
+        for _ in kinds:
+            status = int(stream.readline().split()[1])
+            headers = http.client.parse_headers(stream)
+            answer = json.loads(stream.read(int(headers["content-length"])))
+            found.append(answer["got"]["number"] if status == 200 else status)
+    assert found == expected
+
+
 def test_other_kinds_of_bodies_are_refused(address):
     """A web page can send text/plain to this machine without asking; it must not be read as JSON."""
     assert is_error(call(address, "/echo", b"{}", headers={"Content-Type": "text/plain"}), 415)
@@ -211,12 +246,42 @@ def test_time_limits():
 
 
 def test_connections_without_a_request_are_closed(monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
     with running() as address, socket.create_connection(address.split(":")) as client:
         client.settimeout(10)
         client.sendall(b"POST /echo HTTP/1.1\r\n")  # and never the rest
         began = time.monotonic()
         assert client.recv(100) == b"" and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("line", [b"x: y\r\n" * 1000, b"y" * 8000], ids=["many headers", "a long one"])
+def test_a_head_that_does_not_end_is_refused(line):
+    with running() as address, socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.sendall(b"POST /echo HTTP/1.1\r\nx: ")
+        with contextlib.suppress(OSError):  # closed while more is sent
+            for _ in range(1 + http_protocol.MOST_HEAD // len(line)):
+                client.sendall(line)
+                time.sleep(0.005)
+        assert b" 400 " in client.recv(4096).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}",
+        b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: localhost\n\n\x00",
+    ],
+    ids=["two lengths", "length and chunks", "a signed length", "a space before the colon", "no carriage returns"],
+)
+def test_requests_that_could_be_read_in_two_ways_are_refused(address, request_text):
+    with socket.create_connection(address.split(":")) as client:
+        client.settimeout(10)
+        client.sendall(request_text)
+        assert b" 400 " in client.recv(4096).splitlines()[0]
 
 
 def test_work_is_cancelled_when_the_client_hangs_up():

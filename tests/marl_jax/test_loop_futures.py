@@ -90,3 +90,30 @@ def test_a_loop_that_is_closed_holds_up_nobody():
     with pytest.raises(asyncio.InvalidStateError):
         task.result()
     task._log_destroy_pending = False
+
+
+def test_calls_come_in_order_with_results_in_one_wake_up_and_one_that_fails_holds_up_nobody():
+    async def main():
+        loops, future, seen, reported = LoopFutures(), Future(), [], []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+        waiting = asyncio.ensure_future(loops.wait_for(future))
+        waiting.add_done_callback(lambda _: seen.append("answer"))
+        await asyncio.sleep(0)
+
+        def step():
+            with loops.together():
+                loops.call(loop, seen.append, "a")
+                with loops.together():  # as when answers are handed out within a step
+                    loops.call(loop, [].remove, "b")
+                    future.set_result(None)
+                assert not seen
+                loops.call(loop, seen.append, "c")
+
+        await asyncio.to_thread(step)
+        await waiting
+        await asyncio.sleep(0)
+        return seen, reported
+
+    seen, reported = asyncio.run(main())
+    assert seen == ["a", "c", "answer"] and [type(error) for error in reported] == [ValueError]

@@ -13,7 +13,7 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.serving import Client
+from benchmarks.serving_load import Client
 from benchmarks.serving_memory import malloc_mib
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling import decode

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,22 @@ def test_pieces_of_a_text_are_the_text(ids, stops, data):
     assert text.startswith(shown)
     assert shown + stream.end(text) == text
     assert not any(stop in text for stop in stops)
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(1, 3), min_size=12, max_size=12))
+def test_pieces_of_a_text_whose_decoder_drops_the_first_space_are_the_text(ids, sizes):
+    words = {"\u2581": 0, "\u2581a": 1, "b": 2, "\u2581\u2581": 3, "</s>": 4, "\u00e9": 5}
+    rust = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="b"))
+    rust.add_special_tokens(["</s>"])
+    rust.decoder = tokenizers.decoders.Sequence([
+        tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0),
+    ])  # fmt: skip
+    tokenizer = dataclasses.replace(merging_tokenizer(), rust=rust)
+    stream, shown, at = TextStream(tokenizer), "", 0
+    for size in sizes:
+        shown += stream.add(ids[at : at + size])
+        at += size
+    assert shown == visible(tokenizer, ids)
 
 
 @given(st.lists(st.integers(0, 256), max_size=20), st.integers(0, 25))

@@ -15,11 +15,11 @@ from typing import Any
 
 from envs.tasks.data import order
 from marl_jax.errors import RunError
+from marl_jax.garbage import rare_collections
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
-from marl_jax.rollouts.host.garbage import rare_collections
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.sizes import Sizes, choose
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
