@@ -4,8 +4,8 @@
 
 Both stages are one command, which resumes whichever was interrupted (`config.first_stage`). PPO is held near the
 imitated policy by a KL, and its entropy bonus falls. The default is the small game (2 colours, 2 cards in hand, 1 life)
-with the embedded model, for two CPU cores: expect 4 of 10 after 60 steps of imitation, and 5.9 after 60 updates of
-self-play behind them (docs/results.md). The variants `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and
+with the embedded model, for two CPU cores: expect 5 of 10 after imitation and 6.5 after self-play behind it, twelve
+minutes altogether (docs/results.md). The variants `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and
 the others of `configs/variants.py` play the full game of two.
 
 `:scratch` and `:scratch+MODEL` leave the imitation out, `:sft` and `:sft+MODEL` stop behind it.
