@@ -177,7 +177,7 @@ def test_forks_and_turns_with_candidates_are_rows_of_their_own_and_no_answer_is_
     for n, s, _ in answers_of(samples):
         rows.setdefault(n, []).append((int(samples.seat[n, s]), int(samples.turn[n, s])))
     twice = [(0, 0)] * 2, [(0, 1)] * 2, [(1, 0)] * 2
-    assert sorted(rows.values()) == sorted([*twice, [(0, 2)], [(0, 2)]]), "chat and fork go on from its second turn"
+    assert sorted(rows.values()) == sorted([*twice, [(0, 2)], [(0, 2)]]), "chat and fork continue its second turn"
     assert (samples.answer_lengths > 0).sum() == sum(len(a) for *_, a in sampler.asked.values())
 
 

@@ -1,8 +1,8 @@
 """Calls into a program that has been loaded, their values on a pipe.
 
 Each call is made in a fork of the loaded program. A program that cannot keep anything from one call to the next
-(`stateless.py`) makes its calls one after the other in its own process, which comes to the same; it goes on with forks
-as soon as calls might disturb each other by the memory they use.
+(`stateless.py`) makes its calls one after the other in its own process, with the same results, and forks as soon as
+calls might disturb each other by the memory they use.
 
 All of this runs in the program's own process, which it may have changed in any way. So what arrives on the pipe is the
 program's word, and nothing more: the sandbox compares it with what was expected, which is not known here.
