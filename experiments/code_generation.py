@@ -18,7 +18,7 @@ from configs import reasoning
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
 """Answers of an episode at most: of one agent, and of coder and tester."""
-SECONDS = 1.0
+SECONDS = 0.5
 """Of CPU time for a program in training, where a step waits for its last one; evaluations give 4 (docs/code.md)."""
 
 
