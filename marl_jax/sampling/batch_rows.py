@@ -123,7 +123,7 @@ class BatchRows:
         for part in self.parts:
             part.pool.spoilt.clear()
         while True:
-            most = max(part.unread_lines(self.line) for part in self.parts)
+            most = max(part.unread_lines(self.line, self._line_counts[-1]) for part in self.parts)
             count = next((n for n in self._line_counts if n // len(self.parts) >= most), self._line_counts[-1])
             share = count // len(self.parts)
             lines = [part.lines(share, self.line) for part in self.parts]

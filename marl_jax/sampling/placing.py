@@ -196,9 +196,14 @@ class Part:
 
     # Reading
 
-    def unread_lines(self, width: int) -> int:
-        """Lines of `width` tokens that have not been given to the device."""
-        return sum(-(-(len(read.tokens) - read.next) // width) for read in self._reads)
+    def unread_lines(self, width: int, enough: int) -> int:
+        """Lines of `width` tokens that have not been given to the device, counted up to `enough` or a few more."""
+        found = 0
+        for read in self._reads:
+            if found >= enough:
+                break
+            found += -(-(len(read.tokens) - read.next) // width)
+        return found
 
     def lines(self, most: int, width: int) -> list[Line]:
         """Up to `most` lines of `width` tokens. What a line attends to is in it, in an earlier one, or read already."""

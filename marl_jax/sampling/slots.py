@@ -153,9 +153,9 @@ class Slots:
 
     def advance_constraints(self, slots: np.ndarray, tokens: np.ndarray, new: np.ndarray) -> None:
         """Tells the constraints of these lines what was written: the first `new` of tokens [n, steps]."""
-        for slot, line, n in zip(slots, tokens, new, strict=True):
-            for token in line[:n].tolist() if self.bound[slot] else ():
-                self.samples[slot].constraint.advance(token)
+        for i in np.flatnonzero(self.bound[slots]):
+            for token in tokens[i, : new[i]].tolist():
+                self.samples[slots[i]].constraint.advance(token)
 
     def show(self, slot: int, version: int) -> None:
         """Hands to the request of a line what it has written, if somebody wants to see it."""
