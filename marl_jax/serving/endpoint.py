@@ -15,16 +15,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from marl_jax.serving import calls, choices, http, protocol
 from marl_jax.serving.admin import Admin, Control
 from marl_jax.serving.calls import Call, ServedModel
 from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Limits
+from marl_jax.serving.guard import Guard, Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.prometheus import Metrics
 from marl_jax.serving.protocol import Asked
@@ -50,7 +49,7 @@ class Endpoint:
     def __init__(
         self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
         traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
-        control: Control | None = None, session_idle: float | None = None, routes: Sequence[BaseRoute] = (),
+        control: Control | None = None, session_idle: float | None = None, routes: Sequence[Route] = (),
         open_paths: Sequence[str] = (),
     ):  # fmt: skip
         self.models, self.keys = dict(models), keys or Keys(required=False)
@@ -59,7 +58,7 @@ class Endpoint:
         self._routes, self._open_paths = tuple(routes), tuple(open_paths)
         self._created, self._session_idle = int(time.time()), session_idle
 
-    def application(self) -> Starlette:
+    def application(self) -> Guard:
         """The routes behind keys and limits."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -75,7 +74,7 @@ class Endpoint:
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
         """While the server runs, sessions that were left behind are ended."""
 
         async def watch() -> None:

@@ -21,13 +21,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.serving import http as basics
 from marl_jax.serving import http_protocol, server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.guard import Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys, check_address, is_loopback
 from marl_jax.serving.prometheus import Metrics
 
