@@ -57,6 +57,8 @@ class Endpoint:
         self._limits, self._reload, self._control = limits or Limits(), reload, control
         self._routes, self._open_paths = tuple(routes), tuple(open_paths)
         self._created, self._session_idle = int(time.time()), session_idle
+        open_sessions = self.sessions.open_sessions
+        self.metrics.gauge("serving_open_sessions", "Sessions that have not ended.", lambda: len(open_sessions))
 
     def application(self) -> Guard:
         """The routes behind keys and limits."""
@@ -120,7 +122,7 @@ class Endpoint:
         """The call of a request: in the session of its key, or by itself."""
         owner = http.owner(request)
         if isinstance(owner, Session):
-            content = request.url.path.encode() + b"\0%d\0" % number + await request.body()
+            content = request.scope["path"].encode() + b"\0%d\0" % number + await request.body()
             body = hashlib.sha256(content).hexdigest()
             retried = request.headers.get(RETRY, "0") not in ("", "0")
             return owner.call(asked, body if retried else None, body)
@@ -185,7 +187,6 @@ class Endpoint:
             kind = call.fork or "continued"
             self.metrics.count("serving_continuations_total", "Calls of sessions with a history, by what came of it.",
                                kind=kind, model=name)  # fmt: skip
-        self.metrics.set("serving_open_sessions", "Sessions that have not ended.", len(self.sessions.open_sessions))
 
     def _observe_first(self, call: Call) -> None:
         """Notes how long a client has waited for the first piece of a stream."""

@@ -53,6 +53,7 @@ class Guard:
         self.router, self.keys, self.limits, self.metrics = router, keys, limits, metrics
         self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
         self.under_way = 0
+        metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # a router within an application raises what it refuses
@@ -88,7 +89,7 @@ class Guard:
                 async with asyncio.timeout(limits.seconds) as timer:
                     await self.router(scope, exchange.receive, exchange.send)
             finally:
-                self._count(-counted)
+                self.under_way -= counted
         except ApiError as error:
             return error
         except HTTPException as error:
@@ -111,12 +112,8 @@ class Guard:
             message = f"{self.limits.concurrent} requests are under way; try again later"
             wait = {"Retry-After": str(self.limits.retry_after)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
-        self._count(1)
+        self.under_way += 1
         return 1
-
-    def _count(self, by: int) -> None:
-        self.under_way += by
-        self.metrics.set("http_requests_under_way", "Requests not answered yet.", self.under_way)
 
     def _failed(self, scope: Scope) -> ApiError:
         log.exception("%s %s failed, request %s", scope["method"], scope["path"], scope["request_id"])

@@ -111,7 +111,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise ApiError(415, "compressed bodies are not accepted")
     body = await request.body()
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
         if b"\\u" in body:  # escapes can spell half of a surrogate pair, which is no text
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -125,6 +125,9 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

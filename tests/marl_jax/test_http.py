@@ -327,7 +327,7 @@ def test_health_and_metrics():
 def test_metrics_in_the_format_of_prometheus():
     metrics = Metrics()
     metrics.count("tokens_total", "Tokens.\nSampled.", 3, name='a"b\\c\n')
-    metrics.set("rows", "Rows.", 0.5)
+    metrics.gauge("rows", "Rows.", lambda: 0.5)
     for value in (0.1, 1.0, 7.0):
         metrics.observe("wait", "Seconds.", value, (1.0, 5.0))
     assert metrics.text() == textwrap.dedent(r"""
