@@ -15,8 +15,11 @@ LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not 
 
 def version(call: Call) -> int:
     """The version of the weights that wrote the last token of a call."""
-    written = call.answers or [one for shown in call.shown for one in shown[-1:]]
-    return max((int(answer.versions[-1]) for answer in written if len(answer.versions)), default=0)
+    newest = 0
+    for answer in call.answers or [shown[-1] for shown in call.shown if shown]:
+        if len(answer.versions):
+            newest = max(newest, int(answer.versions[-1]))
+    return newest
 
 
 def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, Any]:

@@ -131,19 +131,12 @@ _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of some work, which is cancelled when the client hangs up; the body must have been read before."""
-
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, listening = asyncio.ensure_future(work), asyncio.ensure_future(hung_up())
+    """The result of some work, which is cancelled when the client hangs up."""
+    working, hang_up = asyncio.ensure_future(work), request.scope["hang_up"]
     try:
-        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        for task in (working, listening):
-            task.cancel()
-        await asyncio.gather(working, listening, return_exceptions=True)
+        with hang_up.calls(working.cancel):
+            return await working
+    except asyncio.CancelledError:
+        if hang_up.happened and not asyncio.current_task().cancelling():
+            raise ClientGone from None
+        raise
