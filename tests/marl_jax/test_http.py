@@ -309,6 +309,17 @@ def test_work_is_cancelled_when_the_client_hangs_up():
     assert metrics.value("http_requests_total", path="/work", status=499) == 1
 
 
+def test_a_hang_up_is_heard_within_its_context_also_after_it_happened():
+    heard, hang_up = [], http_protocol.HangUp()
+    with hang_up.calls(lambda: heard.append("before")):
+        pass
+    with hang_up.calls(lambda: heard.append("within")):
+        hang_up.happen()
+    with hang_up.calls(lambda: heard.append("after")):
+        pass
+    assert heard == ["within", "after"] and hang_up.happened
+
+
 def test_health_and_metrics():
     state = {"status": "ok", "model": "tiny"}
     with running(health=lambda: state) as address:
