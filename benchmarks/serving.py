@@ -45,10 +45,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from benchmarks.replay import Replay, causes, thread_seconds
 from benchmarks.sampler import report
@@ -61,7 +59,8 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import server
 from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.guard import Limits
+from marl_jax.serving.guard import Guard, Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
 from models import tokenizers
@@ -158,7 +157,7 @@ class Meter:
         self._before: dict[str, float] = {}
         self._profile: cProfile.Profile | None = None
 
-    def application(self, served: Starlette) -> Starlette:
+    def application(self, served: Guard) -> Guard:
         """The application with the route of the meter."""
         served.router.routes.append(Route("/benchmark", self._measure, methods=["POST"]))
         return served

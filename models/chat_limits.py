@@ -290,6 +290,11 @@ class LimitedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters[name] = _guarded(name, function)
 
     def call_binop(self, context, operator, left, right):
+        if operator == "+" and type(left) is type(right) is str:  # most of what templates do
+            budget = _budget.get()
+            budget.step()
+            budget.charge(len(left) + len(right))
+            return left + right
         _check_operator(operator, left, right)
         return _made(super().call_binop(context, operator, left, right))
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from marl_jax.errors import RunError
 from marl_jax.modes.page import Page
@@ -86,7 +86,7 @@ def serves_models(config: ConfigDict, workdir: Path) -> bool:
     return bool(config.serve.models) or not config.serve.runs or (workdir / "config.json").is_file()
 
 
-def _serve(app: Starlette, config: ConfigDict) -> None:
+def _serve(app: ASGIApp, config: ConfigDict) -> None:
     settings = config.serve
 
     def ready(url: str) -> None:

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from marl_jax.errors import RunError
 from marl_jax.serving import http
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http import Route
 from marl_jax.serving.protocol import check_depth
 from marl_jax.serving.sessions import Session, Sessions, describe, unknown_model
 

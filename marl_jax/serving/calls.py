@@ -22,13 +22,10 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import protocol, text, tool_calls
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.json_output import JsonOutput
-from marl_jax.serving.prompts import Renderer
+from marl_jax.serving.prompts import SHORT, Renderer
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
-
-INLINE_CHARACTERS = 8192
-"""Of messages that are rendered and tokenised at once, in a millisecond or two; longer ones do not hold up others."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +185,7 @@ async def opening(model: ServedModel, asked: Asked) -> list[int]:
 
 async def render(asked: Asked, function: Callable[..., list[int]], *args: Any) -> list[int]:
     """Ids of the messages from a function of the renderer; where they are long, in a thread."""
-    short = not asked.tools and sum(len(message["content"]) for message in asked.messages) <= INLINE_CHARACTERS
+    short = not asked.tools and sum(len(message["content"]) for message in asked.messages) <= SHORT
     args = (asked.messages, *args, asked.tools, asked.template)
     return function(*args) if short else await asyncio.to_thread(function, *args)
 

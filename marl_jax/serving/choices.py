@@ -15,8 +15,11 @@ LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not 
 
 def version(call: Call) -> int:
     """The version of the weights that wrote the last token of a call."""
-    written = call.answers or [one for shown in call.shown for one in shown[-1:]]
-    return max((int(answer.versions[-1]) for answer in written if len(answer.versions)), default=0)
+    newest = 0
+    for answer in call.answers or [shown[-1] for shown in call.shown if shown]:
+        if len(answer.versions):
+            newest = max(newest, int(answer.versions[-1]))
+    return newest
 
 
 def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class Pieces:
         self._read = [0] * n  # of `call.shown`
         self._logprobs: list[list[float]] = [[] for _ in range(n)]
         self._listed = [0] * n  # tokens whose log-probs were sent
+        self._envelopes: dict[int, tuple[bytes, bytes]] = {}  # around a choice, by version
         self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # around a text, by choice and version
 
     def begin(self) -> Iterator[bytes]:
@@ -133,12 +137,16 @@ class Pieces:
     def _event(self, k: int, delta: dict, finish: str | None = None, logprobs: dict | None = None) -> bytes:
         choice: dict[str, Any] = {"index": k, "finish_reason": finish, "logprobs": logprobs}
         choice |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
-        return protocol.event(self._envelope([choice]))
+        key = version(self.call)
+        if key not in self._envelopes:
+            before, _, after = protocol.event(self._envelope(["\0"])).rpartition(b'"\\u0000"')
+            self._envelopes[key] = before, after
+        before, after = self._envelopes[key]
+        return before + protocol.encode(choice).encode() + after
 
-    def _envelope(self, choices: list, **more: Any) -> dict[str, Any]:
+    def _envelope(self, choices: list, usage: dict[str, int] | None = None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        if self.call.asked.include_usage:
-            more = {"usage": None} | more
+        more = {"usage": usage} if self.call.asked.include_usage else {}
         return protocol.envelope(kind, self.call, version(self.call), choices, **more)
 
 

@@ -15,16 +15,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from marl_jax.serving import calls, choices, http, protocol
 from marl_jax.serving.admin import Admin, Control
 from marl_jax.serving.calls import Call, ServedModel
 from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Limits
+from marl_jax.serving.guard import Guard, Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.prometheus import Metrics
 from marl_jax.serving.protocol import Asked
@@ -50,7 +49,7 @@ class Endpoint:
     def __init__(
         self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
         traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
-        control: Control | None = None, session_idle: float | None = None, routes: Sequence[BaseRoute] = (),
+        control: Control | None = None, session_idle: float | None = None, routes: Sequence[Route] = (),
         open_paths: Sequence[str] = (),
     ):  # fmt: skip
         self.models, self.keys = dict(models), keys or Keys(required=False)
@@ -58,8 +57,10 @@ class Endpoint:
         self._limits, self._reload, self._control = limits or Limits(), reload, control
         self._routes, self._open_paths = tuple(routes), tuple(open_paths)
         self._created, self._session_idle = int(time.time()), session_idle
+        open_sessions = self.sessions.open_sessions
+        self.metrics.gauge("serving_open_sessions", "Sessions that have not ended.", lambda: len(open_sessions))
 
-    def application(self) -> Starlette:
+    def application(self) -> Guard:
         """The routes behind keys and limits."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -75,7 +76,7 @@ class Endpoint:
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
         """While the server runs, sessions that were left behind are ended."""
 
         async def watch() -> None:
@@ -121,7 +122,7 @@ class Endpoint:
         """The call of a request: in the session of its key, or by itself."""
         owner = http.owner(request)
         if isinstance(owner, Session):
-            content = request.url.path.encode() + b"\0%d\0" % number + await request.body()
+            content = request.scope["path"].encode() + b"\0%d\0" % number + await request.body()
             body = hashlib.sha256(content).hexdigest()
             retried = request.headers.get(RETRY, "0") not in ("", "0")
             return owner.call(asked, body if retried else None, body)
@@ -186,7 +187,6 @@ class Endpoint:
             kind = call.fork or "continued"
             self.metrics.count("serving_continuations_total", "Calls of sessions with a history, by what came of it.",
                                kind=kind, model=name)  # fmt: skip
-        self.metrics.set("serving_open_sessions", "Sessions that have not ended.", len(self.sessions.open_sessions))
 
     def _observe_first(self, call: Call) -> None:
         """Notes how long a client has waited for the first piece of a stream."""

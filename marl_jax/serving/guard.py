@@ -10,8 +10,10 @@ import secrets
 import time
 from collections.abc import Iterable
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
 
 from marl_jax.serving.errors import ApiError, ClientGone
 from marl_jax.serving.keys import Keys, is_loopback
@@ -43,18 +45,20 @@ class Limits:
 
 
 class Guard:
-    """The middleware."""
+    """An ASGI application: a router's routes behind keys and limits."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = ()
+        self, router: Router, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = ()
     ):  # fmt: skip
-        self.app, self.keys, self.limits, self.metrics = app, keys, limits, metrics
+        self.router, self.keys, self.limits, self.metrics = router, keys, limits, metrics
         self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
         self.under_way = 0
+        metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # a router within an application raises what it refuses
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+            return await self.router(scope, receive, send)
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         scope["request_id"] = given if SAFE_ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
@@ -83,11 +87,13 @@ class Guard:
             counted = self._let_in(scope)
             try:
                 async with asyncio.timeout(limits.seconds) as timer:
-                    await self.app(scope, exchange.receive, exchange.send)
+                    await self.router(scope, exchange.receive, exchange.send)
             finally:
-                self._count(-counted)
+                self.under_way -= counted
         except ApiError as error:
             return error
+        except HTTPException as error:
+            await _no_route(scope, error).response()(scope, exchange.receive, exchange.send)
         except TimeoutError:
             if timer.expired():
                 return ApiError(504, f"no answer within {limits.seconds:g} s", code="timeout")
@@ -106,12 +112,8 @@ class Guard:
             message = f"{self.limits.concurrent} requests are under way; try again later"
             wait = {"Retry-After": str(self.limits.retry_after)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
-        self._count(1)
+        self.under_way += 1
         return 1
-
-    def _count(self, by: int) -> None:
-        self.under_way += by
-        self.metrics.set("http_requests_under_way", "Requests not answered yet.", self.under_way)
 
     def _failed(self, scope: Scope) -> ApiError:
         log.exception("%s %s failed, request %s", scope["method"], scope["path"], scope["request_id"])
@@ -180,6 +182,14 @@ class _Exchange:
                     self._complete = not message.get("more_body", False)
         except TimeoutError:
             pass
+
+
+def _no_route(scope: Scope, error: HTTPException) -> ApiError:
+    """What the router refuses, in OpenAI's shape."""
+    path = scope["path"]
+    message = {404: f"there is no {path}", 405: f"{path} does not take {scope['method']}"}
+    text = message.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, text, headers=error.headers)
 
 
 def _check_host(header: bytes) -> None:

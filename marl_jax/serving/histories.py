@@ -13,6 +13,7 @@ from marl_jax.serving.calls import Call
 from marl_jax.serving.prompts import Message
 from marl_jax.serving.protocol import Asked
 
+_sorted = json.JSONEncoder(sort_keys=True).encode
 THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)
 
 Answered = tuple[Call, int]
@@ -50,8 +51,10 @@ class Histories:
                     {"function": {"name": one.name, "arguments": one.arguments}} for one in choice.calls
                 ]
             history = [*call.asked.messages, said]
-            self._known[_digest(history)].append((call, k, _tools_key(call.asked)))
-            self._thoughtless.add(_digest(history, thoughts=False))
+            digest = _digest(history)
+            self._known[digest].append((call, k, _tools_key(call.asked)))
+            thought = any("</think>" in message["content"] for message in history)
+            self._thoughtless.add(_digest(history, thoughts=False) if thought else digest)
 
 
 def continued_ids(call: Call, earlier_calls: Iterable[Call]) -> Answered | None:
@@ -69,7 +72,7 @@ def continued_ids(call: Call, earlier_calls: Iterable[Call]) -> Answered | None:
 
 def _tools_key(asked: Asked) -> str:
     """What of a request besides its messages is part of the prompt."""
-    return json.dumps([asked.tools, asked.template], sort_keys=True)
+    return _sorted([asked.tools, asked.template]) if asked.tools or asked.template else ""
 
 
 def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
@@ -84,7 +87,7 @@ def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
             words = THOUGHTS.sub("", words)
         used = [[one["function"]["name"], _arguments(one["function"])] for one in message.get("tool_calls", ())]
         canonical.append([message["role"], words.strip(), used])
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_sorted(canonical).encode()).hexdigest()
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:

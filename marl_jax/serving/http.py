@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette import routing
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from marl_jax.serving.errors import ApiError, ClientGone
 from marl_jax.serving.guard import Guard, Limits
@@ -29,10 +27,29 @@ from marl_jax.serving.keys import Keys, check_address
 from marl_jax.serving.prometheus import CONTENT_TYPE, Metrics
 
 T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Route(routing.Route):
+    """Starlette's route without its handling of exceptions, which costs each piece of an answer and is the guard's."""
+
+    def __init__(self, path: str, handler: Handler, methods: Iterable[str] = ("GET",)):
+        super().__init__(path, _Handled(handler), methods=list(methods))
+
+
+class _Handled:
+    """A handler as an ASGI application."""
+
+    def __init__(self, handler: Handler):
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def application(
-    routes: Iterable[BaseRoute],
+    routes: Iterable[Route],
     *,
     keys: Keys,
     limits: Limits | None = None,
@@ -40,11 +57,11 @@ def application(
     health: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable | None = None,
     open_paths: Iterable[str] = (),
-) -> Starlette:
+) -> Guard:
     """Routes behind keys and limits, with GET /health (open to all) and GET /metrics.
 
     `health` returns what /health shows besides {"status": "ok"}; with another "status" it is answered with 503.
-    `lifespan` is Starlette's: an async context manager of the application, which is open while the server runs.
+    `lifespan` makes an async context manager from the application, which is open while the server runs.
     `open_paths` are answered without a key, as /health is.
     """
     limits, metrics = limits or Limits(), metrics or Metrics()
@@ -56,20 +73,10 @@ def application(
     async def get_metrics(request: Request) -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    async def refuse(request: Request, error: HTTPException) -> Response:
-        message = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
-        text = message.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, text, headers=error.headers).response()
-
     own = [Route("/health", get_health), Route("/metrics", get_metrics)]
-    app = Starlette(
-        routes=[*routes, *own],
-        middleware=[Middleware(Guard, keys=keys, limits=limits, metrics=metrics, open_paths=tuple(open_paths))],
-        exception_handlers={HTTPException: refuse},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False  # a redirect would send the body, and the key, once more
-    return app
+    # A redirect to a path with or without a slash would send the body, and the key, once more.
+    router = routing.Router([*routes, *own], redirect_slashes=False, lifespan=lifespan)
+    return Guard(router, keys, limits, metrics, open_paths)
 
 
 def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:
@@ -104,7 +111,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise ApiError(415, "compressed bodies are not accepted")
     body = await request.body()
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
         if b"\\u" in body:  # escapes can spell half of a surrogate pair, which is no text
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -120,20 +127,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of some work, which is cancelled when the client hangs up; the body must have been read before."""
-
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, listening = asyncio.ensure_future(work), asyncio.ensure_future(hung_up())
+    """The result of some work, which is cancelled when the client hangs up."""
+    working, hang_up = asyncio.ensure_future(work), request.scope["hang_up"]
     try:
-        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        for task in (working, listening):
-            task.cancel()
-        await asyncio.gather(working, listening, return_exceptions=True)
+        with hang_up.calls(working.cancel):
+            return await working
+    except asyncio.CancelledError:
+        if hang_up.happened and not asyncio.current_task().cancelling():
+            raise ClientGone from None
+        raise

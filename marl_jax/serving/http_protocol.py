@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0  # for the head of a request to arrive
 MOST_HEAD = 1 << 16  # bytes of it
+
+
+class HangUp:
+    """Whether the client of a connection has hung up; every request has it in its scope, as "hang_up".
+
+    ASGI's way to hear of it is a task for each request that waits for a message.
+    """
+
+    def __init__(self):
+        self.happened = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    @contextlib.contextmanager
+    def calls(self, callback: Callable[[], object]) -> Iterator[None]:
+        """Within it, the callback is called when the client hangs up, or at once where it has."""
+        self._callbacks.append(callback)
+        try:
+            if self.happened:
+                callback()
+            yield
+        finally:
+            self._callbacks.remove(callback)
+
+    def happen(self) -> None:
+        """The connection is lost."""
+        self.happened = True
+        for callback in list(self._callbacks):
+            callback()
 
 
 class Protocol(HttpToolsProtocol):
@@ -20,6 +50,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Starts to watch the connection."""
         super().connection_made(transport)
+        self._hang_up = HangUp()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -28,6 +59,7 @@ class Protocol(HttpToolsProtocol):
             self._deadline.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._hang_up.happen()
 
     def data_received(self, data: bytes) -> None:
         """Refuses a head that does not end."""
@@ -41,6 +73,7 @@ class Protocol(HttpToolsProtocol):
         """A head begins."""
         self._in_head, self._head = True, 0
         super().on_message_begin()
+        self.scope["hang_up"] = self._hang_up
 
     def on_headers_complete(self) -> None:
         """It has ended."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -26,6 +26,7 @@ class Metrics:
         self._kinds: dict[str, tuple[str, str]] = {}  # name: kind, help
         self._values: dict[str, dict[tuple, float]] = {}  # name: labels: value
         self._histograms: dict[str, dict[tuple, _Histogram]] = {}
+        self._gauges: dict[str, Callable[[], float]] = {}
 
     def count(self, name: str, help: str, by: float = 1, /, **labels) -> None:
         """Adds to a counter."""
@@ -33,10 +34,11 @@ class Metrics:
             series, key = self._series(name, "counter", help), _key(labels)
             series[key] = series.get(key, 0) + by
 
-    def set(self, name: str, help: str, value: float, /, **labels) -> None:
-        """Sets a gauge."""
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """Adds a gauge, whose value is read when somebody asks for the metrics."""
         with self._lock:
-            self._series(name, "gauge", help)[_key(labels)] = value
+            self._series(name, "gauge", help)
+            self._gauges[name] = read
 
     def observe(self, name: str, help: str, value: float, bounds: Sequence[float] = SECONDS, /, **labels) -> None:
         """Adds a value to a histogram."""
@@ -48,7 +50,7 @@ class Metrics:
             series[key].add(value)
 
     def value(self, name: str, /, **labels) -> float:
-        """The value of a counter or a gauge, 0 if there is none yet."""
+        """The value of a counter, 0 if there is none yet."""
         with self._lock:
             return self._values.get(name, {}).get(_key(labels), 0)
 
@@ -60,6 +62,8 @@ class Metrics:
                 escaped = help.replace("\\", r"\\").replace("\n", r"\n")
                 lines += [f"# HELP {name} {escaped}", f"# TYPE {name} {kind}"]
                 lines += [f"{name}{_braces(key)} {_number(v)}" for key, v in self._values.get(name, {}).items()]
+                if kind == "gauge":
+                    lines.append(f"{name} {_number(self._gauges[name]())}")
                 for key, histogram in self._histograms.get(name, {}).items():
                     lines += histogram.lines(name, key)
         return "\n".join(lines) + "\n"

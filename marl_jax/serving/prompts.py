@@ -7,6 +7,7 @@ template writes behind the mark, beginning with whatever closes an answer, is th
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import json
@@ -24,6 +25,10 @@ Message = dict[str, Any]
 """{"role", "content"} with texts, and "tool_calls" where an assistant has called tools: what templates expect."""
 
 MARK = "kjqxzv0vzxqjk"
+SHORT = 8192
+"""Characters that are rendered and tokenised at once, in a millisecond or two; longer texts do not hold up others."""
+REMEMBERED = 256
+"""Short texts whose ids are kept: the sessions of a group ask the same question, and often the same again."""
 ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -38,11 +43,12 @@ class Renderer:
         self.tools_in_template = takes_tools(tokenizer.template)
         self.parser = tool_calls.parser_of(tokenizer.template)
         control = [t.content for t in tokenizer.rust.get_added_tokens_decoder().values() if t.special]
+        self._known_ids = functools.lru_cache(REMEMBERED)(lambda text: array.array("i", tokenizer.encode(text)))
         self._control = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)) or "(?!)")
 
     def opening(self, messages: Sequence[Message], tools: Sequence[dict] = (), options: Mapping | None = None):
         """The ids of a whole conversation up to the next answer."""
-        return self.tokenizer.encode(self._text(messages, tools, options))
+        return self._ids(self._text(messages, tools, options))
 
     def continuation(
         self, messages: Sequence[Message], known: int, tools: Sequence[dict] = (), options: Mapping | None = None
@@ -52,7 +58,7 @@ class Renderer:
         before, mark, rest = self._text(marked, tools, options).partition(MARK)
         if not mark or MARK in rest:
             raise chat.ChatTemplateError("the chat template does not write an earlier answer once")
-        return self.tokenizer.encode(rest)
+        return self._ids(rest)
 
     @functools.cached_property
     def token_bytes(self) -> TokenBytes:
@@ -62,6 +68,9 @@ class Renderer:
     def content(self, ids: list[int]) -> list[int]:
         """The ids of an answer without the stop token at its end."""
         return ids[:-1] if ids and ids[-1] in self.tokenizer.stop_ids else ids
+
+    def _ids(self, text: str) -> list[int]:
+        return self._known_ids(text).tolist() if len(text) <= SHORT else self.tokenizer.encode(text)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[dict], options: Mapping | None) -> str:
         named, messages = self.options | dict(options or {}), self._clean(list(messages))

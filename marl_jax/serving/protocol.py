@@ -121,12 +121,11 @@ def check_depth(body: Any) -> None:
     """Refuses values that are nested deeper than any request needs: what walks through them may recurse."""
     here = [body]
     for _ in range(MOST_LEVELS):
-        inner = (x.values() if isinstance(x, dict) else x for x in here if isinstance(x, dict | list))
-        here = [item for items in inner for item in items]
+        inner = (x.values() if isinstance(x, dict) else x for x in here)
+        here = [item for items in inner for item in items if isinstance(item, (dict, list))]
         if not here:
             return
-    if here:
-        raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
+    raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
 
 
 class _Fields:

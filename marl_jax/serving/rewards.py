@@ -18,15 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from marl_jax.agents.verifier import ChatError, Reading, Scorer
 from marl_jax.serving import http
 from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Limits
+from marl_jax.serving.guard import Guard, Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.prometheus import Metrics
 
@@ -121,13 +120,13 @@ def _settle(result: asyncio.Future, scores: list[float], error: Exception | None
 
 def reward_app(
     scorer: Scorer, *, model: str, version: str, keys: Keys, limits: Limits | None = None, step: int | None = None
-) -> Starlette:
+) -> Guard:
     """The application; `model`, `version` and `step` tell clients what scores."""
     metrics = Metrics()
     thread = ScoringThread(scorer.score, metrics)
 
     @contextlib.asynccontextmanager
-    async def running(app: Starlette):
+    async def running(app: Guard):
         thread.start()
         yield
         await asyncio.to_thread(thread.stop)

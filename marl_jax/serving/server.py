@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from marl_jax.errors import RunError
 from marl_jax.garbage import rare_collections
@@ -31,7 +31,7 @@ BACKLOG = 2048
 
 
 def serve(
-    app: Starlette, host: str, port: int, *, drain_seconds: float = 30, ready: Callable[[str], None] | None = None
+    app: ASGIApp, host: str, port: int, *, drain_seconds: float = 30, ready: Callable[[str], None] | None = None
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; then nothing new is accepted, and what is under way has `drain_seconds`.
 
@@ -60,7 +60,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def in_thread(app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> Iterator[str]:
+def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> Iterator[str]:
     """Serves in a thread while the context is open; gives the address."""
     started, failure = threading.Event(), []
     server = _Server(app, drain_seconds, lambda _: started.set())
@@ -89,7 +89,7 @@ def in_thread(app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seco
 
 @contextlib.asynccontextmanager
 async def in_loop(
-    app: Starlette, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5
+    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5
 ) -> AsyncIterator[str]:
     """Serves in this event loop while the context is open, so that others in it reach the application's objects."""
     started = asyncio.Event()
@@ -127,7 +127,7 @@ def _max_connections() -> int:
 class _Server(uvicorn.Server):
     """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
 
-    def __init__(self, app: Starlette, drain_seconds: float, ready: Callable[[str], None]):
+    def __init__(self, app: ASGIApp, drain_seconds: float, ready: Callable[[str], None]):
         self._app, self._failure, self._ready, self.url = app, None, ready, ""
         settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False)
         settings |= dict(server_header=False, proxy_headers=False)

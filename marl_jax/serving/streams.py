@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,6 +13,7 @@ from marl_jax.serving import protocol
 from marl_jax.serving.calls import Call
 from marl_jax.serving.choices import Pieces
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http_protocol import HangUp
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -56,16 +56,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events."""
-        listening = asyncio.ensure_future(_hung_up(receive))
-        listening.add_done_callback(lambda _: self._call.changed())
-        try:
-            with self._attached:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._send_events(send, listening)
-        finally:
-            listening.cancel()
+        with self._attached, scope["hang_up"].calls(self._call.changed):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send_events(send, scope["hang_up"])
 
-    async def _send_events(self, send: Send, listening: asyncio.Task) -> None:
+    async def _send_events(self, send: Send, hang_up: HangUp) -> None:
         call, pieces, first = self._call, Pieces(self._call), True
         data = b"".join(pieces.begin())
         try:
@@ -79,7 +74,7 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data + more, "more_body": True})
                     data = b""
                 await call.next_change(changes)
-                if listening.done():
+                if hang_up.happened:
                     return
             await call.result()
             if first:
@@ -90,8 +85,3 @@ class EventStream(Response):
             found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
             data += protocol.event({"error": found})
         await send({"type": "http.response.body", "body": data, "more_body": False})
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

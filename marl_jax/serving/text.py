@@ -15,6 +15,8 @@ def visible(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str] = ())
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
     """A text up to the first stop string."""
+    if not stops:
+        return text
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 

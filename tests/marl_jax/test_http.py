@@ -21,13 +21,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.serving import http as basics
 from marl_jax.serving import http_protocol, server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.guard import Limits
+from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys, check_address, is_loopback
 from marl_jax.serving.prometheus import Metrics
 
@@ -309,6 +309,17 @@ def test_work_is_cancelled_when_the_client_hangs_up():
     assert metrics.value("http_requests_total", path="/work", status=499) == 1
 
 
+def test_a_hang_up_is_heard_within_its_context_also_after_it_happened():
+    heard, hang_up = [], http_protocol.HangUp()
+    with hang_up.calls(lambda: heard.append("before")):
+        pass
+    with hang_up.calls(lambda: heard.append("within")):
+        hang_up.happen()
+    with hang_up.calls(lambda: heard.append("after")):
+        pass
+    assert heard == ["within", "after"] and hang_up.happened
+
+
 def test_health_and_metrics():
     state = {"status": "ok", "model": "tiny"}
     with running(health=lambda: state) as address:
@@ -327,7 +338,7 @@ def test_health_and_metrics():
 def test_metrics_in_the_format_of_prometheus():
     metrics = Metrics()
     metrics.count("tokens_total", "Tokens.\nSampled.", 3, name='a"b\\c\n')
-    metrics.set("rows", "Rows.", 0.5)
+    metrics.gauge("rows", "Rows.", lambda: 0.5)
     for value in (0.1, 1.0, 7.0):
         metrics.observe("wait", "Seconds.", value, (1.0, 5.0))
     assert metrics.text() == textwrap.dedent(r"""

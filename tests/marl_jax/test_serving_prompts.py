@@ -43,6 +43,18 @@ def template_of(name):
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
+@given(st.lists(WORDS.filter(str.strip), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_ids_that_are_remembered_are_those_of_the_text(texts):
+    tokenizer = merging_tokenizer()
+    renderer = Renderer(tokenizer)
+    for text in texts * 2:
+        messages = [{"role": "user", "content": text}]
+        ids = renderer.opening(messages)
+        assert ids == tokenizer.encode(renderer._text(messages, (), None))
+        ids.clear()  # it is the caller's
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [(), TOOLS])
 def test_what_follows_an_answer_is_what_the_template_writes_there(name, tools):

@@ -26,7 +26,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from marl_jax.modes.page import lines, tables
 from marl_jax.modes.page.folders import RunFolders, read_config, read_inside
@@ -34,6 +33,7 @@ from marl_jax.modes.page.room import Room
 from marl_jax.serving import http
 from marl_jax.serving.admin import check_admin
 from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http import Route
 
 STATIC = Path(__file__).with_name("static")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -62,7 +62,7 @@ class Page:
         """What needs no key: the page's own files, from which its form for the key comes too."""
         return ["/", ROOT.rstrip("/"), ROOT, *(ROOT + name for name in self._files)]
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         """All of them."""
         return [
             Route("/", _to_page),
