@@ -64,9 +64,12 @@ def said(workdir: Path, index: int) -> str:
     return workdir.with_name(f"said_{index}").read_text()
 
 
-def wait_for_step(workdir: Path, step: int, running: list[subprocess.Popen]) -> None:
-    """Until a step is done, and at least one since the processes began."""
-    while not any(row["step"] >= step for row in read_json_lines(workdir / "metrics.jsonl")):
+def wait_for_step(workdir: Path, step: int, checkpoint: int, running: list[subprocess.Popen]) -> None:
+    """Until a step is done and a checkpoint, which is written beside the next steps, is whole."""
+    while not (
+        any(row["step"] >= step for row in read_json_lines(workdir / "metrics.jsonl"))
+        and (workdir / "checkpoints" / str(checkpoint)).is_dir()
+    ):
         assert all(process.poll() is None for process in running), said(workdir, 0) + said(workdir, 1)
         time.sleep(0.01)
 
@@ -83,7 +86,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
     cache, workdir, alone = tmp_path / "cache", tmp_path / "pair", tmp_path / "alone"
     one = launch(alone, cache, 4, "said_alone")
     with pair(workdir, cache) as both:
-        wait_for_step(workdir, 4, both)
+        wait_for_step(workdir, 4, 3, both)
         both[1].send_signal(signal.SIGKILL)
         killed = time.monotonic()
         assert both[0].wait(60) != 0
@@ -91,7 +94,7 @@ def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_pat
         assert "start the same command on all machines again" in said(workdir, 0)
 
     with pair(workdir, cache) as both:
-        wait_for_step(workdir, 8, both)
+        wait_for_step(workdir, 8, 6, both)
         both[1].send_signal(signal.SIGTERM)
         assert [process.wait(120) for process in both] == [0, 0], said(workdir, 0) + said(workdir, 1)
     assert "resumed from step" in said(workdir, 0) and "resumed" not in said(workdir, 1)
