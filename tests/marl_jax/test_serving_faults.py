@@ -229,7 +229,7 @@ def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
         threads = [threading.Thread(target=task, args=(i,)) for i, task in enumerate([ask] * 4 + [follow] * 4)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: len(got) > 20 and len(partial) > 20, 120)
+        wait_for(lambda: len(got) > 20 and sum(map(bool, list(partial.values()))) > 20, 120)
     finally:
         process.kill()
         process.wait()
@@ -244,6 +244,8 @@ def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
         assert [answer.text for answer in calls[id_].answers] == texts
     tokenizer = Parrot().tokenizer
     for id_, text in partial.items():
+        if not text:  # the event before the first token, which does not wait for the line that says the call began
+            continue
         (answer,) = calls[id_].answers
         assert tokenizer.decode(answer.tokens, skip_special=True).startswith(text)
 
