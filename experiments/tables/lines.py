@@ -48,7 +48,7 @@ def _panel(
         return parts
     last = max(max(line.x) for line in lines) or 1
     top = max(max(line.y) for line in lines)
-    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0) if top / s <= 6)
+    step = next(s for power in range(-2, 9) for s in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if top / s <= 6)
     top = step * -(-top // step)
 
     def place(x: float, y: float) -> tuple[float, float]:
