@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.sampling import decode
+from marl_jax.sampling.batch_settings import settings_for
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.settings import Sampling, settings_for
+from marl_jax.sampling.settings import Sampling
 from models import cache as kv
 from models import registry
 from models.config import ModelConfig

@@ -22,13 +22,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from marl_jax.sampling.batcher import Batcher
-from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.loop_futures import LoopFutures
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
+
+if TYPE_CHECKING:  # its exceptions are known where there is no JAX
+    from marl_jax.sampling.batcher import Batcher
+    from marl_jax.sampling.batchers import Batchers
 
 SWITCH = 0.0003
 """Seconds for which another thread may keep the interpreter from this one. Python's default of 5 ms comes up at every

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
-from models.cache import Cache
+if TYPE_CHECKING:  # a worker of a server has answers, and no JAX
+    import jax
+
+    from models.cache import Cache
 
 
 @dataclasses.dataclass(frozen=True)

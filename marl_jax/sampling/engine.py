@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.sampling import checks, choice, decode
+from marl_jax.sampling.batch_settings import settings_for
 from marl_jax.sampling.conversation import Answer, Conversation, batch_bucket, pad_rows, round_up
 from marl_jax.sampling.programs import Programs, Weights
-from marl_jax.sampling.settings import Sampling, settings_for, with_seeds
+from marl_jax.sampling.settings import Sampling, with_seeds
 from models import lora
 from models.model import Model
 from models.sharding import param_shardings

@@ -15,7 +15,7 @@ import numpy as np
 
 from marl_jax.devices import compiler
 from marl_jax.sampling import choice, decode, draw
-from marl_jax.sampling.settings import row_keys
+from marl_jax.sampling.batch_settings import row_keys
 from models import cache as kv
 from models import lora
 from models.cache import Cache

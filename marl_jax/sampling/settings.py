@@ -1,15 +1,12 @@
-"""How a request is answered, as the caller writes it and as arrays for a batch."""
+"""How a request is answered, as the caller writes it; `batch_settings` has the same as arrays. Needs no JAX."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-import jax
 import numpy as np
-
-from marl_jax.sampling import decode
 
 
 class Constraint(Protocol):
@@ -72,48 +69,6 @@ def with_seeds(sampling: Sampling, rows: int) -> list[Sampling]:
     return [dataclasses.replace(sampling, seed=(sampling.seed + i) % 2**32) for i in range(rows)]
 
 
-@jax.jit
-def row_keys(seeds: jax.Array) -> jax.Array:
-    """One PRNG key per row from its seed: the seed alone decides, not the slot."""
-    return jax.vmap(jax.random.key)(seeds)
-
-
 def stop_width(sampling: Sampling) -> int:
     """Columns that its stop ids need in an array: steps of four, so that few programs do for all."""
     return max(4, -(-len(sampling.stop_ids) // 4) * 4)
-
-
-def settings_for(
-    requests: Sequence[Sampling], batch: int, prompts: Sequence[Sequence[int]] | None = None, vocab: int = 0
-) -> decode.Settings:
-    """Settings of a batch; rows beyond the requests have a budget of zero and never start.
-
-    prompts  what each row has read, for the repetition penalty; None where the rows know it themselves
-    """
-    stop_ids = np.full((batch, max((stop_width(r) for r in requests), default=4)), -1, np.int32)
-    for row, request in zip(stop_ids, requests, strict=False):
-        row[: len(request.stop_ids)] = request.stop_ids
-
-    def column(field, dtype, rest):
-        return np.asarray([getattr(r, field) for r in requests] + [rest] * (batch - len(requests)), dtype)
-
-    filters = None
-    if any(r.filters for r in requests):
-        seen = None if prompts is None else np.zeros((batch, vocab), bool)
-        for row, prompt in zip(seen, prompts, strict=False) if prompts else ():
-            row[np.asarray(prompt, np.int64)] = True
-        filters = decode.Filters(
-            column("top_k", np.int32, 0),
-            column("top_p", np.float32, 1.0),
-            column("repetition_penalty", np.float32, 1.0),
-            seen,
-        )
-    return decode.Settings(
-        row_keys(column("seed", np.uint32, 0)),
-        *jax.device_put((
-            column("temperature", np.float32, 1.0),
-            stop_ids,
-            column("max_new_tokens", np.int32, 0),
-            filters,
-        )),
-    )

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from models import fetch, registry
 from models.chat_templates import BUILTIN
 from models.errors import refuse_malformed
 from models.tokenizers.byte import ByteTokenizer
@@ -21,6 +21,9 @@ from models.tokenizers.gguf_vocab import from_gguf
 from models.tokenizers.sentencepiece_file import from_sentencepiece
 from models.tokenizers.tiktoken_file import from_tiktoken
 from models.tokenizers.tokenizer import Tokenizer, check_fits
+
+if TYPE_CHECKING:
+    from models import registry
 
 __all__ = ["ByteTokenizer", "Tokenizer", "TokenizerError", "check_fits", "load"]
 
@@ -51,6 +54,8 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _entry(name: str) -> registry.Entry:
+    from models import registry  # late: shapes of models bring JAX along, which a tokenizer does not need
+
     try:
         return registry.get(name)
     except ValueError as error:
@@ -59,6 +64,8 @@ def _entry(name: str) -> registry.Entry:
 
 def _fetched(name: str) -> Path:
     """Where a registered model lies; an error that says how to get it when it lies nowhere."""
+    from models import fetch
+
     path = fetch.locate(name)
     if path is None:
         raise FileNotFoundError(

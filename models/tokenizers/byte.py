@@ -6,6 +6,7 @@ from models.chat_templates import BUILTIN
 from models.tokenizers.bpe import CONTROL, NORMAL, byte_characters, byte_level_bpe
 from models.tokenizers.tokenizer import Tokenizer, build
 
+NAME = "bytes"
 SPECIAL = ("<|pad|>", "<|bos|>", "<|im_start|>", "<|im_end|>", "<|eos|>", "<|spare0|>", "<|spare1|>", "<|spare2|>")
 
 
@@ -14,7 +15,16 @@ def ByteTokenizer() -> Tokenizer:
     tokens = [*byte_characters(), *SPECIAL]
     types = [NORMAL] * 256 + [CONTROL] * len(SPECIAL)
     rust = byte_level_bpe(tokens, types, merges=[], pre="whole")
-    # Its words are whole texts, which hardly ever come again: every thread would keep ten thousand of them for nothing.
-    rust.model._resize_cache(0)
     ids = {token: 256 + i for i, token in enumerate(SPECIAL)}
-    return build("bytes", rust, BUILTIN["chatml"], bos_id=ids["<|bos|>"], eos_id=ids["<|eos|>"], pad_id=ids["<|pad|>"])
+    found = build(NAME, rust, BUILTIN["chatml"], bos_id=ids["<|bos|>"], eos_id=ids["<|eos|>"], pad_id=ids["<|pad|>"])
+    drop_cache(found)
+    return found
+
+
+def drop_cache(tokenizer: Tokenizer) -> None:
+    """Switches the cache of a byte tokenizer off, which pickling switches on; others keep theirs.
+
+    Its words are whole texts, which hardly ever come again: every thread would keep ten thousand of them for nothing.
+    """
+    if tokenizer.name == NAME:
+        tokenizer.rust.model._resize_cache(0)

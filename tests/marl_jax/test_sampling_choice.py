@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from marl_jax.sampling import choice
+from marl_jax.sampling.batch_settings import row_keys
 from marl_jax.sampling.choice import choice_logprobs, choose, make_choices
-from marl_jax.sampling.settings import row_keys
 from tests.marl_jax.tiny_engine import goodness, quick_jit
 
 D, V, END = 6, 12, 11

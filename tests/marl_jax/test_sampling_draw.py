@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 
 from marl_jax.sampling import draw
-from marl_jax.sampling.settings import row_keys
+from marl_jax.sampling.batch_settings import row_keys
 from tests.marl_jax.tiny_engine import goodness
 
 categorical = jax.jit(draw.categorical)
