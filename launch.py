@@ -81,7 +81,10 @@ def main(argv: list[str]) -> int:
         if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
             console.note(logging.ERROR, "the run ended: %s", "".join(traceback.format_exception(error)))
             raise
-        hint = "lower rollout.games or eval.games, or raise algo.minibatches or algo.grad_accum_steps"
+        hint = (
+            "lower rollout.games, eval.games, task.rows or sampling.memory_frac, raise algo.grad_accum_steps, or set "
+            "model.remat to full"
+        )
         reason = (str(error) or "the host has no memory left").splitlines()[0][:300]
         return complain(f"out of memory; {hint}\n{reason}", status=1)
     return 0

@@ -21,7 +21,9 @@ from marl_jax.fields import (
 
 BATCHES = {
     "minibatches": Field(4, integer(1, 1 << 20), "updates per pass over the samples of a rollout"),
-    "grad_accum_steps": Field(1, integer(1, 1 << 20), "parts of a minibatch whose gradients are summed for one update"),
+    "grad_accum_steps": Field(
+        1, integer(1, 1 << 20), "parts of a minibatch whose gradients are summed; more where memory is short"
+    ),
 }
 
 COMMON = {  # of every policy gradient

@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,10 +89,27 @@ class Program:
         return compiled
 
     def __call__(self, *args: Any) -> Any:
-        if self._pending:  # an error of the compiler is raised again by the call
+        self._wait()
+        return self.jitted(*args)
+
+    def bytes_needed(self, *args: Any) -> float:
+        """Memory of a device that a call takes beside its arguments; infinite where the compiler finds it too much."""
+        self._wait()
+        try:
+            memory = self.jitted.lower(*args).compile().memory_analysis()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return math.inf
+        if memory is None:  # not every compiler says
+            return 0.0
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+    def _wait(self) -> None:
+        """Until what was begun is compiled; an error of the compiler is raised again by the call."""
+        if self._pending:
             concurrent.futures.wait(self._pending)
             self._pending.clear()
-        return self.jitted(*args)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from marl_jax.agents.team import Backbone
 from marl_jax.config import stages
 from marl_jax.devices import compiler, placement
+from marl_jax.devices import mesh as meshes
 from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.errors import RunError
 from marl_jax.learning import averages, overlong
@@ -31,6 +32,7 @@ from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
+from marl_jax.modes.fitting import FittingUpdate
 from marl_jax.modes.identity import identity
 from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams
@@ -113,6 +115,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
 
     # ------------------------------------------------------------------------------------------------- programs
     roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
+    if restored is not None:
+        learn.factor = restored.meta.get("update_factor", 1)
     sampler, ahead = SamplerParams(setup), Ahead()
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     evaluates_first = start == 0 and config.eval.every > 0
@@ -174,7 +178,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 # A step whose update was skipped is no place to continue from.
                 wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
                 if wanted or checkpoints.improves(metric) or step == config.steps or stopping:
-                    kept, noted = saved(states, arrays(rollout, rollout_state)), {"run": identity(setup)}
+                    kept = saved(states, arrays(rollout, rollout_state))
+                    noted = {"run": identity(setup), "update_factor": learn.factor}
                     noted |= {} if rollout.jitted else {"rollout": rollout_state}
                     checkpoints.save(step, kept, noted, metric)
                     rollout.checkpointed(checkpoints.durable)
@@ -225,13 +230,18 @@ def averages_of(setup: Setup, backbone: Backbone) -> Callable[[dict], dict]:
 def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
     """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
     everywhere = placement.replicated(setup.mesh)
-    learn = Program(
-        functools.partial(learn_step, setup, optimiser),
-        "the update",
-        donate_argnums=(0,),
-        out_shardings=(placement.shardings_of(states), everywhere),
-        compiler_options=compiler.options(),
-    )
+    kept_states = placement.shardings_of(states)
+
+    def make_learn(factor: int) -> Program:
+        return Program(
+            functools.partial(learn_step, setup, optimiser, factor=factor),
+            "the update",
+            donate_argnums=(0,),
+            out_shardings=(kept_states, everywhere),
+            compiler_options=compiler.options(),
+        )
+
+    learn = FittingUpdate(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)
@@ -246,7 +256,9 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
     return roll, learn, after_update
 
 
-def compile_ahead(setup: Setup, ahead: Ahead, matches, roll: Program, learn: Program, played: tuple, states, key, step):
+def compile_ahead(
+    setup: Setup, ahead: Ahead, matches, roll: Program, learn: FittingUpdate, played: tuple, states, key, step
+):  # fmt: skip
     """Begins to compile what the first step needs, in the order of need: it is there after the longest of them.
 
     matches  begins to compile the evaluation before training; None: there is none
@@ -277,10 +289,15 @@ def compile_ahead(setup: Setup, ahead: Ahead, matches, roll: Program, learn: Pro
 
 
 def learn_step(
-    setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array, step: jax.Array | int = 0
-):
-    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics)."""
+    setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array,
+    step: jax.Array | int = 0, factor: int = 1,
+):  # fmt: skip
+    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics).
+
+    factor  of the parts in which minibatches are read
+    """
     algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
+    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
     for backbone in setup.trained_backbones:
         policy, state = backbone.policy, states[backbone.name]
         mine = setup.team.own(samples, backbone.number)
@@ -288,7 +305,7 @@ def learn_step(
         with jax.named_scope("advantages"):
             mine, more = algorithm.prepare(policy, state.weights, mine, algo)
         update = make_update(policy, optimiser, algorithm.objective, algo)
-        most = setup.max_active_rows(backbone, mine.n)
+        most = setup.max_active_rows(backbone, mine.n, algo)
         state, updated = update_active_rows(update, state, mine, jax.random.fold_in(key, 1 + backbone.number), most)
         followed = averages.follow(policy, state.averages, state.trained, mine, algo)
         state = dataclasses.replace(state, averages=followed)

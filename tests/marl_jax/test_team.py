@@ -128,7 +128,7 @@ def test_rows_of_others_are_left_out_of_the_update(team):
     """Half of the rows are each model's, so an update on that half is the update on all of them."""
     setup, optimiser, train_states, samples = team
     n = samples.n
-    assert [setup.max_active_rows(backbone, n) for backbone in setup.backbones] == [n // 2] * 2
+    assert [setup.max_active_rows(backbone, n, setup.config.algo) for backbone in setup.backbones] == [n // 2] * 2
     taken = []
 
     def update(train_state, rows, key):

@@ -83,9 +83,9 @@ class Setup:
         """For each policy, whether it does."""
         return tuple(not self.config.policies[name].frozen for name in self.team.policies)
 
-    def max_active_rows(self, backbone: Backbone, n: int) -> int:
+    def max_active_rows(self, backbone: Backbone, n: int, algo: ConfigDict) -> int:
         """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""
-        algo, learning = self.config.algo, dict(zip(backbone.policies, backbone.learns, strict=True))
+        learning = dict(zip(backbone.policies, backbone.learns, strict=True))
         n_seats = self.seating.n_seats
         policies = [self.seating.policies(seat) for seat in range(n_seats)]
         seats = sum(any(learning.get(self.team.policies[p], False) for p in found) for found in policies)

@@ -1,0 +1,84 @@
+"""Updates that fit: more parts where memory is short, the same gradients up to rounding."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from marl_jax.modes import fitting, train
+from marl_jax.running.checkpoint import Checkpoints
+from tests.marl_jax import tiny_run, tiny_task, tiny_tasks  # noqa: F401  (registers its tasks)
+
+
+def trained(workdir, config):
+    """The state and the notes of a run's last checkpoint."""
+    train.train(config, workdir)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore()
+    checkpoints.close()
+    return restored
+
+
+@pytest.mark.parametrize("kind", ["rows", "packed rows"])
+def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch, caplog, kind):
+    if kind == "rows":
+        config, parts = tiny_run.get_config(), 16  # of 48 rows a minibatch
+    else:
+        config, parts = tiny_task.get_config("grpo"), 8  # of 8 rows
+        config.algo.pack = 2
+    config.steps = 2
+    whole = trained(tmp_path / "whole", config)
+    assert whole.meta["update_factor"] == 1
+
+    monkeypatch.setattr(fitting, "free_bytes", lambda: 1.0)  # nothing fits
+    with caplog.at_level("INFO"):
+        cut = trained(tmp_path / "cut", config)
+    assert cut.meta["update_factor"] == parts and f"in {parts} parts instead of 1" in caplog.text
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)  # noqa: E731
+    jax.tree.map(close, whole.state["trained"], cut.state["trained"])
+
+    if kind == "rows":  # a run that continues does not begin to look again
+        config.steps = 3
+        monkeypatch.setattr(fitting, "free_bytes", lambda: 1e15)
+        assert trained(tmp_path / "cut", config).meta["update_factor"] == parts
+
+
+def test_no_more_parts_than_needed(monkeypatch):
+    tried = []
+
+    class Update:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def bytes_needed(self, *_):
+            tried.append(self.factor)
+            return 10.0 + 80.0 / self.factor  # what does not depend on the parts, and what does
+
+        def __call__(self, states, samples):
+            return self.factor
+
+    def update(free, rows, **algo):
+        tried.clear()
+        monkeypatch.setattr(fitting, "free_bytes", lambda: free / fitting.SPARE)
+        algo = ConfigDict(dict(minibatches=2, grad_accum_steps=2) | algo)
+        samples = types.SimpleNamespace(n=rows, shape=(rows,))
+        learn = fitting.FittingUpdate(Update, algo, ways=4)
+        return learn({}, samples), learn({}, samples), list(tried)
+
+    assert update(free=95, rows=1 << 10) == (1, 1, [1])
+    assert update(free=51, rows=1 << 10) == (2, 2, [1, 2])
+    assert update(free=31, rows=1 << 10) == (4, 4, [1, 4])  # the excess tells how many
+    assert update(free=12, rows=1 << 12) == (64, 64, [1, 8, 16, 32, 64])
+    assert update(free=12, rows=96) == (2, 2, [1, 2])  # 12 rows for each minibatch and way
+    assert update(free=12, rows=96, pack=4) == (4, 4, [1, 4])
+    assert update(free=12, rows=16) == (1, 1, [1])
+
+
+def test_what_is_free():
+    stats = dict(bytes_limit=100, bytes_in_use=30)
+    assert fitting._free(stats) == 70
+    assert fitting._free(stats | dict(pool_bytes=100, largest_free_block_bytes=50)) == 50
+    assert fitting._free(stats | dict(pool_bytes=35, largest_free_block_bytes=5)) == 65
+    assert fitting.free_bytes() is None  # CPUs
