@@ -136,11 +136,12 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
 
 
 def present_weights(setup: Setup, workdir: Path) -> tuple[int, dict[str, dict]]:
-    """(step, weights) of the checkpoint that `eval.step` names, or of the models untuned where there is none."""
+    """(step, weights) of the checkpoint that `eval.step` names, or those a run would begin with where there is none."""
     if (workdir / "checkpoints").is_dir():
         return restore_weights(setup, workdir, setup.config.eval.step)
-    names = ", ".join(dict.fromkeys(backbone.config.name for backbone in setup.backbones))
-    log.info("%s has no checkpoints: %s is taken untuned", workdir, names)
+    starts = [(backbone.config.name, backbone.config.init_from) for backbone in setup.backbones]
+    words = [f"{name} of {place}" if place else f"{name} untuned" for name, place in starts]
+    log.info("%s has no checkpoints, so these are taken: %s", workdir, ", ".join(dict.fromkeys(words)))
     return 0, untuned_weights(setup)
 
 
