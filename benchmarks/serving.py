@@ -20,11 +20,15 @@ the best of three, and `of_raw` the share of it that clients got. `first_…` is
 `between_…` that between two pieces, and `token_…` the same per token of a chunk. `growth_mib` is what the memory of the
 serving process grew by from the first quarter of a case to its end.
 
-`cpu_s` are the CPU seconds of each thread of the serving process. With `--replay`, the folder of a tokenizer, there is
-no model: answers are known, and their time passes as on a device that writes `--rate` tokens a second with all rows.
-The case is then run again with answers half as long. From what that saves follows the host's CPU time `ms_per_piece`,
-and the rest is `ms_per_request`: of an answer, with its share of what a session costs besides. With `--profile` two
-further runs, under cProfile, say what the event loop's thread does, by cause; it runs slower, so only the shares count.
+With `--workers=N` so many processes answer HTTP for this one, as with `serve.workers`, and clients ask each session at
+its `base_url`.
+
+`cpu_s` are the CPU seconds of each thread of the serving process, and of its workers. With `--replay`, the folder of a
+tokenizer, there is no model: answers are known, and their time passes as on a device that writes `--rate` tokens a
+second with all rows. The case is then run again with answers half as long. From what that saves follows the host's CPU
+time `ms_per_piece`, and the rest is `ms_per_request`: of an answer, with its share of what a session costs besides.
+With `--profile` two further runs, under cProfile, say what the event loop's thread does, by cause; it runs slower, so
+only the shares count.
 """
 
 from __future__ import annotations
@@ -59,10 +63,11 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import server
 from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.guard import Guard, Limits
+from marl_jax.serving.guard import Limits
 from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.workers import pool
 from models import tokenizers
 
 CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks
@@ -157,23 +162,35 @@ class Meter:
         self._before: dict[str, float] = {}
         self._profile: cProfile.Profile | None = None
 
-    def application(self, served: Guard) -> Guard:
-        """The application with the route of the meter."""
-        served.router.routes.append(Route("/benchmark", self._measure, methods=["POST"]))
-        return served
+    def route(self) -> Route:
+        """The route of the meter."""
+        return Route("/benchmark", self._measure, methods=["POST"])
 
     async def _measure(self, request: Request) -> JSONResponse:
         by_cause = {}
         if self._profile is not None:
             self._profile.disable()
             by_cause = causes(self._profile, CAUSES)
-        now = thread_seconds(event_loop="http")
+        now = thread_seconds(event_loop="http") | worker_seconds()
         spent = {name: seconds - self._before.get(name, 0.0) for name, seconds in now.items()}
         self._before, self._profile = now, None
         if (await request.json())["profile"]:
             self._profile = cProfile.Profile(time.thread_time)
             self._profile.enable()
         return JSONResponse({"threads": spent, "causes": by_cause})
+
+
+def worker_seconds() -> dict[str, float]:
+    """CPU seconds of every worker of this process."""
+    found = {}
+    for pid in Path("/proc/self/task").glob("*/children"):
+        for child in pid.read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            if pool.WORKER in command:
+                tasks = Path(f"/proc/{child}/task").glob("*/schedstat")
+                number = command[command.index(pool.WORKER) + 1]
+                found[f"worker {number}"] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    return dict(sorted(found.items()))
 
 
 def serve_and_ask(args, argv: list[str]) -> int:
@@ -185,9 +202,12 @@ def serve_and_ask(args, argv: list[str]) -> int:
             raw[case] = max(raw_tokens_per_s(args, source.models["served"], case) for _ in range(3))
         traces = TraceFile(Path(folder) / "traces.jsonl")
         endpoint = make_endpoint([source], Keys(required=False), limits, traces)
-        app = Meter().application(endpoint.application())
+        endpoint.routes += (Meter().route(),)
         exact = "" if args.replay or jax.default_backend() == "cpu" else jax.default_backend()
-        with contextlib.closing(traces), server.in_thread(app) as url:
+        serving = pool.in_thread(endpoint, workers=args.workers) if args.workers else server.in_thread(
+            endpoint.application()
+        )  # fmt: skip
+        with contextlib.closing(traces), serving as url:
             port = url.rpartition(":")[2]
             command = [sys.executable, "-m", "benchmarks.serving", *argv, f"--port={port}", f"--server={os.getpid()}"]
             command += [f"--raw={json.dumps(raw)}", f"--inexact={exact}"]
@@ -210,7 +230,7 @@ def ask(args) -> int:
             cpu = {name: round(seconds, 3) for name, seconds in cpu.items() if seconds >= 0.001}
             model = "replay" if args.replay else args.model
             report(**found, **shares, **costs, cpu_s=cpu, model=model, rows=args.rows, new=args.new,
-                   processes=args.processes, cores=os.cpu_count())  # fmt: skip
+                   workers=args.workers, processes=args.processes, cores=os.cpu_count())  # fmt: skip
             failed += found["lost"] + (found["mixed_up"] or 0)
             if args.profile:
                 print_causes(args, clients, case)
@@ -298,6 +318,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--processes", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)), help="of clients")
+    parser.add_argument("--workers", type=int, default=0, help="as serve.workers")
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rows", type=int, default=64)

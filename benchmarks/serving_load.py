@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 WORDS = ["river", "stone", "cloud", "green", "seven", "lamp", "quiet", "door", "winter", "glass", "paper", "field"]
 
@@ -65,7 +66,7 @@ class Client(asyncio.Protocol):
         """Sends a request and reads the head of the answer; its status is under ""."""
         text = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.key}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
         )
         self._data, self._marks = b"", []
@@ -203,7 +204,7 @@ class Load:
         """A conversation of several turns in a session of its own."""
         opened = await client.ask("/v1/sessions", {"seed": i % self.args.questions})
         messages = question(i, self.args)
-        async with Client(self.args.port, opened["key"]) as own:
+        async with Client(urlsplit(opened["base_url"]).port, opened["key"]) as own:
             for turn in range(self.args.turns):
                 said = await self._streamed(own, self.body(i) | {"messages": messages})
                 self.seen.answers[turn, i % self.args.questions].append(said)

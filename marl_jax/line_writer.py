@@ -81,7 +81,10 @@ class LineWriter:
                     then()
 
     def _append(self, text: str, sync: bool) -> None:
-        self._file.write(text.encode())
+        data = text.encode()
+        written = self._file.write(data)
+        while written < len(data):  # a file without a buffer may take a part, where a disk is about to be full
+            written += self._file.write(data[written:])
         self._file.flush()
         if sync:
             os.fsync(self._file.fileno())

@@ -138,6 +138,15 @@ def _weights(c: ConfigDict) -> Iterator[str]:
         yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
 
 
+def _ports(c: ConfigDict) -> Iterator[str]:
+    port, workers = c.serve.port, c.serve.workers
+    if port and port + workers > 65535:
+        yield (
+            f"config.serve.port is {port} with serve.workers {workers}, whose own ports follow it; accepted: at most "
+            f"{65535 - workers}, or 0"
+        )
+
+
 def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
     """Problems of `config.agents` in a world whose seats have these names, in order."""
     known = {f"seat_{i}" for i in range(len(named))} | set(named)
@@ -160,7 +169,7 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
             yield f"config.agents has {', '.join(names)} for {role}, turn by turn; accepted: policies, or one bot"
 
 
-COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights)
+COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights, _ports)
 
 ONLY_LEARNING = (_warm_start,)
 """Conditions that do not matter where nothing is learnt: all that is needed may be in the run's own checkpoint."""

@@ -198,6 +198,7 @@ SERVE = {  # of --mode=serve and --mode=serve_reward
     "host": Field("127.0.0.1", TEXT, "address to listen on; one that other machines can reach needs a key"),
     "port": Field(8000, integer(0, 65535), "0 is any free one"),
     "key_env": Field("MARL_JAX_KEY", TEXT, "environment variable with the key that clients must send; unset: none"),
+    "workers": Field(0, integer(0, 64), "processes that answer HTTP for the one with the models; 0: it does so itself"),
     "max_body": Field(8.0, number(0, above=True), "MiB of a request at most"),
     "max_requests": Field(256, integer(1, 1 << 16), "requests under way at most; more are asked to come again"),
     "time_limit": Field(600.0, number(0, above=True), "seconds in which a request is answered"),

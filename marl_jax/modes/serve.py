@@ -16,11 +16,11 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
-from starlette.types import ASGIApp
 
-from marl_jax.errors import RunError
+from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes.page import Page
 from marl_jax.modes.page.folders import RunFolders
 from marl_jax.modes.page.offers import find_offers
@@ -31,6 +31,7 @@ from marl_jax.serving.endpoint import Endpoint
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.workers import pool
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,11 @@ def main(config: ConfigDict, workdir: Path) -> None:
     keys, limits = http.read_settings(config.serve)  # what is refused is refused before models are loaded
     folders = RunFolders([*([workdir] if (workdir / "config.json").is_file() else []), *config.serve.runs])
     if not serves_models(config, workdir):
+        if config.serve.workers:
+            raise ConfigError([f"config.serve.workers is {config.serve.workers} without a model; accepted: 0"])
         page = Page(folders, Room(find_offers({}, [])))
         app = http.application(page.routes(), keys=keys, limits=limits, open_paths=page.open_paths)
-        return _serve(app, config)
+        return server.serve(app, **_settings(config))
     traces = None
     if config.serve.traces:
         traces = TraceFile(workdir / TRACES)
@@ -78,7 +81,10 @@ def main(config: ConfigDict, workdir: Path) -> None:
             stack.callback(traces.close)
         endpoint = make_endpoint(sources, keys, limits, traces, folders, config.serve.session_idle)
         log.info("models: %s", ", ".join(endpoint.models))
-        _serve(endpoint.application(), config)
+        if config.serve.workers:
+            pool.serve(endpoint, workers=config.serve.workers, **_settings(config))
+        else:
+            server.serve(endpoint.application(), **_settings(config))
 
 
 def serves_models(config: ConfigDict, workdir: Path) -> bool:
@@ -86,13 +92,13 @@ def serves_models(config: ConfigDict, workdir: Path) -> bool:
     return bool(config.serve.models) or not config.serve.runs or (workdir / "config.json").is_file()
 
 
-def _serve(app: ASGIApp, config: ConfigDict) -> None:
-    settings = config.serve
+def _settings(config: ConfigDict) -> dict[str, Any]:
+    """Where to listen, and until when."""
 
     def ready(url: str) -> None:
         log.info("page: %s/page/", url)
 
-    server.serve(app, settings.host, settings.port, drain_seconds=settings.drain, ready=ready)
+    return dict(host=config.serve.host, port=config.serve.port, drain_seconds=config.serve.drain, ready=ready)
 
 
 def make_endpoint(

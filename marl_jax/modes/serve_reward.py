@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from marl_jax.errors import ConfigError
 from marl_jax.modes.scorers import open_scorer
 from marl_jax.serving import http, server
 from marl_jax.serving.rewards import reward_app
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 def main(config: ConfigDict, workdir: Path) -> None:
     """Serves the checkpoint that `eval.step` names."""
     keys, limits = http.read_settings(config.serve)
+    if config.serve.workers:
+        raise ConfigError([f"config.serve.workers is {config.serve.workers}; --mode=serve_reward accepts 0"])
     with open_scorer(workdir, config) as verifier:
         app = reward_app(
             verifier.scorer, model=verifier.model, version=verifier.version, step=verifier.step, keys=keys,

@@ -2,6 +2,7 @@
 
     http, guard, keys, errors, prometheus           applications behind keys and limits
     server, http_protocol                           running them
+    workers, peer                                   with several processes for HTTP
     rewards                                         the reward server
     endpoint, admin                                 routes of the OpenAI-compatible endpoint
     protocol, choices, streams, text                what its clients send and get

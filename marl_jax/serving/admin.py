@@ -3,7 +3,8 @@
 For whoever has the key of the server, or, where it has none, whoever reaches it:
 
     POST /v1/sessions {seed?, models?, policy_sampling?, metadata?}
-                                                     -> {id, key}: calls with that key belong to the session
+                                                     -> {id, key, base_url}: calls with that key belong to the
+                                                     session; they take the shortest way under that address
     GET  /v1/sessions/ID                             its calls and conversations, token by token
     POST /v1/sessions/ID/reward {reward, call?, choice?, level?}
     POST /v1/sessions/ID/end
@@ -16,6 +17,7 @@ A session's own key opens its own routes, also under the ID "current", and no ot
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -81,7 +83,10 @@ class Admin:
         session = await self._sessions.open(
             seed=seed, models=models, policy_sampling=own, metadata=body.get("metadata")
         )
-        return JSONResponse({"id": session.id, "key": session.key, "models": list(session.models)})
+        return JSONResponse({
+            "id": session.id, "key": session.key, "models": list(session.models),
+            "base_url": base_url(request, self._sessions.peer.port),
+        })  # fmt: skip
 
     async def _show(self, request: Request) -> Response:
         return JSONResponse(describe(self._session(request)))
@@ -131,6 +136,15 @@ class Admin:
             return JSONResponse({"status": name})
 
         return run
+
+
+def base_url(request: Request, port: int | None = None) -> str:
+    """The address that a client has asked, or with `port` the same machine at another port."""
+    host, own = request.scope["server"][:2]
+    asked = request.headers.get("host") or (f"[{host}]:{own}" if ":" in host else f"{host}:{own}")
+    if port is not None:
+        asked = re.sub(r":\d*$", "", asked) + f":{port}"
+    return f"http://{asked}/v1"
 
 
 def check_admin(request: Request) -> None:

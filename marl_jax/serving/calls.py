@@ -17,6 +17,7 @@ from typing import Any
 
 from envs.tasks.task import Reply
 from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import protocol, text, tool_calls
@@ -235,6 +236,8 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
         )
     except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
         raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
+    except BatcherClosed:
+        raise ApiError(503, "the server is ending", code="server_ending") from None
     if wrong := next((a.finish for a in answers if a.finish not in ("stop", "length")), None):
         raise ApiError(500, f"the model gave no answer ({wrong})", code="answer_lost")
     written = [a.tokens.tolist() for a in answers]

@@ -25,6 +25,7 @@ from marl_jax.serving.errors import ApiError
 from marl_jax.serving.guard import Guard, Limits
 from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
+from marl_jax.serving.peer import Peer
 from marl_jax.serving.prometheus import Metrics
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.sessions import Session, Sessions, unknown_model
@@ -44,19 +45,20 @@ class Endpoint:
     session_idle     seconds after which a session that nobody uses is ended; None: never
     routes           further ones, those of the page
     open_paths       those of them that need no key
+    peer             the process among those that serve together; None: it serves alone
     """
 
     def __init__(
         self, models: Mapping[str, ServedModel], *, keys: Keys | None = None, limits: Limits | None = None,
         traces: TraceFile | None = None, reload: Callable[[str, str], Awaitable[int]] | None = None,
         control: Control | None = None, session_idle: float | None = None, routes: Sequence[Route] = (),
-        open_paths: Sequence[str] = (),
+        open_paths: Sequence[str] = (), peer: Peer | None = None,
     ):  # fmt: skip
-        self.models, self.keys = dict(models), keys or Keys(required=False)
-        self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys)
-        self._limits, self._reload, self._control = limits or Limits(), reload, control
-        self._routes, self._open_paths = tuple(routes), tuple(open_paths)
-        self._created, self._session_idle = int(time.time()), session_idle
+        self.models, self.keys, self.peer = dict(models), keys or Keys(required=False), peer or Peer()
+        self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys, self.peer)
+        self.limits, self.reload, self.control = limits or Limits(), reload, control
+        self.routes, self.open_paths = tuple(routes), tuple(open_paths)
+        self.created, self.session_idle = int(time.time()), session_idle
         open_sessions = self.sessions.open_sessions
         self.metrics.gauge("serving_open_sessions", "Sessions that have not ended.", lambda: len(open_sessions))
 
@@ -67,12 +69,12 @@ class Endpoint:
             Route("/v1/completions", self._completion, methods=["POST"]),
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
-            *Admin(self.sessions, self._reload, self._control).routes(),
-            *self._routes,
+            *Admin(self.sessions, self.reload, self.control).routes(),
+            *self.routes,
         ]
         return http.application(
-            routes, keys=self.keys, limits=self._limits, metrics=self.metrics, health=self._health,
-            lifespan=self._lifespan, open_paths=self._open_paths,
+            routes, keys=self.keys, limits=self.limits, metrics=self.metrics, health=self._health,
+            lifespan=self._lifespan, open_paths=self.open_paths, peer=self.peer,
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -81,10 +83,10 @@ class Endpoint:
 
         async def watch() -> None:
             while True:
-                await asyncio.sleep(min(self._session_idle / 2, 60.0))
-                await self.sessions.end_idle(self._session_idle)
+                await asyncio.sleep(min(self.session_idle / 2, 60.0))
+                await self.sessions.end_idle(self.session_idle)
 
-        watching = None if self._session_idle is None else asyncio.ensure_future(watch())
+        watching = None if self.session_idle is None else asyncio.ensure_future(watch())
         try:
             yield
         finally:
@@ -163,7 +165,7 @@ class Endpoint:
 
     def _model(self, name: str) -> dict[str, Any]:
         limit = self.models[name].speaker.max_length
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "marl_jax", "max_model_len": limit}
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "marl_jax", "max_model_len": limit}
 
     # Figures
 
@@ -173,7 +175,7 @@ class Endpoint:
 
     def _health(self) -> dict[str, Any]:
         failed = self.failed_models()
-        found = {"models": list(self.models), "sessions": len(self.sessions.open_sessions)}
+        found = {"models": list(self.models), "sessions": self.peer.sessions.total}
         return found | ({"status": "failed", "failed": failed} if failed else {})
 
     def _count(self, call: Call) -> None:

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from marl_jax.serving.errors import ApiError, ClientGone
 from marl_jax.serving.keys import Keys, is_loopback
+from marl_jax.serving.peer import Count
 from marl_jax.serving.prometheus import Metrics
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,13 @@ class Guard:
     """An ASGI application: a router's routes behind keys and limits."""
 
     def __init__(
-        self, router: Router, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = ()
+        self, router: Router, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = (),
+        under_way: Count | None = None,
     ):  # fmt: skip
         self.router, self.keys, self.limits, self.metrics = router, keys, limits, metrics
         self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
-        self.under_way = 0
-        metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way)
+        self.under_way = under_way or Count()
+        metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way.own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # a router within an application raises what it refuses
@@ -89,7 +91,7 @@ class Guard:
                 async with asyncio.timeout(limits.seconds) as timer:
                     await self.router(scope, exchange.receive, exchange.send)
             finally:
-                self.under_way -= counted
+                self.under_way.add(-counted)
         except ApiError as error:
             return error
         except HTTPException as error:
@@ -108,11 +110,11 @@ class Guard:
         """Counts a request, if it counts; one too many is refused."""
         if scope["path"] in UNLIMITED_PATHS:
             return 0
-        if self.under_way >= self.limits.concurrent:
+        if self.under_way.total >= self.limits.concurrent:
             message = f"{self.limits.concurrent} requests are under way; try again later"
             wait = {"Retry-After": str(self.limits.retry_after)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
-        self.under_way += 1
+        self.under_way.add(1)
         return 1
 
     def _failed(self, scope: Scope) -> ApiError:

@@ -24,7 +24,8 @@ from starlette.types import Receive, Scope, Send
 from marl_jax.serving.errors import ApiError, ClientGone
 from marl_jax.serving.guard import Guard, Limits
 from marl_jax.serving.keys import Keys, check_address
-from marl_jax.serving.prometheus import CONTENT_TYPE, Metrics
+from marl_jax.serving.peer import Peer
+from marl_jax.serving.prometheus import CONTENT_TYPE, Metrics, text_of
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,26 +58,29 @@ def application(
     health: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable | None = None,
     open_paths: Iterable[str] = (),
+    peer: Peer | None = None,
 ) -> Guard:
     """Routes behind keys and limits, with GET /health (open to all) and GET /metrics.
 
     `health` returns what /health shows besides {"status": "ok"}; with another "status" it is answered with 503.
     `lifespan` makes an async context manager from the application, which is open while the server runs.
     `open_paths` are answered without a key, as /health is.
+    `peer` is this process among those that serve together; None: it serves alone.
     """
-    limits, metrics = limits or Limits(), metrics or Metrics()
+    limits, metrics, peer = limits or Limits(), metrics or Metrics(), peer or Peer()
 
     async def get_health(request: Request) -> Response:
         found = {"status": "ok", **health()}
         return JSONResponse(found, 200 if found["status"] == "ok" else 503)
 
     async def get_metrics(request: Request) -> Response:
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        text = metrics.text() if peer.snapshots is None else text_of(await peer.snapshots())
+        return Response(text, media_type=CONTENT_TYPE)
 
     own = [Route("/health", get_health), Route("/metrics", get_metrics)]
     # A redirect to a path with or without a slash would send the body, and the key, once more.
     router = routing.Router([*routes, *own], redirect_slashes=False, lifespan=lifespan)
-    return Guard(router, keys, limits, metrics, open_paths)
+    return Guard(router, keys, limits, metrics, open_paths, peer.requests)
 
 
 def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:

@@ -52,6 +52,17 @@ class SchemaConstraint:
         self.matcher.consume_token(token)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SchemaConstraints:
+    """Makes a constraint for each answer that has to follow a schema."""
+
+    schema: dict
+    make: Callable[[], SchemaConstraint]
+
+    def __call__(self) -> SchemaConstraint:
+        return self.make()
+
+
 class JsonOutput:
     """Constraints for one model.
 
@@ -59,9 +70,9 @@ class JsonOutput:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
-        self._tokenizer, self._vocab = tokenizer, vocab
+        self._tokenizer, self.vocab = tokenizer, vocab
 
-    def constraint(self, schema: dict) -> Callable[[], SchemaConstraint]:
+    def constraint(self, schema: dict) -> SchemaConstraints:
         """Makes the constraint of an answer by a JSON schema; one that cannot be followed is the client's error."""
         if importlib.util.find_spec("llguidance") is None:
             raise ApiError(
@@ -78,14 +89,16 @@ class JsonOutput:
         if problem:
             raise ApiError(400, f"response_format: {problem[:500]}", param="response_format")
         stop_id = self._tokenizer.stop_ids[0]
-        return lambda: SchemaConstraint(LLMatcher(self._ll_tokenizer, grammar), self._vocab, stop_id)
+        return SchemaConstraints(
+            schema, lambda: SchemaConstraint(LLMatcher(self._ll_tokenizer, grammar), self.vocab, stop_id)
+        )
 
     @functools.cached_property
     def _ll_tokenizer(self):
         from llguidance import LLTokenizer
         from llguidance._tokenizer import TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab)), n_vocab=self._vocab)
+        return LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer, self.vocab)), n_vocab=self.vocab)
 
 
 class _Vocabulary:

@@ -40,6 +40,10 @@ class Keys:
         """Accepts a key no more."""
         self._owners.pop(_digest(key.encode()), None)
 
+    def find(self, key: bytes) -> Any:
+        """Whom a key belongs to; None where it is none of them."""
+        return self._owners.get(_digest(key))
+
     def owner(self, header: bytes) -> Any:
         """Whom the value of an Authorization header belongs to; None where no key is needed and none is known."""
         scheme, _, key = header.partition(b" ")

@@ -12,6 +12,7 @@ import bisect
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -56,17 +57,24 @@ class Metrics:
 
     def text(self) -> str:
         """All metrics."""
-        lines = []
+        return text_of([self.snapshot()])
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """All metrics as a JSON value, of which `text_of` takes several."""
         with self._lock:
-            for name, (kind, help) in self._kinds.items():
-                escaped = help.replace("\\", r"\\").replace("\n", r"\n")
-                lines += [f"# HELP {name} {escaped}", f"# TYPE {name} {kind}"]
-                lines += [f"{name}{_braces(key)} {_number(v)}" for key, v in self._values.get(name, {}).items()]
-                if kind == "gauge":
-                    lines.append(f"{name} {_number(self._gauges[name]())}")
-                for key, histogram in self._histograms.get(name, {}).items():
-                    lines += histogram.lines(name, key)
-        return "\n".join(lines) + "\n"
+            return [
+                {"name": name, "kind": kind, "help": help, "series": [list(pair) for pair in self._read(name, kind)]}
+                for name, (kind, help) in self._kinds.items()
+            ]
+
+    def _read(self, name: str, kind: str) -> list[tuple[tuple, Any]]:
+        """Labels and value of each series; of a histogram its bounds, counts and sum."""
+        if kind == "gauge":
+            return [((), self._gauges[name]())]
+        if kind == "histogram":
+            found = self._histograms.get(name, {})
+            return [(key, (one.bounds, list(one.counts), one.sum)) for key, one in found.items()]
+        return list(self._values.get(name, {}).items())
 
     def _series(self, name: str, kind: str, help: str) -> dict[tuple, float]:
         known, _ = self._kinds.setdefault(name, (kind, help))
@@ -83,12 +91,40 @@ class _Histogram:
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def lines(self, name: str, key: tuple) -> list[str]:
-        found, below = [], 0
-        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
-            below += count
-            found.append(f"{name}_bucket{_braces((*key, ('le', _number(bound))))} {below}")
-        return [*found, f"{name}_sum{_braces(key)} {_number(self.sum)}", f"{name}_count{_braces(key)} {below}"]
+
+def text_of(snapshots: Sequence[list[dict[str, Any]]]) -> str:
+    """The text of one or several processes' metrics, whose values are summed."""
+    merged: dict[str, tuple[str, str, dict[tuple, Any]]] = {}
+    for one in (one for snapshot in snapshots for one in snapshot):
+        _, _, series = merged.setdefault(one["name"], (one["kind"], one["help"], {}))
+        for labels, value in one["series"]:
+            key = tuple((name, text) for name, text in labels)
+            series[key] = _sum(series[key], value) if key in series else value
+    lines = []
+    for name, (kind, help, series) in merged.items():
+        escaped = help.replace("\\", r"\\").replace("\n", r"\n")
+        lines += [f"# HELP {name} {escaped}", f"# TYPE {name} {kind}"]
+        for key, value in series.items():
+            lines += _histogram_lines(name, key, *value) if kind == "histogram" else [
+                f"{name}{_braces(key)} {_number(value)}"
+            ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Two values of a series; the buckets of a histogram are the same in all processes."""
+    if isinstance(one, int | float):
+        return one + other
+    (bounds, counts, total), (_, more, others) = one, other
+    return bounds, [a + b for a, b in zip(counts, more, strict=True)], total + others
+
+
+def _histogram_lines(name: str, key: tuple, bounds: Sequence[float], counts: Sequence[int], total: float) -> list[str]:
+    found, below = [], 0
+    for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        below += count
+        found.append(f"{name}_bucket{_braces((*key, ('le', _number(bound))))} {below}")
+    return [*found, f"{name}_sum{_braces(key)} {_number(total)}", f"{name}_count{_braces(key)} {below}"]
 
 
 def _key(labels: dict) -> tuple:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import resource
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 30  # that a connection is kept open between requests
 MAX_CONNECTIONS = 4096  # beyond them, or what the system allows, uvicorn answers 503
 BACKLOG = 2048
+
+Started = tuple[Awaitable[None], Callable[[], None]]
+"""The work of a server, and what stops it."""
 
 
 def serve(
@@ -43,32 +47,56 @@ def serve(
         if ready is not None:
             ready(url)
 
-    server = _Server(app, drain_seconds, announce)
-    listener = listen(host, port)
+    server = Server(app, drain_seconds, announce)
+    asyncio.run(until_signalled(server.run_on(listen(host, port)), server.stop))
 
-    async def until_signalled() -> None:
-        loop = asyncio.get_running_loop()
+
+async def until_signalled(work: Awaitable[None], stop: Callable[[], None]) -> None:
+    """Awaits the work of a server, which SIGTERM and Ctrl-C stop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await work
+    finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.stop)
-        try:
-            await server.run_on(listener)
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-    asyncio.run(until_signalled())
+            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager
 def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> Iterator[str]:
     """Serves in a thread while the context is open; gives the address."""
-    started, failure = threading.Event(), []
-    server = _Server(app, drain_seconds, lambda _: started.set())
     listener = listen(host, port)
+
+    def start(ready: Callable[[str], None]) -> Started:
+        server = Server(app, drain_seconds, ready)
+        return server.run_on(listener), server.stop
+
+    with run_in_thread(start, drain_seconds + 10) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def run_in_thread(start: Callable[[Callable[[str], None]], Started], end_seconds: float) -> Iterator[str]:
+    """Runs a server in a thread while the context is open; gives its address.
+
+    start        begins in the thread's event loop, with what to call with the address once the server answers
+    end_seconds  it has to end
+    """
+    started, failure, urls, stops = threading.Event(), [], [], []
+
+    def ready(url: str) -> None:
+        urls.append(url)
+        started.set()
+
+    async def main() -> None:
+        work, stop = start(ready)
+        stops.append(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
+        await work
 
     def run() -> None:
         try:
-            asyncio.run(server.run_on(listener))
+            asyncio.run(main())
         except BaseException as error:
             failure.append(error)
         finally:
@@ -79,10 +107,12 @@ def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_second
     try:
         started.wait()
         if not failure:
-            yield server.url
+            yield urls[0]
     finally:
-        server.stop()
-        thread.join(drain_seconds + 10)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            for stop in stops:
+                stop()
+        thread.join(end_seconds)
     if failure:
         raise failure[0]
 
@@ -93,7 +123,7 @@ async def in_loop(
 ) -> AsyncIterator[str]:
     """Serves in this event loop while the context is open, so that others in it reach the application's objects."""
     started = asyncio.Event()
-    server = _Server(app, drain_seconds, lambda _: started.set())
+    server = Server(app, drain_seconds, lambda _: started.set())
     serving = asyncio.ensure_future(server.run_on(listen(host, port)))
     waiting = asyncio.ensure_future(started.wait())
     try:
@@ -107,11 +137,15 @@ async def in_loop(
         await serving
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound to an address; one that cannot be is a `RunError`."""
+def listen(host: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """A socket that is bound to an address; one that cannot be is a `RunError`.
+
+    reuse_port  several sockets may have this address, and share its connections
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
+        address = (host.strip("[]"), port)
+        found = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=reuse_port)
         # Connections inherit it. Without it, the body of an answer waits 40 ms for the client to confirm its head.
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return found
@@ -119,12 +153,18 @@ def listen(host: str, port: int) -> socket.socket:
         raise RunError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
 
 
+def url_of(listener: socket.socket) -> str:
+    """The address of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _max_connections() -> int:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - 128))
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
 
     def __init__(self, app: ASGIApp, drain_seconds: float, ready: Callable[[str], None]):
@@ -148,17 +188,17 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
-    async def run_on(self, listener: socket.socket) -> None:
-        """Serves on a bound socket; what the application raised when it started is raised here."""
-        host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    async def run_on(self, *listeners: socket.socket) -> None:
+        """Serves on bound sockets; what the application raised when it started is raised here."""
+        self.url = url_of(listeners[0])
         try:
             with rare_collections():
-                await self.serve(sockets=[listener])
+                await self.serve(sockets=list(listeners))
         except SystemExit:  # uvicorn's answer to an application that does not start
             raise self._failure or RunError("the server did not start") from None
         finally:
-            listener.close()
+            for listener in listeners:
+                listener.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the application, then says that it is ready."""

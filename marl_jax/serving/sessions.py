@@ -43,6 +43,7 @@ from marl_jax.serving.conversations import Conversation, conversations
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.histories import Histories, continued_ids
 from marl_jax.serving.keys import Keys
+from marl_jax.serving.peer import Peer
 from marl_jax.serving.protocol import Asked
 from marl_jax.serving.traces import CallTrace, TraceFile
 from models.chat import ChatTemplateError
@@ -244,12 +245,15 @@ class Sessions:
     models  by the names that clients give
     traces  where they are written; None: nowhere
     keys    of the server, to which the sessions' keys are added
+    peer    the process in which they are
     """
 
     def __init__(
-        self, models: Mapping[str, ServedModel], traces: TraceFile | None = None, keys: Keys | None = None
-    ):
+        self, models: Mapping[str, ServedModel], traces: TraceFile | None = None, keys: Keys | None = None,
+        peer: Peer | None = None,
+    ):  # fmt: skip
         self.models, self.traces, self.keys = dict(models), traces or TraceFile(None), keys or Keys()
+        self.peer = peer or Peer()
         self.open_sessions: dict[str, Session] = {}
         self._ended: collections.OrderedDict[str, Session] = collections.OrderedDict()
 
@@ -262,14 +266,15 @@ class Sessions:
         for name in names:
             if name not in self.models:
                 raise unknown_model(name, self.models)
-        seed = secrets.randbits(32) if seed is None else seed
+        seed, mark = secrets.randbits(32) if seed is None else seed, self.peer.mark
         chosen = {name: self.models[name] for name in names}
         session = Session(
-            protocol.new_id("sess"), f"sk-{secrets.token_urlsafe(24)}", chosen, self.traces, seed=seed,
-            policy_sampling=policy_sampling, metadata=metadata,
+            protocol.new_id(f"sess-{mark}".rstrip("-")), f"sk-{mark}{secrets.token_urlsafe(24)}", chosen,
+            self.traces, seed=seed, policy_sampling=policy_sampling, metadata=metadata,
         )  # fmt: skip
         await session._record({"event": "open", "seed": seed, "models": names, "metadata": metadata})
         self.open_sessions[session.id] = session
+        self.peer.sessions.add(1)
         self.keys.add(session.key, session)
         return session
 
@@ -285,6 +290,7 @@ class Sessions:
         await session.end()
         if self.open_sessions.pop(session.id, None) is None:
             return
+        self.peer.sessions.add(-1)
         self._ended[session.id] = session
         while len(self._ended) > MOST_ENDED:
             self.discard(next(iter(self._ended.values())))

@@ -42,21 +42,24 @@ class TraceError(RunError):
 class TraceFile:
     """Appends events to a file.
 
-    path  None: nothing is kept
+    path    None: nothing is kept
+    shared  the file has been opened by another process, and several append to it; lines are not torn, because each
+            write of a batch of whole lines is one of the system's
 
     A file belongs to one event loop at a time.
     """
 
-    def __init__(self, path: str | Path | None):
+    def __init__(self, path: str | Path | None, shared: bool = False):
         self.path = None if path is None else Path(path)
         self._lines: LineWriter | None = None
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            whole = _whole_bytes(self.path)
-            file = open(self.path, "ab")  # noqa: SIM115 (closed by `close`)
-            file.truncate(whole)
+            whole = None if shared else _whole_bytes(self.path)
+            file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+            if whole is not None:
+                file.truncate(whole)
         except OSError as error:
             raise TraceError(f"the traces {self.path} cannot be opened: {error}") from error
         self._lines = LineWriter(file, f"the traces {self.path}", TraceError)

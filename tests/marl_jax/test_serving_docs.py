@@ -83,7 +83,7 @@ def test_the_trainer_of_the_page_gets_conversations():
 
 def test_the_commands_of_the_page_are_accepted(tmp_path):
     commands = [line.partition(" # ")[0] for block in SHELL for line in block.splitlines() if "launch.py" in line]
-    assert len(commands) == 5
+    assert len(commands) == 6
     (tmp_path / "config.json").write_text(json.dumps(tiny_run.get_config().to_dict()))
     for command in commands:
         arguments = shlex.split(command.replace("runs/mine", str(tmp_path)))[1:]

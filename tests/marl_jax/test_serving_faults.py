@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,31 +16,10 @@ import pytest
 
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile, read_traces
-from tests.marl_jax.tiny_serving import Parrot, endpoint
+from tests.marl_jax.tiny_serving import Parrot, endpoint, post, read_until, wait_for
 
 HELLO = {"model": "one", "messages": [{"role": "user", "content": "hello"}]}
 ADMIN = "the-admins-key"
-
-
-def post(url, path, body, key="", headers=(), raw=False):
-    """(status, JSON value) of a request."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    head = {"Content-Type": "application/json", **dict(headers)}
-    if key:
-        head["Authorization"] = f"Bearer {key}"
-    method = "GET" if body is None else "POST"
-    connection.request(method, path, body if raw or body is None else json.dumps(body), head)
-    response = connection.getresponse()
-    found = response.status, json.loads(response.read())
-    connection.close()
-    return found
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -58,7 +36,7 @@ def test_a_client_that_hangs_up_frees_its_rows(stream, in_session):
             )
             wait_for(lambda: sampler.under_way)
             if stream:
-                assert b"chat.completion.chunk" in connection.recv(4096)
+                read_until(connection, b"chat.completion.chunk")
         wait_for(lambda: not sampler.under_way)
         assert sampler.cancelled == 1
         assert all(not session.conversations() for session in found.sessions.open_sessions.values())

@@ -139,12 +139,12 @@ def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     assert answer(endpoint.models["mine"]) == (steps[1], 1)
     room = Room(find_offers(endpoint.models, [source.run for source in sources]))
     assert moves_of_the_run(room) == first_moves(made, tmp_path, "1"), "on the page it plays as in a match"
-    assert asyncio.run(endpoint._reload("mine", "newest")) == 2
+    assert asyncio.run(endpoint.reload("mine", "newest")) == 2
     assert answer(endpoint.models["mine"]) == (steps[2], 2)
     assert moves_of_the_run(room) == first_moves(made, tmp_path, "2")
     for wrong in ("9", "x"):
         with pytest.raises(RunError):
-            asyncio.run(endpoint._reload("mine", wrong))
+            asyncio.run(endpoint.reload("mine", wrong))
     samplers = serve.Samplers(sources)
     samplers.pause()
     samplers.resume()

@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import http.client
+import json
+import time
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -80,6 +84,36 @@ def endpoint(sampler, **settings):
     found = Endpoint(served(sampler), **settings)
     with in_thread(found.application()) as url:
         yield url, found
+
+
+def post(url, path, body, key="", headers=(), raw=False):
+    """(status, JSON value) of a request."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    head = {"Content-Type": "application/json", **dict(headers)}
+    if key:
+        head["Authorization"] = f"Bearer {key}"
+    method = "GET" if body is None else "POST"
+    connection.request(method, path, body if raw or body is None else json.dumps(body), head)
+    response = connection.getresponse()
+    found = response.status, json.loads(response.read())
+    connection.close()
+    return found
+
+
+def read_until(connection, words):
+    """Reads from a socket until these bytes have come; the head of an answer may come alone."""
+    found = b""
+    while words not in found:
+        new = connection.recv(4096)
+        assert new, found
+        found += new
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @functools.cache

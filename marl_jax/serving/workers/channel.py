@@ -1,0 +1,162 @@
+"""A socket between two processes of one server: messages in both directions, and calls of functions by name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from marl_jax.sampling.batcher_thread import BatcherClosed
+from marl_jax.serving.workers import wire
+
+log = logging.getLogger(__name__)
+
+Handlers = Mapping[str, Callable[..., Awaitable[Any]]]
+
+
+class Channel(asyncio.Protocol):
+    """One end, in the event loop that opened it.
+
+    handlers  functions that the other end may call: JSON values in, a JSON value out
+    lost      done when the other end is gone, or has sent what is no message
+
+    Messages that are sent in one round of the event loop leave in one write.
+    """
+
+    def __init__(self, handlers: Handlers):
+        self.handlers, self.loop = handlers, asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        self._messages, self._out, self._numbers = wire.Messages(), [], itertools.count(1)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future] = {}
+        self._handling: set[asyncio.Task] = set()
+
+    async def open(self, connection: socket.socket) -> Channel:
+        """Takes over one end of a socket pair."""
+        await self.loop.create_unix_connection(lambda: self, sock=connection)
+        return self
+
+    def close(self) -> None:
+        """Closes it; whoever waits for an answer gets a `BatcherClosed`."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # Asking
+
+    async def call(self, name: str, *args: Any) -> Any:
+        """What a function of the other end returns, or raises."""
+        number, answered = self.expect()
+        self.send(wire.json_message(wire.CALL, number, [name, args]))
+        try:
+            return await answered
+        finally:
+            self._waiting.pop(number, None)
+
+    def call_in_thread(self, name: str, *args: Any) -> Any:
+        """The same for another thread, which waits."""
+        return asyncio.run_coroutine_threadsafe(self.call(name, *args), self.loop).result()
+
+    def expect(self) -> tuple[int, asyncio.Future]:
+        """A number for a request, and the future of its answer."""
+        if self.lost.done():
+            raise self._closed()
+        number, answered = next(self._numbers), self.loop.create_future()
+        self._waiting[number] = answered
+        return number, answered
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(number, None)
+
+    def send(self, data: bytes) -> None:
+        """Sends a message."""
+        if not self._out:
+            self.loop.call_soon(self._flush)
+        self._out.append(data)
+
+    def settle(self, number: int, value: Any) -> None:
+        """The answer to a request has come; an exception is raised where it is awaited."""
+        answered = self._waiting.pop(number, None)
+        if answered is None or answered.done():
+            return
+        if isinstance(value, Exception):
+            answered.set_exception(value)
+        else:
+            answered.set_result(value)
+
+    def received(self, kind: int, payload: bytes) -> None:
+        """A message of a kind that only one of the two ends understands."""
+        raise wire.WireError(f"a message of kind {kind} to the wrong end")
+
+    # asyncio's protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """The socket is in the event loop."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Handles what is complete."""
+        try:
+            for kind, payload in self._messages.feed(data):
+                self._handle(kind, payload)
+        except Exception:  # damaged: nothing that follows can be trusted
+            log.exception("a damaged message between the processes of the server")
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The other end is gone: nobody will be answered."""
+        if not self.lost.done():
+            self.lost.set_result(None)
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            if not answered.done():
+                answered.set_exception(self._closed())
+        for task in list(self._handling):
+            task.cancel()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
+
+    def _handle(self, kind: int, payload: bytes) -> None:
+        if kind == wire.VALUE:
+            self.settle(*wire.read_json(payload))
+        elif kind == wire.FAILED:
+            number, value = wire.read_json(payload)
+            self.settle(number, wire.read_error(value))
+        elif kind == wire.CALL:
+            number, (name, args) = wire.read_json(payload)
+            self.handle(number, self._return, name, args)
+        else:
+            self.received(kind, payload)
+
+    def handle(self, number: int, work: Callable[..., Awaitable[None]], *args: Any) -> asyncio.Task:
+        """Does the work that a message asks for, unless the channel is lost; what it raises is the answer."""
+
+        async def run() -> None:
+            try:
+                await work(number, *args)
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():
+                    raise
+                self.send(wire.json_message(wire.FAILED, number, wire.error_value(self._closed())))
+            except Exception as error:
+                value = wire.error_value(error)
+                if value[0] == "other":
+                    log.exception("a request from another process of the server failed")
+                self.send(wire.json_message(wire.FAILED, number, value))
+
+        task = asyncio.ensure_future(run())
+        self._handling.add(task)
+        task.add_done_callback(self._handling.discard)
+        return task
+
+    async def _return(self, number: int, name: str, args: list[Any]) -> None:
+        self.send(wire.json_message(wire.VALUE, number, await self.handlers[name](*args)))
+
+    def _closed(self) -> BatcherClosed:
+        return BatcherClosed("the other process of the server is gone")

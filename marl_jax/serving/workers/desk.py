@@ -1,0 +1,76 @@
+"""The samplers' side of a channel: what a worker asks is given to the samplers of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.settings import Sampling
+from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.workers import wire
+from marl_jax.serving.workers.channel import Channel, Handlers
+
+
+class Samplers:
+    """The samplers behind some models, each with a number that workers know it by."""
+
+    def __init__(self, models: Mapping[str, ServedModel]):
+        self.all: list[Any] = []
+        self._models: dict[tuple[int, int], ServedModel] = {}
+        for model in models.values():
+            speaker = model.speaker
+            if not any(speaker.sampler is one for one in self.all):
+                self.all.append(speaker.sampler)
+            self._models[self.number(speaker.sampler), speaker.policy] = model
+
+    def number(self, sampler: Any) -> int:
+        """The number of a sampler."""
+        return next(i for i, one in enumerate(self.all) if one is sampler)
+
+    def sampling(self, number: int, policy: int, fields: Mapping[str, Any]) -> Sampling:
+        """Settings that have come from a worker. A schema is one of the policy's model."""
+        schema = fields["schema"]
+        model = None if schema is None else self._models[number, policy]
+        return wire.read_sampling(fields, None if model is None else model.json_output.constraint(schema))
+
+    async def top_logprobs(
+        self, number: int, ids: Sequence[int], start: int, fields: Mapping[str, Any], policy: int, k: int
+    ) -> list[list[tuple[int, float]]]:
+        """As `BatcherThread.top_logprobs`."""
+        sampling = self.sampling(number, policy, fields)
+        found = await asyncio.to_thread(self.all[number].top_logprobs, ids, start, sampling, policy, k)
+        return [[(int(token), float(logp)) for token, logp in row] for row in found]
+
+
+class Desk(Channel):
+    """This process's end of the channel to one worker."""
+
+    def __init__(self, samplers: Samplers, handlers: Handlers):
+        super().__init__(handlers)
+        self._samplers, self._asked = samplers, {}
+
+    def received(self, kind: int, payload: bytes) -> None:
+        """A request, or its end."""
+        if kind == wire.ASK:
+            number, fields, ids = wire.read_ask(payload)
+            task = self._asked[number] = self.handle(number, self._answer, fields, ids)
+            task.add_done_callback(lambda _: self._asked.pop(number))
+        elif kind == wire.CANCEL:
+            if (task := self._asked.get(wire.read_number(payload))) is not None:
+                task.cancel()
+        else:
+            super().received(kind, payload)
+
+    async def _answer(self, number: int, fields: Mapping[str, Any], ids: list[int]) -> None:
+        sampler, policy, more = self._samplers.all[fields["sampler"]], fields["policy"], {}
+        if fields["stream"]:
+
+            def on_tokens(k: int, new: Answer) -> None:
+                self.send(wire.tokens(number, k, new))
+
+            more = {"on_tokens": on_tokens}
+        sampling = self._samplers.sampling(fields["sampler"], policy, fields["sampling"])
+        found = await sampler.answer(ids, sampling, policy=policy, n=fields["n"], deadline=fields["deadline"], **more)
+        self.send(wire.answers(number, found))

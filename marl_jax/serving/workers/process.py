@@ -1,0 +1,160 @@
+"""One worker: an endpoint whose samplers are in the process that started it.
+
+    python -m marl_jax.serving.workers.process NUMBER FDS        # started by `pool`, never by hand
+
+It ends when that process says so, or is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marl_jax.sampling.batcher_thread import SWITCH
+from marl_jax.serving.admin import check_admin
+from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.endpoint import Endpoint
+from marl_jax.serving.http import Route
+from marl_jax.serving.peer import Peer
+from marl_jax.serving.server import Server
+from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.workers.board import Board
+from marl_jax.serving.workers.forward import Forwarded, Forwarding, mark
+from marl_jax.serving.workers.remote_sampler import RemoteSampler, SamplerChannel
+from marl_jax.serving.workers.spec import Spec
+from models.tokenizers.byte import drop_cache
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 2.0  # for clients to get the errors of their requests
+
+
+class Worker:
+    """The endpoint of one worker, between its listeners and the channel."""
+
+    def __init__(self, number: int, spec: Spec, board: Board):
+        self.number, self.spec, self.board, self.status = number, spec, board, 0
+        self.samplers: dict[int, RemoteSampler] = {}
+        self.server: Server | None = None
+
+    async def run(self, connection: socket.socket, *listeners: socket.socket) -> int:
+        """Serves until the other process calls `stop`; the exit status."""
+        handlers = {"stop": self._stop, "metrics": self._metrics, "sampler_ended": self._sampler_ended}
+        self.channel = SamplerChannel(handlers)
+        traces = TraceFile(self.spec.traces, shared=True)
+        self.endpoint = self._endpoint(traces)
+        app = Forwarding(
+            self.endpoint.application(), self.number, self.spec.addresses, lambda: self.board.each("sessions")
+        )
+        self.server = Server(app, self.spec.drain_seconds, self._ready)
+        await self.channel.open(connection)
+        watching = asyncio.ensure_future(self._watch())
+        with contextlib.closing(traces):
+            await self.server.run_on(*listeners)
+        watching.cancel()
+        return self.status
+
+    def _endpoint(self, traces: TraceFile) -> Endpoint:
+        spec, shared = self.spec, self.board
+        peer = Peer(
+            mark(self.number), spec.addresses[self.number][1], shared.count(self.number, "requests"),
+            shared.count(self.number, "sessions"), lambda: self.channel.call("metrics"),
+        )  # fmt: skip
+        routes = [Route(path, self._to_main, methods=methods) for path, methods in spec.routes]
+        found = Endpoint(
+            self._models(), keys=spec.keys, limits=spec.limits, traces=traces, peer=peer,
+            reload=self._reload if spec.reloads else None, control=_Control(self.channel) if spec.controls else None,
+            session_idle=spec.session_idle, routes=routes, open_paths=spec.open_paths,
+        )  # fmt: skip
+        found.created = spec.created
+        return found
+
+    def _models(self) -> Mapping[str, ServedModel]:
+        found = {}
+        for name, speaker, vocab in self.spec.models:
+            sampler = self.samplers.setdefault(speaker.sampler, RemoteSampler(self.channel, speaker.sampler))
+            drop_cache(speaker.tokenizer)
+            found[name] = ServedModel.of(name, dataclasses.replace(speaker, sampler=sampler), vocab)
+        return found
+
+    async def _to_main(self, request: Request) -> Response:
+        check_admin(request)
+        return Forwarded(self.spec.main)
+
+    async def _reload(self, model: str, step: str) -> int:
+        return await self.channel.call("reload", model, step)
+
+    def _ready(self, url: str) -> None:
+        self._calling = asyncio.ensure_future(self.channel.call("ready"))
+
+    async def _watch(self) -> None:
+        """Ends when the process with the models is gone: nobody can be answered any more."""
+        await self.channel.lost
+        if not self.server.should_exit:
+            log.error("worker %d: the process with the models is gone", self.number)
+            self.status = 1
+        self.server.should_exit = True
+        await asyncio.sleep(END_SECONDS)
+        self.server.force_exit = True
+
+    # For the process with the models
+
+    async def _stop(self) -> None:
+        self.server.stop()
+
+    async def _metrics(self) -> list[dict[str, Any]]:
+        return self.endpoint.metrics.snapshot()
+
+    async def _sampler_ended(self, number: int) -> None:
+        self.samplers[number].running = False
+
+
+class _Control:
+    """The samplers of the other process, to be paused and drained."""
+
+    def __init__(self, channel: SamplerChannel):
+        self._channel = channel
+
+    def pause(self) -> None:
+        """As `BatcherThread.pause`."""
+        self._channel.call_in_thread("control", "pause")
+
+    def resume(self) -> None:
+        """As `BatcherThread.resume`."""
+        self._channel.call_in_thread("control", "resume")
+
+    def drain(self) -> None:
+        """As `BatcherThread.drain`."""
+        self._channel.call_in_thread("control", "drain")
+
+
+def main(number: int, fds: Mapping[str, Any]) -> int:
+    """Runs a worker; `fds` are the files that it has inherited."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all processes
+        signal.signal(one, signal.SIG_IGN)
+    size = os.fstat(fds["spec"]).st_size
+    spec = pickle.loads(os.pread(fds["spec"], size, 0))  # written by the process that started this one
+    os.close(fds["spec"])
+    logging.basicConfig(format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.getLogger("marl_jax").setLevel(spec.log_level)
+    sys.setswitchinterval(SWITCH)  # lines are written by a thread, for which tokens wait
+    worker = Worker(number, spec, Board(len(spec.addresses), fds["board"]))
+    sockets = [socket.socket(fileno=fds[name]) for name in ("channel", "own", "shared")]
+    return asyncio.run(worker.run(*sockets))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), json.loads(sys.argv[2])))

@@ -1,0 +1,183 @@
+"""Messages between the process with the models and a worker, as bytes.
+
+A message is its length, its kind and a payload. Tokens, which are most of it, are arrays as they lie in memory; both
+ends are on one machine. The rest is JSON.
+
+    ASK      number, {sampler, policy, n, deadline, stream, sampling}, ids of the prompt      from a worker
+    CANCEL   number: nobody waits for the answers any more                                    from a worker
+    TOKENS   number, k, what answer k has more
+    ANSWERS  number, all answers
+    CALL     number, [name, arguments]                                                        from either
+    VALUE    number, a JSON value: what a call has returned
+    FAILED   number, [kind, message]: why a request or a call has failed
+
+Numbers are those of whoever asks.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.errors import RunError
+from marl_jax.sampling.batcher_thread import BatcherClosed, BatcherFailed
+from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.settings import Sampling
+
+ASK, CANCEL, TOKENS, ANSWERS, CALL, VALUE, FAILED = range(1, 8)
+FINISHES = ("going", "stop", "length", "cancelled", "deadline", "invalid")
+ERRORS: dict[str, type[Exception]] = {
+    "closed": BatcherClosed, "failed": BatcherFailed, "run": RunError, "value": ValueError, "other": RuntimeError,
+}  # fmt: skip
+"""What can be raised in another process, by kind; the first that fits counts."""
+
+HEAD = struct.Struct("<IB")  # bytes of the payload, kind
+NUMBER = struct.Struct("<I")
+PAIR = struct.Struct("<II")
+TRIPLE = struct.Struct("<III")
+LONGEST = 1 << 28  # bytes of a payload; a longer one is damage
+MOST_ID = (1 << 31) - 1
+
+_encode = json.JSONEncoder(ensure_ascii=True).encode
+
+
+class WireError(Exception):
+    """Bytes that are no message."""
+
+
+class Messages:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self):
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The kind and the payload of every message that is complete now."""
+        self._data += data
+        at = 0
+        try:
+            while len(self._data) - at >= HEAD.size:
+                size, kind = HEAD.unpack_from(self._data, at)
+                if size > LONGEST or not ASK <= kind <= FAILED:
+                    raise WireError(f"a message of kind {kind} with {size} bytes")
+                begin = at + HEAD.size
+                if len(self._data) < begin + size:
+                    break
+                at = begin + size
+                yield kind, bytes(self._data[begin:at])
+        finally:
+            del self._data[:at]
+
+
+def message(kind: int, *parts: bytes) -> bytes:
+    """A message of a payload that comes in parts."""
+    return b"".join((HEAD.pack(sum(map(len, parts)), kind), *parts))
+
+
+def json_message(kind: int, number: int, value: Any) -> bytes:
+    """A CALL, VALUE or FAILED."""
+    return message(kind, NUMBER.pack(number), _encode(value).encode())
+
+
+def read_json(payload: bytes) -> tuple[int, Any]:
+    """The number and the value of such a message."""
+    return NUMBER.unpack_from(payload)[0], json.loads(payload[NUMBER.size :])
+
+
+def read_number(payload: bytes) -> int:
+    """The number of any message."""
+    return NUMBER.unpack_from(payload)[0]
+
+
+# ----------------------------------------------------------------------------------------------- requests and answers
+
+
+def ask(number: int, ids: Sequence[int], fields: Mapping[str, Any]) -> bytes:
+    """A request for answers."""
+    if ids and max(ids) > MOST_ID:
+        raise ValueError(f"the prompt has the id {max(ids)}, which no vocabulary has")
+    text = _encode(fields).encode()
+    return message(ASK, PAIR.pack(number, len(text)), text, np.asarray(ids, np.int32).tobytes())
+
+
+def read_ask(payload: bytes) -> tuple[int, dict[str, Any], list[int]]:
+    """Its number, fields and ids."""
+    number, size = PAIR.unpack_from(payload)
+    begin = PAIR.size + size
+    return number, json.loads(payload[PAIR.size : begin]), np.frombuffer(payload, np.int32, offset=begin).tolist()
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Settings as a JSON value; of a constraint, its schema."""
+    found = {name: value for name, value in vars(sampling).items() if name != "constraint"}
+    return found | {"schema": None if sampling.constraint is None else sampling.constraint.schema}
+
+
+def read_sampling(fields: Mapping[str, Any], constraint: Any = None) -> Sampling:
+    """The settings, without their schema."""
+    own = {name: value for name, value in fields.items() if name != "schema"}
+    tuples = {name: tuple(own[name]) for name in ("stop_ids", "stop_strings")}
+    return Sampling(**own | tuples, constraint=constraint)
+
+
+def tokens(number: int, k: int, new: Answer) -> bytes:
+    """What is new of answer k."""
+    return message(TOKENS, TRIPLE.pack(number, k, len(new.tokens)), *_columns(new))
+
+
+def read_tokens(payload: bytes) -> tuple[int, int, Answer]:
+    """Number, k, and what is new."""
+    number, k, n = TRIPLE.unpack_from(payload)
+    return number, k, _read_columns(payload, TRIPLE.size, n, "going")
+
+
+def answers(number: int, found: Sequence[Answer]) -> bytes:
+    """All answers to a request."""
+    parts = [PAIR.pack(number, len(found))]
+    for one in found:
+        parts += [PAIR.pack(len(one.tokens), FINISHES.index(one.finish)), *_columns(one)]
+    return message(ANSWERS, *parts)
+
+
+def read_answers(payload: bytes) -> tuple[int, list[Answer]]:
+    """Number and answers."""
+    (number, count), at, found = PAIR.unpack_from(payload), PAIR.size, []
+    for _ in range(count):
+        n, finish = PAIR.unpack_from(payload, at)
+        found.append(_read_columns(payload, at + PAIR.size, n, FINISHES[finish]))
+        at += PAIR.size + 12 * n
+    return number, found
+
+
+def _columns(answer: Answer) -> tuple[bytes, bytes, bytes]:
+    return (
+        np.asarray(answer.tokens, np.int32).tobytes(), np.asarray(answer.logps, np.float32).tobytes(),
+        np.asarray(answer.versions, np.int32).tobytes(),
+    )  # fmt: skip
+
+
+def _read_columns(payload: bytes, at: int, n: int, finish: str) -> Answer:
+    ids = np.frombuffer(payload, np.int32, n, at)
+    logps = np.frombuffer(payload, np.float32, n, at + 4 * n)
+    return Answer(ids, logps, finish, np.frombuffer(payload, np.int32, n, at + 8 * n))
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def error_value(error: BaseException) -> list[str]:
+    """The kind and the message of an error; one of another kind brings the name of its class."""
+    for kind, cls in ERRORS.items():
+        if isinstance(error, cls) and kind != "other":
+            return [kind, str(error)]
+    return ["other", f"{type(error).__name__}: {error}"]
+
+
+def read_error(value: Sequence[str]) -> Exception:
+    """The same error again."""
+    kind, text = value
+    return ERRORS[kind](text)
