@@ -29,6 +29,7 @@ from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, merging_tokenizer
 
 WARM, REQUESTS = 400, 400  # cancelled timers and other such things pile up to some hundred at first
+LEAK = REQUESTS // 2  # between the few dozen timers by which two counts differ, either way, and one of each request
 REMEMBERED = 4  # ended sessions
 
 
@@ -123,7 +124,7 @@ def growth(case, keep=None):
 def test_nothing_is_kept_of_a_request(case, monkeypatch):
     monkeypatch.setattr(sessions_module, "MOST_ENDED", REMEMBERED)
     found = growth(case)
-    assert max(found.values(), default=0) < REQUESTS, found.most_common(5)
+    assert max(found.values(), default=0) < LEAK, found.most_common(5)
 
 
 @pytest.mark.skipif(malloc_mib() is None, reason="the C library has no mallinfo2")
@@ -143,4 +144,4 @@ def test_one_object_that_is_kept_of_every_request_is_found():
         count = endpoint._count
         endpoint._count = lambda call: (count(call), kept.append(call.id))
 
-    assert growth(whole, keep)["blocks"] >= REQUESTS
+    assert growth(whole, keep)["blocks"] >= LEAK
