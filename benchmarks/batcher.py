@@ -130,7 +130,7 @@ def run(batcher: Batcher, requests) -> tuple[list, dict]:
         answers=sum(map(len, answers.values())), seconds=seconds, tokens=usage.generated - before.generated,
         tokens_per_s=(usage.generated - before.generated) / seconds, read=usage.read - before.read,
         useful=(usage.generated - before.generated) / max(usage.slots - before.slots, 1),
-        host_share=1 - (usage.waited - before.waited) / seconds,
+        host_share=1 - (usage.device - before.device) / seconds,
         preempted=usage.preempted - before.preempted, held_tokens=held[1], held_ratio=held[0] / max(held[1], 1),
     )  # fmt: skip
     return [answers[n] for n in numbers], figures

@@ -8,8 +8,8 @@ thread, `Replay` takes the place of the batcher: it answers every prompt with th
 decoding that take as long as a device would, and sleeps meanwhile. So a rollout can be no shorter than `device_s`. What
 it takes beyond that is the host:
 
-    late_s     the sampler's thread woke up and another thread had the interpreter
-    between_s  the thread handed out answers and took requests, while the device would have waited
+    late_s     the device's thread woke up and another thread had the interpreter
+    between_s  between two chunks, while the device would have waited
     tail_s     from the last answer to the end of the rollout: grading, and the batch put together
     idle       the share of the rollout in which the device would have waited
 
@@ -98,7 +98,7 @@ def measure(name: str, args) -> None:
             if repeat == 0:  # starts the workers
                 continue
             per_thousand = 1000 / len(jobs)
-            device = replay.usage.waited - usage.waited
+            device = replay.usage.device - usage.device
             line = dict(
                 case=name, episodes=len(jobs), success=metrics["success"], seconds=seconds, device_s=device,
                 late_s=replay.late, between_s=replay.between, tail_s=began + seconds - replay.last,

@@ -10,6 +10,7 @@ import pstats
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ Reply = Callable[[Sequence[int], Sampling], Sequence[int]]
 class _Row:
     answer: Answer
     written: int = 0
+    shown: int = 0
     on_tokens: OnTokens | None = None
 
 
@@ -46,8 +48,9 @@ class Replay:
         self._active: list[int] = []
         self._done: list[tuple[int, list[Answer]]] = []
         self._ids, self._usage = 0, Usage(versions=(0,))
-        self._logps = -np.random.default_rng(0).exponential(size=4096).astype(np.float32)
-        self.late = self.between = self.last = 0.0
+        self._logps = -np.random.default_rng(0).exponential(size=1 << 16).astype(np.float32)
+        self.late = self.between = self.last = self._began = 0.0
+        self._chunk: Future | None = None
 
     def check_request(self, ids, sampling, policy=0, n=1):
         """All are fine."""
@@ -57,7 +60,7 @@ class Replay:
         self._ids += 1
         tokens = np.asarray(self.reply(ids, sampling), np.int32)
         finish = "length" if len(tokens) == sampling.max_new_tokens else "stop"
-        logps = np.resize(self._logps, len(tokens))
+        logps = self._logps[: len(tokens)]
         self._open[self._ids] = _Row(Answer(tokens, logps, finish, np.zeros_like(tokens)))
         self._waiting.append(self._ids)
         return self._ids
@@ -88,32 +91,44 @@ class Replay:
     def usage(self) -> Usage:
         return dataclasses.replace(self._usage)
 
-    def step(self) -> None:
-        """One chunk."""
-        began = time.perf_counter()
-        if self._active and self.last:
-            self.between += began - self.last
+    def begin(self, device: Executor) -> None:
+        """Gives rows to those who wait, and the device a chunk."""
+        self._began = time.perf_counter()
         while self._waiting and len(self._active) < self.rows:
             self._active.append(self._waiting.popleft())
-        asked = self.chunk * max(self.floor, len(self._active) / self.rate)
-        time.sleep(asked)
-        self.late += time.perf_counter() - began - asked
+        self._chunk = device.submit(self._decode, self.chunk * max(self.floor, len(self._active) / self.rate))
+
+    def _decode(self, seconds: float) -> None:
+        began = time.perf_counter()
+        if self.last:
+            self.between += began - self.last
+        time.sleep(seconds)
+        self.last = time.perf_counter()
+        self.late += self.last - began - seconds
+        self._usage.device += seconds
+
+    def finish(self) -> None:
+        """Waits for the chunk."""
+        self._chunk.result()
         active, self._active = self._active, []
         for request in active:
             row = self._open[request]
-            before, row.written = row.written, row.written + self.chunk
+            row.written += self.chunk
             if row.written >= len(row.answer.tokens):
                 del self._open[request]
                 self._done.append((request, [row.answer]))
                 self._usage.generated += len(row.answer.tokens)
-                continue
-            self._active.append(request)
-            if row.on_tokens is not None:
-                new = (x[before : row.written].copy() for x in (row.answer.tokens, row.answer.logps))
-                row.on_tokens(0, Answer(*new, "going", row.answer.versions[before : row.written].copy()))
-        self._usage.waited += asked
-        self.last = time.perf_counter()
-        self._usage.seconds += self.last - began
+            else:
+                self._active.append(request)
+        self._usage.seconds += time.perf_counter() - self._began
+
+    def catch_up(self) -> None:
+        """Hands new tokens to the requests that are watched."""
+        for row in (self._open[request] for request in self._active):
+            if row.on_tokens is not None and row.shown < row.written:
+                new = (x[row.shown : row.written].copy() for x in (row.answer.tokens, row.answer.logps))
+                row.on_tokens(0, Answer(*new, "going", row.answer.versions[row.shown : row.written].copy()))
+                row.shown = row.written
 
 
 # ----------------------------------------------------------------------------------------------------- CPU of the host

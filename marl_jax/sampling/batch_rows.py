@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import jax
 import numpy as np
@@ -31,6 +32,8 @@ MANY = 16  # rows are many when they are this part of the batch
 PAIRS = 64  # pages that are copied, or wiped, by one call
 
 Finished = list[tuple[Sample, str]]
+Begun = tuple[Sequence[np.ndarray], Callable[[], tuple]]
+"""The rows of each part that decode, and what waits for the pages, the new tokens and the seconds of the chunk."""
 
 
 class BatchRows:
@@ -60,6 +63,8 @@ class BatchRows:
         self._line_counts = tuple(sorted({round_up(count, n) for count in few_many[1 if fixed else 0 :]}))
         self._row_counts = [rows] if fixed else _row_counts(rows, n)
         self._compiled: CompiledPrograms | None = None
+        self._begun: Begun | None = None
+        self._bound: Sequence[np.ndarray] = ()
 
     # Samples
 
@@ -100,12 +105,13 @@ class BatchRows:
             part.preempted = []
         return found
 
-    def show_progress(self) -> None:
-        """Hands new tokens to the requests that are watched."""
+    def catch_up(self) -> None:
+        """Hands new tokens to the requests that are watched, and gives up the pages of rows that have ended."""
         for part in self.parts:
             for slot, sample in enumerate(part.slots.samples):
                 if sample is not None and sample.request.on_tokens is not None:
                     part.slots.show(slot, self.engine.versions[sample.request.policy])
+            part.settle()
 
     def memory(self) -> Memory:
         """What pages hold now."""
@@ -167,35 +173,55 @@ class BatchRows:
 
     # Decoding
 
-    def decode(self) -> Finished:
-        """One chunk for every sample whose context has been read, and one step for those with a constraint."""
+    def begin(self, device: Executor | None = None) -> None:
+        """Begins a chunk for every sample whose context has been read, and one step for those with a constraint.
+
+        device  a thread that the chunk is given to; None: it is decoded by `finish`, in the caller's
+        """
         going = [part.grow() for part in self.parts]
         bound = [part.slots.bound[slots] for part, slots in zip(self.parts, going, strict=True)]
         free = [slots[~own] for slots, own in zip(going, bound, strict=True)]
-        finished = self._decode(free, self.chunk)
-        if any(own.any() for own in bound):
-            finished += self._decode([slots[own] for slots, own in zip(going, bound, strict=True)], 1)
-        return finished
+        self._bound = [slots[own] for slots, own in zip(going, bound, strict=True)]
+        self._begun = self._chunk(free, self.chunk)
+        if self._begun is not None and device is not None:
+            self._begun = self._begun[0], device.submit(self._begun[1]).result
 
-    def _decode(self, going: Sequence[np.ndarray], steps: int) -> Finished:
-        """Up to `steps` tokens for these rows of each part."""
+    def finish(self) -> Finished:
+        """Waits for what `begin` has begun."""
+        begun, self._begun = self._begun, None
+        finished = [] if begun is None else self._collect(*begun)
+        constrained = self._chunk(self._bound, 1)
+        return finished + ([] if constrained is None else self._collect(*constrained))
+
+    def _chunk(self, going: Sequence[np.ndarray], steps: int) -> Begun | None:
+        """Up to `steps` tokens for these rows of each part; None where there are no rows."""
         most = max(map(len, going))
         if not most:
-            return []
+            return None
         count = next(n for n in self._row_counts if n // len(self.parts) >= most)
         rows = self._row_batch(going, count)
         lazy = functools.partial(self._decode_lazily, steps=steps)
         run = self._program(_decode_key(count, rows), lazy) if rows.allowed is None else lazy
-        started = time.perf_counter()  # the loop of a chunk keeps the host at the call, before there is anything to get
-        self.pages, new = run(self.engine.weights, self.pages, rows)
-        *new, taken = jax.device_get(new)
-        self.usage.waited += time.perf_counter() - started
+        weights, pages = self.engine.weights, self.pages
+
+        def decode_chunk():
+            started = time.perf_counter()  # the loop of a chunk keeps a thread at the call, before there is a result
+            kept, new = run(weights, pages, rows)
+            return kept, jax.device_get(new), time.perf_counter() - started
+
+        return going, decode_chunk
+
+    def _collect(self, going: Sequence[np.ndarray], result: Callable) -> Finished:
+        """Waits for a chunk, hands out new tokens and frees the rows that are done."""
+        self.pages, (*new, taken), seconds = result()
+        count = len(new[0])
+        self.usage.device += seconds
         self.usage.slots += count * int(taken)
         share = count // len(self.parts)
         return [
             found
             for d, (part, slots) in enumerate(zip(self.parts, going, strict=True))
-            for found in self._collect(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
+            for found in self._advance(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
         ]
 
     def _row_batch(self, going: Sequence[np.ndarray], count: int) -> RowBatch:
@@ -210,8 +236,8 @@ class BatchRows:
             batches = [_with_seen(batch, vocab) for batch in batches]
         return batches[0] if len(batches) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
-    def _collect(self, part: Part, slots: np.ndarray, tokens, logps, written, finish) -> Finished:
-        """Hands out new tokens and frees the rows that are done."""
+    def _advance(self, part: Part, slots: np.ndarray, tokens, logps, written, finish) -> Finished:
+        """New tokens of the rows of one part; those that are done have no row any more."""
         before = int(part.slots.written[slots].sum())
         part.slots.advance(slots, tokens, logps, written)
         part.slots.advance_constraints(slots, tokens, written)

@@ -20,6 +20,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import jax
 import numpy as np
@@ -36,6 +37,8 @@ MEMORY_FRAC = 0.3  # of a device's memory, for pages
 
 class Batcher:
     """`submit` requests, `run` until all are answered, or `step` and take `results` as they come.
+
+    A step is `begin` and `finish`; between the two the device decodes, and the host is free for other things.
 
     engine             one model; its adapters, if it has any, are the policies, otherwise it is policy 0
     rows               samples that decode together
@@ -77,6 +80,7 @@ class Batcher:
         self._open: dict[int, Request] = {}
         self._done: list[tuple[int, list[Answer]]] = []
         self._updates: dict[int, tuple[dict, int]] = {}
+        self._decoding, self._began = False, 0.0
 
     def _page_count(self, rows: int, size: int, tokens: int | None, frac: float) -> int:
         """Pages of all parts of the batch; each part must hold one context of any length."""
@@ -170,17 +174,37 @@ class Batcher:
         return dict(self.results())
 
     def step(self) -> None:
-        """Ends what has to end, takes new weights if it may, refills free rows, reads, and decodes one chunk."""
+        """One chunk, from beginning to end."""
+        self.begin()
+        self.finish()
+        self.catch_up()
+
+    def begin(self, device: Executor | None = None) -> None:
+        """Ends what has to end, takes new weights if it may, refills free rows, reads, and begins to decode a chunk.
+
+        device  decodes in a thread of its own: until `finish`, this one may submit requests, cancel them, catch up,
+                and take the results of the chunk before
+        """
         started = time.perf_counter()
         self.expire()
         self._swap()
         self._refill()
         self._rows.read()
-        finished = self._rows.decode()
-        self._rows.show_progress()
+        self._rows.begin(device)
+        self._decoding, self._began = True, started
+
+    def finish(self) -> None:
+        """Waits for the chunk that `begin` has begun."""
+        finished = self._rows.finish()
+        self._decoding = False
         self._finish(finished)
         self._enqueue(self._rows.take_preempted(), first=True)
-        self._counts.seconds += time.perf_counter() - started
+        self._counts.seconds += time.perf_counter() - self._began
+
+    def catch_up(self) -> None:
+        """What a chunk leaves to do and the next one can begin without: new tokens for requests that are watched, and
+        pages to give up."""
+        self._rows.catch_up()
 
     def expire(self) -> None:
         """Ends cancelled requests and those past their deadline, without decoding."""
@@ -282,7 +306,8 @@ class Batcher:
         """
         self.check_weights(policy, weights)
         self._updates[policy] = weights, version
-        self._swap()
+        if not self._decoding:
+            self._swap()
 
     def _swap(self):
         for policy in list(self._updates):

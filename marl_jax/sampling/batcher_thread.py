@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from marl_jax.sampling.conversation import Answer
@@ -53,7 +53,7 @@ class BatcherThread:
         self._batcher = batcher
         self._wake = threading.Condition()
         # Shared, under the lock of `_wake`:
-        self._commands: deque[tuple[Callable[[], None], Future | None]] = deque()
+        self._commands: deque[tuple[Callable[[], None], Future | None, bool]] = deque()
         self._ended: Callable[[], Exception] | None = None  # makes the exception for calls that come too late
         # Of the thread alone:
         self._answers: dict[int, Future] = {}
@@ -62,6 +62,7 @@ class BatcherThread:
         self._paused = self._closing = False
         self._loops = LoopFutures()
         self._usage = batcher.usage
+        self._device = ThreadPoolExecutor(1, f"{name}'s device")
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -166,7 +167,7 @@ class BatcherThread:
             self._paused = paused
             _settle(future, None)
 
-        self._call(change, future)
+        self._call(change, future, waits=True)
         self._wait(future, timeout)
 
     def close(self) -> None:
@@ -179,6 +180,7 @@ class BatcherThread:
             self._call(stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._device.shutdown(wait=False)
         self._batcher.close()
         atexit.unregister(self.close)
 
@@ -192,12 +194,15 @@ class BatcherThread:
         """As of the last chunk."""
         return self._usage
 
-    def _call(self, command: Callable[[], None], future: Future | None = None):
-        """Leaves a command for the thread; `future` fails if the thread ends before it is done."""
+    def _call(self, command: Callable[[], None], future: Future | None = None, waits: bool = False):
+        """Leaves a command for the thread; `future` fails if the thread ends before it is done.
+
+        waits  for the end of a chunk that is being decoded
+        """
         with self._wake:
             if self._ended is not None:
                 raise self._ended()
-            self._commands.append((command, future))
+            self._commands.append((command, future, waits))
             self._wake.notify()
 
     def _wait(self, future: Future, timeout: float | None):
@@ -214,25 +219,42 @@ class BatcherThread:
                 self._work()
         except BaseException as e:  # whatever it is, those who wait have to hear of it
             error = e
+            with contextlib.suppress(Exception):
+                self._hand_out()  # of the chunk before
         self._end(error)
 
     def _work(self):
-        """Waits until there is something to do, and does it: commands first, then one chunk."""
+        """Waits until there is something to do, and does it: commands first, then one chunk.
+
+        While the device decodes it, the answers of the chunk before are handed out, and requests are taken.
+        """
         with self._wake:
             while not self._commands and not self._due():
                 self._wake.wait(self._idle_seconds())
-        while self._commands and not self._closing:
-            self._commands[0][0]()
-            self._commands.popleft()  # afterwards: if it raises, its future is found there
-        if self._closing:
-            return
+        self._run_commands()
         if self._paused:
             self._batcher.expire()
-        self._hand_out()  # what the commands settled does not wait for a chunk
-        if not self._paused and self._batcher.busy:
-            with self._loops.together():
-                self._batcher.step()
-                self._hand_out()
+        if self._closing or self._paused or not self._batcher.busy:
+            self._hand_out()
+            return
+        self._batcher.begin(self._device)
+        self._hand_out()
+        self._run_commands(beside=True)
+        self._batcher.finish()
+        if self._closing or not self._batcher.busy:
+            self._hand_out()
+
+    def _run_commands(self, beside: bool = False):
+        """Runs what callers have left by now, in its order; beside a chunk, only up to what has to wait for its end.
+
+        What comes meanwhile is for the next time: hundreds who ask one after another must not keep the device waiting.
+        """
+        for _ in range(len(self._commands)):
+            command, _, waits = self._commands[0]
+            if self._closing or (beside and waits):
+                return
+            command()
+            self._commands.popleft()  # afterwards: if it raises, its future is found there
 
     def _due(self) -> bool:
         """Whether there is something to do without a new command."""
@@ -247,6 +269,7 @@ class BatcherThread:
     def _hand_out(self):
         self._usage = self._batcher.usage
         with self._loops.together():
+            self._batcher.catch_up()
             for request, answers in self._batcher.results():
                 _settle(self._answers.pop(request), answers)
         updating = self._batcher.updating
@@ -276,7 +299,7 @@ class BatcherThread:
         with self._wake:
             self._ended = exception
             commands, self._commands = self._commands, deque()
-        waiting = [future for _, future in (*commands, *self._swaps, *self._drains) if future is not None]
+        waiting = [future for _, future, *_ in (*commands, *self._swaps, *self._drains) if future is not None]
         for future in {*self._answers.values(), *waiting}:
             if not future.done() and future.set_running_or_notify_cancel():
                 future.set_exception(exception())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.conversation import Answer
@@ -19,6 +21,8 @@ class Batchers:
 
     def __init__(self, batchers: Sequence[Batcher], routes: Sequence[tuple[int, int]] | None = None):
         self.batchers = list(batchers)
+        self._begun: list[Batcher] = []
+        self._began = self._seconds = 0.0
         if routes is None:
             routes = [(i, p) for i, b in enumerate(self.batchers) for p in range(b.n_policies)]
         self.routes = [tuple(r) for r in routes]
@@ -86,10 +90,27 @@ class Batchers:
         return dict(self.results())
 
     def step(self) -> None:
-        """A step of every batcher that has something to do."""
+        """One chunk of every batcher that has something to do."""
+        self.begin()
+        self.finish()
+        self.catch_up()
+
+    def begin(self, device: Executor | None = None) -> None:
+        """As `Batcher.begin`, for every batcher that has something to do."""
+        self._began, self._begun = time.perf_counter(), [batcher for batcher in self.batchers if batcher.busy]
+        for batcher in self._begun:
+            batcher.begin(device)
+
+    def finish(self) -> None:
+        """As `Batcher.finish`."""
+        for batcher in self._begun:
+            batcher.finish()
+        self._seconds += time.perf_counter() - self._began
+
+    def catch_up(self) -> None:
+        """As `Batcher.catch_up`."""
         for batcher in self.batchers:
-            if batcher.busy:
-                batcher.step()
+            batcher.catch_up()
 
     def close(self) -> None:
         """As `Batcher.close`."""
@@ -124,8 +145,9 @@ class Batchers:
 
     @property
     def usage(self) -> Usage:
-        """Sums over the batchers; versions by policy."""
+        """Sums over the batchers, which work side by side; versions by policy."""
         usages = [batcher.usage for batcher in self.batchers]
-        names = [f.name for f in dataclasses.fields(Usage) if f.name != "versions"]
+        names = [f.name for f in dataclasses.fields(Usage) if f.name not in ("versions", "seconds")]
         versions = tuple(usages[which].versions[own] for which, own in self.routes)
-        return Usage(**{name: sum(getattr(u, name) for u in usages) for name in names}, versions=versions)
+        sums = {name: sum(getattr(u, name) for u in usages) for name in names}
+        return Usage(**sums, seconds=self._seconds, versions=versions)

@@ -25,6 +25,16 @@ class Line:
     policy: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """Pages of a row that has ended; of `tokens`, which can be found again, `known` full pages are findable already."""
+
+    pages: list[int]
+    policy: int
+    tokens: np.ndarray | None
+    known: int
+
+
 class Part:
     """The samples of some rows, and the pages they share.
 
@@ -43,6 +53,7 @@ class Part:
         self._reads: list[Read] = []  # in the order in which they depend on each other
         self._shared: dict[Request, Read] = {}  # contexts that further samples of their request will continue
         self._copies: list[Sample] = []  # samples that wait for a copy of a page
+        self._left: list[Left] = []  # what rows have left behind, not yet given up
 
     @property
     def active(self) -> list[Sample]:
@@ -74,7 +85,7 @@ class Part:
         # The last sample that continues a context takes its last page as it is; the others get a copy.
         copies = tail > 0 and fresh and request.unplaced > 1 and not alone
         more = pool.pages_for(sample.most) - len(read.pages) if self.exact else 0
-        own = pool.take(copies + more)
+        own = self._take(copies + more)
         if own is None:
             if begun:
                 self._give_up(read)
@@ -102,6 +113,8 @@ class Part:
         pool.hold(found)
         # Rows that decode are about to need a page each: what is taken from them now would be read again.
         spare = 0 if self.exact else busy
+        if missing > pool.available - spare:
+            self.settle()
         if missing > pool.available - spare and (busy or missing > pool.available):
             pool.release(found)
             return None
@@ -126,7 +139,7 @@ class Part:
         going = np.flatnonzero(slots.ready)
         ends = np.minimum(slots.lengths[going] + self.chunk, slots.most[going])
         need = np.maximum(-(-ends // pool.size) - slots.n_pages[going], 0)
-        pages = pool.take(int(need.sum()))
+        pages = self._take(int(need.sum()))
         if pages is not None:
             slots.add_pages(going, need, pages)
             return going
@@ -155,26 +168,45 @@ class Part:
             return False
         sample = self.slots.samples[max(others, key=lambda slot: came[slot])]
         self.release(sample)
+        self.settle()
         self.preempted.insert(0, sample)
         self.usage.preempted += 1
         return True
 
     def release(self, sample: Sample, spoilt: bool = False) -> None:
-        """Takes the row from a sample. What it has in full pages can be found again, unless it is spoilt."""
+        """Takes the row from a sample. What it has in full pages can be found again, unless it is spoilt.
+
+        The row is free at once; its pages are by the next `settle`, or when somebody needs them.
+        """
         slot, policy = sample.slot, sample.request.policy
-        pages = self.slots.pages(slot)
-        if spoilt:
-            self.pool.spoil(pages)
-        elif sample.read is None and not self.exact:
-            known = (len(sample.context) - 1) // self.pool.size
-            self.pool.publish(policy, self.slots.context(slot)[:-1], pages, known)
+        findable = sample.read is None and not self.exact and not spoilt
+        tokens = self.slots.context(slot)[:-1] if findable else None
+        left = Left(self.slots.pages(slot), policy, tokens, (len(sample.context) - 1) // self.pool.size)
         if sample.read is not None:
             sample.read.samples.remove(sample)
         if sample.copy is not None:
             self._copies.remove(sample)
         sample.read = sample.copy = None
         self.slots.clear(slot, self.version(policy))
-        self.pool.release(pages)
+        if spoilt:  # to be wiped before the next chunk
+            self.pool.spoil(left.pages)
+            self.pool.release(left.pages)
+        else:
+            self._left.append(left)
+
+    def settle(self) -> None:
+        """Gives up the pages of rows that have ended."""
+        left, self._left = self._left, []
+        for one in left:
+            if one.tokens is not None:
+                self.pool.publish(one.policy, one.tokens, one.pages, one.known)
+            self.pool.release(one.pages)
+
+    def _take(self, count: int) -> list[int] | None:
+        """Pages to hold, or None if there are not as many."""
+        if count > self.pool.available:
+            self.settle()
+        return self.pool.take(count)
 
     def close(self, request: Request) -> None:
         """No further sample will continue the context of this request."""
@@ -187,6 +219,7 @@ class Part:
         gone.sort(key=lambda sample: self.slots.came[sample.slot])
         for sample in gone:
             self.release(sample)
+        self.settle()
         for read in [r for r in {*self._reads, *self._shared.values()} if r.request.policy == policy]:
             self.pool.release(read.pages)
         self._reads = [r for r in self._reads if r.request.policy != policy]

@@ -157,7 +157,7 @@ class Usage:
     reused     tokens of contexts that were in pages already when a sample got its row
     slots      decoding steps times rows
     preempted  how often a sample gave its row up because memory was short
-    seconds    of work, of which the host waited for the device for `waited`
+    seconds    of work, of which the device decoded for `device`
     waiting    requests of which nothing has been read yet, and `running` the other open ones
     versions   of the weights, per policy
     """
@@ -168,7 +168,7 @@ class Usage:
     slots: int = 0
     preempted: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
+    device: float = 0.0
     waiting: int = 0
     running: int = 0
     versions: tuple[int, ...] = ()

@@ -23,13 +23,13 @@ SECONDS = 60  # more than anything here takes
 
 
 class Manual:
-    """A batcher whose steps wait for `go`: each one answers the oldest request with its prompt."""
+    """A batcher whose chunks wait for `go`: each one answers the oldest request with its prompt."""
 
     def __init__(self):
         self.go, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.open, self.done, self.steps, self.updating, self.error = {}, [], 0, set(), None
         self.cancelled, self.deadlines, self.polls = [], {}, 0
-        self.closed = False
+        self.began, self.closed = 0, False
 
     def close(self):
         self.closed = True
@@ -55,7 +55,13 @@ class Manual:
             self.cancelled.append(number)
             self.done.append((number, "cancelled"))
 
-    def step(self):
+    def begin(self, device):
+        self.began += 1
+
+    def catch_up(self):
+        pass
+
+    def finish(self):
         self.entered.release()
         self.go.acquire()
         self.steps += 1
@@ -233,6 +239,48 @@ def test_it_sleeps_while_there_is_nothing_to_do(manual):
     time.sleep(0.2)
     assert (batcher.steps, batcher.polls) == (steps, polls)
     assert time.clock_gettime(clock) - before < 0.01
+
+
+def test_answers_leave_and_requests_come_while_the_device_decodes(manual):
+    """The next chunk has been begun by then, and has not ended."""
+    batcher, thread = manual
+    thread.pause(SECONDS)
+    first, second = thread.ask([1]), thread.ask([2])
+    thread.resume()
+    assert batcher.entered.acquire(timeout=SECONDS)
+    third = thread.ask([3])
+    batcher.go.release()
+    assert first.result(SECONDS) == [1]
+    assert (batcher.began, batcher.steps) == (2, 1)
+    wait_for(lambda: not thread._commands)
+    assert not second.done() and batcher.steps == 1, "the third has been taken beside the second's chunk"
+    with ThreadPoolExecutor(1) as pool:
+        pausing = pool.submit(thread.pause, SECONDS)
+        wait_for(lambda: thread._commands)
+        assert batcher.entered.acquire(timeout=SECONDS)
+        assert not pausing.done(), "something is being decoded"
+        batcher.go.release()
+        pausing.result(SECONDS)
+    assert second.result(SECONDS) == [2] and not third.done(), "the chunk in progress has ended"
+    thread.resume()
+    batcher.go.release()
+    assert third.result(SECONDS) == [3]
+
+
+def test_asking_on_and_on_does_not_keep_the_device_waiting(manual, monkeypatch):
+    """Here every request that is taken leaves another one behind."""
+    batcher, thread = manual
+    submit, asked = batcher.submit, []
+
+    def submit_and_ask(*args):
+        if len(asked) < 50:
+            asked.append(thread.ask([2]))
+        return submit(*args)
+
+    monkeypatch.setattr(batcher, "submit", submit_and_ask)
+    thread.ask([1])
+    assert batcher.entered.acquire(timeout=SECONDS)
+    assert len(asked) < 5
 
 
 def test_drain_waits_for_what_was_asked_before(manual):

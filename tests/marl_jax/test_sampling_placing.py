@@ -30,8 +30,8 @@ def check_pages(batcher):
         for slot, sample in enumerate(slots.samples):
             if sample is not None:
                 holders.update(slots.pages(slot))
-        for read in {*part._reads, *part._shared.values()}:
-            holders.update(read.pages)
+        for held in [*{*part._reads, *part._shared.values()}, *part._left]:
+            holders.update(held.pages)
         assert pool._holders == [holders[pool.first + i] for i in range(pool.count)]
         free, idle = set(pool._free), set(pool._idle)
         assert len(free) == len(pool._free) and not free & idle and not (free | idle) & set(holders)
@@ -75,6 +75,7 @@ actions = st.lists(
     st.one_of(
         requests,
         st.integers(1, 4).map(lambda n: ("step", n)),
+        st.booleans().map(lambda late: ("half", late)),
         st.integers(0, 9).map(lambda i: ("cancel", i)),
         st.integers(0, 1).map(lambda p: ("weights", p)),
     ),
@@ -90,7 +91,7 @@ shapes = st.fixed_dictionaries({
 @settings(max_examples=150, deadline=None)
 @given(actions, shapes)
 def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
-    """Any requests in any order, with memory for one conversation or for many."""
+    """Any requests in any order, also while a chunk is decoded, with memory for one conversation or for many."""
     engine = FakeEngine(parts=shape["parts"])
     size = shape["page_size"]
     batcher = make(
@@ -98,14 +99,25 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
         cache_tokens=shape["parts"] * shape["conversations"] * LENGTH,
         fixed_shapes=shape["fixed"], in_flight_updates=shape["in_flight"],
     )  # fmt: skip
-    sent, answers, cancelled, version = {}, {}, set(), 0
+    sent, answers, cancelled, version, decoding = {}, {}, set(), 0, False
     for action in script:
         match action:
-            case ("step", n):
+            case ("step", n) if not decoding:
                 for _ in range(n):
                     batcher.step()
                     check_pages(batcher)
                     answers |= dict(batcher.results())
+            case ("step" | "half", late) if decoding:
+                batcher.finish()
+                check_pages(batcher)
+                decoding = False
+            case ("half", late):
+                batcher.begin()
+                if not late:  # it can be left to later, or to who needs pages
+                    batcher.catch_up()
+                check_pages(batcher)
+                answers |= dict(batcher.results())
+                decoding = True
             case ("cancel", i):
                 if i < len(sent) and batcher.cancel(list(sent)[i]):
                     cancelled.add(list(sent)[i])
@@ -119,7 +131,10 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
                 sampling = Sampling(max_new_tokens=budget, seed=ask["seed"], stop_ids=(2,) if ask["stops"] else ())
                 number = batcher.submit(prompt, sampling, ask["policy"], ask["n"])
                 sent[number] = prompt, sampling, ask["policy"], ask["n"]
-    answers |= finish(batcher)
+    if decoding:
+        batcher.finish()
+    batcher.catch_up()
+    answers |= dict(batcher.results()) | finish(batcher)
     assert set(answers) == set(sent)
     for number, (prompt, sampling, policy, n) in sent.items():
         assert len(answers[number]) == n

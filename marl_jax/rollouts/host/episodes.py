@@ -26,6 +26,7 @@ from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
+AT_ONCE = 64  # episodes that start before the first of them ask: the device begins while others start
 GRACE = 1.0  # seconds that an episode which ran into its limit has to clean up behind it
 END = "end"
 """The journal's name for how an episode ended."""
@@ -75,12 +76,16 @@ class EpisodeAsk:
         self._runner, self._job, self._journal = runner, job, journal
         self.chats: list[TokenChat] = []
         self.candidates = runner.candidates
-        self.random = random.Random(self.seed("random"))
         self._opened: Counter[int] = Counter()
         self._calls: Counter[str] = Counter()
         self._running: set[str] = set()
         self._sessions = 0
         self._closed = False
+
+    @functools.cached_property
+    def random(self) -> random.Random:
+        """Random numbers of the episode."""
+        return random.Random(self.seed("random"))
 
     def chat(self, seat: int, system: str | None = None) -> TokenChat:
         """A new, empty chat with a seat."""
@@ -256,7 +261,11 @@ class EpisodeRunner:
             with Watchdog(self.block_limit):
                 try:
                     async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, ends them all
-                        tasks = [group.create_task(one(job)) for job in jobs]
+                        tasks = []
+                        for job in jobs:
+                            tasks.append(group.create_task(one(job)))
+                            if len(tasks) % AT_ONCE == 0:
+                                await asyncio.sleep(0)
                 except BaseExceptionGroup as errors:
                     raise errors.exceptions[0] from None
                 await journal.flush()

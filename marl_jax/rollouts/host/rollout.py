@@ -143,10 +143,10 @@ class HostRollout:
         return order(seed, epoch, index, len(self.examples))
 
     def _sampler_seconds(self) -> dict[str, float]:
-        """How long the samplers have been at work so far, and of that how long the host has waited for the device."""
+        """How long the samplers have been at work so far, and of that how long their devices have decoded."""
         samplers = {id(speaker.sampler): speaker.sampler for speaker in self.runner.speakers}.values()
         usages = [sampler.usage for sampler in samplers if hasattr(sampler, "usage")]
-        return {"generating": sum(u.seconds for u in usages), "device": sum(u.waited for u in usages)}
+        return {"generating": sum(u.seconds for u in usages), "device": sum(u.device for u in usages)}
 
     def _sizes(self, episodes: Sequence[Episode], state: State) -> Sizes:
         """The sizes of this step's batch, on which all processes agree."""
