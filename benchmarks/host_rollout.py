@@ -8,6 +8,7 @@ thread, `Replay` takes the place of the batcher: it answers every prompt with th
 decoding that take as long as a device would, and sleeps meanwhile. So a rollout can be no shorter than `device_s`. What
 it takes beyond that is the host:
 
+    start_s    until the device has its first rows
     late_s     the device's thread woke up and another thread had the interpreter
     between_s  between two chunks, while the device would have waited
     tail_s     from the last answer to the end of the rollout: grading, and the batch put together
@@ -85,7 +86,7 @@ def measure(name: str, args) -> None:
         for repeat in range(args.repeats + 1 + args.profile):
             jobs = rollout.jobs(state)
             replies.extend(answers(task, tokenizer, jobs, args.hanging))
-            replay.late = replay.between = replay.last = 0.0
+            replay.first = replay.last = replay.late = replay.between = 0.0
             before, usage, spent = thread_seconds(), replay.usage, time.process_time()
             profile = cProfile.Profile(time.thread_time) if repeat > args.repeats else None
             began = time.perf_counter()
@@ -101,8 +102,9 @@ def measure(name: str, args) -> None:
             device = replay.usage.device - usage.device
             line = dict(
                 case=name, episodes=len(jobs), success=metrics["success"], seconds=seconds, device_s=device,
-                late_s=replay.late, between_s=replay.between, tail_s=began + seconds - replay.last,
-                idle=1 - device / seconds, cpu_s=time.process_time() - spent, profiled=bool(profile),
+                start_s=replay.first - began, late_s=replay.late, between_s=replay.between,
+                tail_s=began + seconds - replay.last, idle=1 - device / seconds,
+                cpu_s=time.process_time() - spent, profiled=bool(profile),
             )  # fmt: skip
             print(json.dumps({key: round(x, 3) if isinstance(x, float) else x for key, x in line.items()}), flush=True)
             after = thread_seconds()

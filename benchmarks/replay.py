@@ -49,7 +49,7 @@ class Replay:
         self._done: list[tuple[int, list[Answer]]] = []
         self._ids, self._usage = 0, Usage(versions=(0,))
         self._logps = -np.random.default_rng(0).exponential(size=1 << 16).astype(np.float32)
-        self.late = self.between = self.last = self._began = 0.0
+        self.first = self.last = self.late = self.between = self._began = 0.0
         self._chunk: Future | None = None
 
     def check_request(self, ids, sampling, policy=0, n=1):
@@ -102,6 +102,8 @@ class Replay:
         began = time.perf_counter()
         if self.last:
             self.between += began - self.last
+        else:
+            self.first = began
         time.sleep(seconds)
         self.last = time.perf_counter()
         self.late += self.last - began - seconds
