@@ -28,7 +28,7 @@ from models import tokenizers
 from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, merging_tokenizer
 
-WARM, REQUESTS = 400, 400  # cancelled timers and other such things pile up to some hundred at first
+WARM, REQUESTS = 300, 300  # cancelled timers and other such things pile up to some hundred at first
 LEAK = REQUESTS // 2  # between the few dozen timers by which two counts differ, either way, and one of each request
 REMEMBERED = 4  # ended sessions
 
