@@ -5,7 +5,7 @@
 #
 # MAKE_TARGET=quick runs the quick tests only. An interpreter that is not there is named and left out.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 [ $# -gt 0 ] || set -- python3.11:0.10.2:0.12.8 python3.12:0.11.2:0.12.10 python3.13:newest:newest
 
 wanted() { [ "$2" = newest ] && echo "$1" || echo "$1==$2.*"; }

@@ -91,3 +91,29 @@ def test_sigterm_reaches_the_command_and_ends_the_attempts(tmp_path):
     running.send_signal(signal.SIGTERM)
     assert running.wait(20) == 0
     assert (tmp_path / "saved").exists() and len((tmp_path / "starts").read_text().split()) == 1
+
+
+GPU_RESULTS = ROOT / "scripts" / "gpu_results.sh"
+
+
+def gpu_results(tmp_path, *names):
+    """`gpu_results.sh` with a python that writes its arguments down, and fails where these have a verifier."""
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\ncase "$*" in *tables.verifier*) exit 1;; esac\n')
+    fake.chmod(0o755)
+    files = {"OUT": f"{tmp_path}/out", "QWEN_05B": "half.gguf", "QWEN_15B": "one.gguf"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **files}
+    done = subprocess.run([GPU_RESULTS, *names], env=environment, capture_output=True, text=True, timeout=60)
+    return done, (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
+
+
+def test_runs_on_a_gpu_have_names(tmp_path):
+    done, commands = gpu_results(tmp_path)
+    assert (done.returncode, commands) == (2, []) and "serving" in done.stderr
+    names = done.stderr.removeprefix("names:").split()
+    done, commands = gpu_results(tmp_path, "serving", "nobody")
+    assert (done.returncode, commands) == (2, []) and "no nobody" in done.stderr, "before anything is run"
+    done, commands = gpu_results(tmp_path, *names)
+    assert done.returncode == 1 and "failed: verifier" in done.stderr
+    assert len(commands) >= len(names) and any("--config.model.weights=half.gguf" in command for command in commands)
+    assert {path.name for path in (tmp_path / "out").glob("*.log")} == {f"{name}.log" for name in names}

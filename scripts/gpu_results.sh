@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Runs on one GPU, by name, one after another: speeds, language tasks, debates, games (docs/results.md, performance.md).
+#
+#   MARL_JAX_DATA=FOLDER QWEN_05B=FILE.gguf QWEN_15B=FILE.gguf scripts/gpu_results.sh NAME …
+#
+# QWEN_05B and QWEN_15B are Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct. What a name leaves is under $OUT (default:
+# runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped, so a name can be run again;
+# LIMIT=600 stops each of its commands politely after so many seconds.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+out=${OUT:-runs/gpu_results}
+mkdir -p "$out"
+
+run() { timeout --signal=TERM --kill-after=60 "${LIMIT:-86400}" python "$@"; }
+train() { run launch.py --workdir="$out/$1" --config.eval.every=0 --config.checkpoint.best_metric= "${@:2}"; }
+evaluate() { run launch.py --mode=eval --workdir="$out/$1" "${@:2}"; }
+
+# --- speed
+
+sampler() {
+  run -m benchmarks.sampler --models=qwen2.5-0.5b --rows=256,1024
+  run -m benchmarks.rl_step
+}
+
+start() { run -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2; }
+
+serving() {
+  for workers in 0 4; do
+    run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
+      --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
+  done
+}
+
+idle() { # the share of a step in which the GPU waits for the host
+  train "idle_$1" --config=experiments/"$2".py:single_grpo+qwen2.5-coder-0.5b --config.steps=6 "${@:3}" \
+    --config.task.params.turns=1 --config.task.n_episodes=2048 --config.task.rows=1024 \
+    --config.task.max_new_tokens=300 --config.task.max_length=1024 --config.model.weights="$QWEN_05B" \
+    --config.model.param_dtype=bfloat16 --config.model.remat=none --config.model.lora.rank=32 \
+    --config.model.lora.alpha=64 --config.optim.lr=1e-4 --config.optim.warmup=1 --config.algo.pack=4 \
+    --config.algo.tis_clip=0 --config.algo.grad_accum_steps=16
+}
+idle_math() { idle math math_reasoning --config.task.params.tool=False; }
+idle_code() { idle code code_generation; }
+
+# --- language tasks
+
+gsm8k_single() { # as many answers as the team of two has in results.md
+  train gsm8k_single --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-1.5b --config.steps=9 \
+    --config.task.params.tool=False --config.task.params.turns=1 --config.model.weights="$QWEN_15B" \
+    --config.task.n_episodes=1024 --config.task.rows=1024 --config.task.max_new_tokens=300 \
+    --config.task.max_length=1024 --config.algo.pack=4 --config.algo.tis_clip=0 --config.optim.lr=2e-4 \
+    --config.optim.warmup=2 && evaluate gsm8k_single --config.eval.games=1319
+}
+
+# --- debates: one row of the table each, with its tests
+
+debate() {
+  run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="gsm8k/$1" --step=newest \
+    --steps=50 --config.model.weights="$QWEN_05B" --config.eval.every=0 --config.checkpoint.best_metric= \
+    --config.algo.grad_accum_steps=16 "${@:2}"
+}
+debate_untuned() { debate untuned --tests=debate,samples,refine; }
+debate_correctness() { debate correctness --tests=debate,samples; }
+debate_single() { debate single --tests=debate,samples; }
+
+verifier() {
+  run -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b --workdir="$out/verifier" \
+    --config.model.weights="$QWEN_05B"
+}
+
+# --- games
+
+hanabi() {
+  run launch.py --config=experiments/hanabi_selfplay.py:smollm2 --workdir="$out/hanabi" &&
+    evaluate hanabi --config.eval.games=1024 --config.eval.opponents="('convention',)"
+}
+
+planning() {
+  for game in plan_path sokoban; do
+    run -m experiments.tables.planning --model=smollm2 --small --only=$game --games=256 --steps=150 --sft_steps=20 \
+      --jobs=2 --workdir="$out/planning_$game"
+  done
+}
+
+names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate')
+[ $# -gt 0 ] || { echo "names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
+for name in "$@"; do
+  grep -qx "$name" <<<"$names" || { echo "no $name; names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
+done
+failed=()
+for name in "$@"; do
+  echo "== $name"
+  "$name" 2>&1 | tee -a "$out/$name.log" || failed+=("$name")
+done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
