@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -21,8 +20,7 @@ class Batchers:
 
     def __init__(self, batchers: Sequence[Batcher], routes: Sequence[tuple[int, int]] | None = None):
         self.batchers = list(batchers)
-        self._begun: list[Batcher] = []
-        self._began = self._seconds = 0.0
+        self._begun: Batcher | None = None
         if routes is None:
             routes = [(i, p) for i, b in enumerate(self.batchers) for p in range(b.n_policies)]
         self.routes = [tuple(r) for r in routes]
@@ -96,16 +94,22 @@ class Batchers:
         self.catch_up()
 
     def begin(self, device: Executor | None = None) -> None:
-        """As `Batcher.begin`, for every batcher that has something to do."""
-        self._began, self._begun = time.perf_counter(), [batcher for batcher in self.batchers if batcher.busy]
-        for batcher in self._begun:
+        """A chunk of every batcher that has something to do, of which the last one is only begun.
+
+        Programs of several models are never launched side by side: on a mesh they could wait for each other for ever.
+        """
+        busy = [batcher for batcher in self.batchers if batcher.busy]
+        for batcher in busy[:-1]:
             batcher.begin(device)
+            batcher.finish()
+        self._begun = busy[-1] if busy else None
+        if self._begun is not None:
+            self._begun.begin(device)
 
     def finish(self) -> None:
         """As `Batcher.finish`."""
-        for batcher in self._begun:
-            batcher.finish()
-        self._seconds += time.perf_counter() - self._began
+        if self._begun is not None:
+            self._begun.finish()
 
     def catch_up(self) -> None:
         """As `Batcher.catch_up`."""
@@ -145,9 +149,8 @@ class Batchers:
 
     @property
     def usage(self) -> Usage:
-        """Sums over the batchers, which work side by side; versions by policy."""
+        """Sums over the batchers; versions by policy."""
         usages = [batcher.usage for batcher in self.batchers]
-        names = [f.name for f in dataclasses.fields(Usage) if f.name not in ("versions", "seconds")]
+        names = [f.name for f in dataclasses.fields(Usage) if f.name != "versions"]
         versions = tuple(usages[which].versions[own] for which, own in self.routes)
-        sums = {name: sum(getattr(u, name) for u in usages) for name in names}
-        return Usage(**sums, seconds=self._seconds, versions=versions)
+        return Usage(**{name: sum(getattr(u, name) for u in usages) for name in names}, versions=versions)
