@@ -5,9 +5,10 @@
         answers = await sampler.answer(ids, sampling, n=4)         # in a coroutine; cancelling it frees the rows
         sampler.set_weights(0, params, version=7)                  # returns when the policy has them
 
-Callers leave commands in a queue; the thread takes them between chunks and sleeps while there is nothing to do. What a
-caller gets does not depend on timing as long as it waits for `set_weights` before it asks (see `Batcher` for how exact
-that is). Callbacks of futures run in the thread: they should be short, and must not wait for it.
+Callers leave commands in a queue; the thread takes them between chunks and while the device decodes one, which another
+thread waits for, and sleeps while there is nothing to do. What a caller gets does not depend on timing as long as it
+waits for `set_weights` before it asks (see `Batcher` for how exact that is). Callbacks of futures run in the thread:
+they should be short, and must not wait for it.
 """
 
 from __future__ import annotations

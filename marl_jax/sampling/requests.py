@@ -23,7 +23,7 @@ class Request:
     begun      whether a sample of it has a row or had one: from then on it belongs to the weights that read it
     ended      "cancelled", or None; its rows are freed before the next chunk
     unplaced   samples that wait for a row and have written nothing: what is read for one of them serves all
-    on_tokens  called between chunks with what is new, or None
+    on_tokens  called after a chunk with what is new, or None
     """
 
     id: int
