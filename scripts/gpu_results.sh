@@ -5,13 +5,13 @@
 #
 # QWEN_05B and QWEN_15B are Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct. What a name leaves is under $OUT (default:
 # runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped, so a name can be run again;
-# LIMIT=600 stops each of its commands politely after so many seconds.
+# LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by then is evaluated.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_results}
 mkdir -p "$out"
 
-run() { timeout --signal=TERM --kill-after=60 "${LIMIT:-86400}" python "$@"; }
+run() { timeout --preserve-status --signal=TERM --kill-after=60 "${LIMIT:-86400}" python "$@"; }
 train() { run launch.py --workdir="$out/$1" --config.eval.every=0 --config.checkpoint.best_metric= "${@:2}"; }
 evaluate() { run launch.py --mode=eval --workdir="$out/$1" "${@:2}"; }
 

@@ -96,13 +96,13 @@ def test_sigterm_reaches_the_command_and_ends_the_attempts(tmp_path):
 GPU_RESULTS = ROOT / "scripts" / "gpu_results.sh"
 
 
-def gpu_results(tmp_path, *names):
+def gpu_results(tmp_path, *names, then='case "$*" in *tables.verifier*) exit 1;; esac', **more):
     """`gpu_results.sh` with a python that writes its arguments down, and fails where these have a verifier."""
     fake = tmp_path / "python"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\ncase "$*" in *tables.verifier*) exit 1;; esac\n')
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\n{then}\n')
     fake.chmod(0o755)
     files = {"OUT": f"{tmp_path}/out", "QWEN_05B": "half.gguf", "QWEN_15B": "one.gguf"}
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **files}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **files, **more}
     done = subprocess.run([GPU_RESULTS, *names], env=environment, capture_output=True, text=True, timeout=60)
     return done, (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
 
@@ -117,3 +117,10 @@ def test_runs_on_a_gpu_have_names(tmp_path):
     assert done.returncode == 1 and "failed: verifier" in done.stderr
     assert len(commands) >= len(names) and any("--config.model.weights=half.gguf" in command for command in commands)
     assert {path.name for path in (tmp_path / "out").glob("*.log")} == {f"{name}.log" for name in names}
+
+
+def test_a_run_that_reaches_its_limit_is_evaluated(tmp_path):
+    endless = 'case "$*" in *--mode=eval*) exit 0;; esac\ntrap "exit 0" TERM\nwhile true; do sleep 0.1; done'
+    done, commands = gpu_results(tmp_path, "gsm8k_single", then=endless, LIMIT="0.5")
+    assert done.returncode == 0, done.stderr
+    assert ["--mode=eval" in command for command in commands] == [False, True]
