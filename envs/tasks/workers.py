@@ -2,7 +2,8 @@
 
 The loop's own part of a call is small, because hundreds of episodes share it with the sampler's thread. Calls that
 come in one turn of the loop are sent together, and where more of them wait than there are processes, a process is given
-several at once: it finds the next one without waiting for the loop. It answers them one by one.
+two: it finds the next one without waiting for the loop. No more than two, because the next one waits for a call that
+takes long, and is not taken back from it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envs.tasks.task import CallFailed, CallTimeout
 
 LARGEST = 1 << 26  # bytes of one answer
 START_LIMIT = 60.0  # seconds in which a process starts and imports a function
-AHEAD = 8  # calls that a process is given at once, at most
+AHEAD = 2  # calls that a process has at once, at most
 
 
 class Workers:
@@ -86,7 +87,7 @@ class Workers:
         for _ in range(min(len(self._queue) - len(self._free), self.n - len(self._workers)) - len(self._starting)):
             _remember(self._starting, asyncio.ensure_future(self._start()))
         while self._queue and self._free:
-            worker, share = self._free.pop(), max(1, min(AHEAD, len(self._queue) // self.n))
+            worker, share = self._free.pop(), AHEAD if len(self._queue) > self.n else 1
             worker.take([self._queue.popleft() for _ in range(share)])
 
     async def _start(self) -> None:
@@ -102,10 +103,13 @@ class Workers:
         self._free.append(worker)
         self._schedule()
 
-    def _idle(self, worker: _Worker) -> None:
-        """A process has answered all it had."""
-        self._free.append(worker)
-        self._hand_out()
+    def _answered(self, worker: _Worker) -> None:
+        """A process has answered something, and may have nothing left."""
+        if not worker.calls:
+            self._free.append(worker)
+            self._hand_out()
+        elif self._queue and len(worker.calls) < AHEAD:
+            worker.take([self._queue.popleft()])
 
     def _drop(self, call: _Call) -> None:
         """Nobody waits for this call any more; a process that is at it is ended."""
@@ -174,7 +178,7 @@ class _Worker(asyncio.Protocol):
 
     def take(self, calls: list[_Call]) -> None:
         """Sends calls, each function's module before its first one: to import it is not the function's time."""
-        lines = []
+        idle, lines = not self.calls, []
         for call in calls:
             if call.where not in self._imported:
                 self._imported.add(call.where)
@@ -185,7 +189,8 @@ class _Worker(asyncio.Protocol):
             self.calls.append(call)
             lines.append(call.line)
         self._transport.write(b"".join(lines))
-        self._begin()
+        if idle:
+            self._begin()
 
     def data_received(self, data: bytes) -> None:
         """Answers, one a line."""
@@ -203,8 +208,8 @@ class _Worker(asyncio.Protocol):
             self._begin()
         if len(self._data) > LARGEST:
             self._fail(CallFailed(f"an answer of more than {LARGEST} bytes"))
-        elif not self.calls and lines:
-            self._pool._idle(self)
+        elif lines:
+            self._pool._answered(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process is gone, with what it was at."""

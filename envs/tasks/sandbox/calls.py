@@ -19,7 +19,7 @@ from envs.tasks.sandbox.results import CallResult, Limits, Result
 Item = dict
 Submit = Callable[[str, Limits, bytes, str], tuple[Result, bytes]]
 
-PATIENCE = 0.25
+PATIENCE = 0.1
 """Seconds for which groups of calls are made together; a program that takes longer may never end."""
 
 

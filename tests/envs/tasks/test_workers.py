@@ -105,6 +105,20 @@ def test_calls_that_a_process_was_given_ahead_outlive_it():
     assert [x for i, x in enumerate(found) if i not in (3, 9, 14)] == [2 * i for i in range(24) if i not in (3, 9, 14)]
 
 
+def test_a_call_that_takes_long_holds_up_one_other_at_most():
+    async def act(workers):
+        await asyncio.gather(*(workers.call(verifiers.double, 0, limit=20) for _ in range(2)))  # both are there
+        slow = asyncio.ensure_future(workers.call(verifiers.hang, limit=60))
+        quick = [asyncio.ensure_future(workers.call(verifiers.double, i, limit=20)) for i in range(40)]
+        while sum(call.done() for call in quick) < len(quick) - 1:
+            await asyncio.sleep(0.01)
+        assert not slow.done()
+        slow.cancel()
+        return await asyncio.gather(*quick)
+
+    assert with_workers(act, 2) == [2 * i for i in range(40)]
+
+
 def test_a_cancelled_call_ends_its_process_and_no_other_call(tmp_path):
     async def act(workers):
         note = tmp_path / "pid"
