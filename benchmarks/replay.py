@@ -91,12 +91,16 @@ class Replay:
     def usage(self) -> Usage:
         return dataclasses.replace(self._usage)
 
-    def begin(self, device: Executor) -> None:
+    def refill(self) -> None:
+        """Costs nothing here."""
+
+    def begin(self, device: Executor) -> Future:
         """Gives rows to those who wait, and the device a chunk."""
         self._began = time.perf_counter()
         while self._waiting and len(self._active) < self.rows:
             self._active.append(self._waiting.popleft())
         self._chunk = device.submit(self._decode, self.chunk * max(self.floor, len(self._active) / self.rate))
+        return self._chunk
 
     def _decode(self, seconds: float) -> None:
         began = time.perf_counter()

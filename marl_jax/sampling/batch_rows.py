@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import jax
 import numpy as np
@@ -64,6 +64,7 @@ class BatchRows:
         self._row_counts = [rows] if fixed else _row_counts(rows, n)
         self._compiled: CompiledPrograms | None = None
         self._begun: Begun | None = None
+        self._since: float | None = None  # when the device was given the first program of a chunk
         self._bound: Sequence[np.ndarray] = ()
 
     # Samples
@@ -152,6 +153,7 @@ class BatchRows:
                 batch.tokens[at, :n], batch.lengths[at], batch.starts[at] = line.tokens, n, line.start
                 batch.table[at, : len(line.pages)], batch.adapter_ids[at] = line.pages, line.policy
         run = self._program(("read", count), self.engine._read_lines)
+        self._since = self._since or time.perf_counter()
         self.pages = run(self.engine.weights, self.pages, batch)
 
     def _run_pairs(self, program: str, pairs: Sequence[Sequence[tuple[int, ...]]]):
@@ -173,18 +175,22 @@ class BatchRows:
 
     # Decoding
 
-    def begin(self, device: Executor | None = None) -> None:
+    def begin(self, device: Executor | None = None) -> Future | None:
         """Begins a chunk for every sample whose context has been read, and one step for those with a constraint.
 
-        device  a thread that the chunk is given to; None: it is decoded by `finish`, in the caller's
+        device  a thread that the chunk is given to, which is returned; None: `finish` decodes it, in the caller's
         """
         going = [part.grow() for part in self.parts]
         bound = [part.slots.bound[slots] for part, slots in zip(self.parts, going, strict=True)]
         free = [slots[~own] for slots, own in zip(going, bound, strict=True)]
         self._bound = [slots[own] for slots, own in zip(going, bound, strict=True)]
         self._begun = self._chunk(free, self.chunk)
-        if self._begun is not None and device is not None:
-            self._begun = self._begun[0], device.submit(self._begun[1]).result
+        if self._begun is None or device is None:
+            return None
+        slots, decode_chunk = self._begun
+        chunk = device.submit(decode_chunk)
+        self._begun = slots, chunk.result
+        return chunk
 
     def finish(self) -> Finished:
         """Waits for what `begin` has begun."""
@@ -202,11 +208,12 @@ class BatchRows:
         rows = self._row_batch(going, count)
         lazy = functools.partial(self._decode_lazily, steps=steps)
         run = self._program(_decode_key(count, rows), lazy) if rows.allowed is None else lazy
-        weights, pages = self.engine.weights, self.pages
+        weights, pages, since = self.engine.weights, self.pages, self._since
+        self._since = None
 
         def decode_chunk():
-            started = time.perf_counter()  # the loop of a chunk keeps a thread at the call, before there is a result
-            kept, new = run(weights, pages, rows)
+            started = since or time.perf_counter()
+            kept, new = run(weights, pages, rows)  # the loop of a chunk keeps a thread here, before there is a result
             return kept, jax.device_get(new), time.perf_counter() - started
 
         return going, decode_chunk

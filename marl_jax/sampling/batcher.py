@@ -20,7 +20,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import jax
 import numpy as np
@@ -179,19 +179,20 @@ class Batcher:
         self.finish()
         self.catch_up()
 
-    def begin(self, device: Executor | None = None) -> None:
+    def begin(self, device: Executor | None = None) -> Future | None:
         """Ends what has to end, takes new weights if it may, refills free rows, reads, and begins to decode a chunk.
 
-        device  decodes in a thread of its own: until `finish`, this one may submit requests, cancel them, catch up,
-                and take the results of the chunk before
+        device  decodes in a thread of its own: until `finish`, this one may submit requests, cancel them, refill,
+                catch up, and take the results of the chunk before. The chunk is returned; None: there is none
         """
         started = time.perf_counter()
         self.expire()
         self._swap()
-        self._refill()
+        self.refill()
         self._rows.read()
-        self._rows.begin(device)
+        chunk = self._rows.begin(device)
         self._decoding, self._began = True, started
+        return chunk
 
     def finish(self) -> None:
         """Waits for the chunk that `begin` has begun."""
@@ -227,8 +228,8 @@ class Batcher:
         else:
             self._queue.extend(samples)
 
-    def _refill(self):
-        """Places samples from the queue; those whose policy waits for new weights stay, if they have not begun.
+    def refill(self) -> None:
+        """Gives free rows to samples that wait; those whose policy waits for new weights stay, if they have not begun.
 
         With fixed shapes only samples that run in one program decode together: others wait, and so do those behind
         them.

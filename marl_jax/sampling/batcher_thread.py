@@ -6,7 +6,8 @@
         sampler.set_weights(0, params, version=7)                  # returns when the policy has them
 
 Callers leave commands in a queue; the thread takes them between chunks and while the device decodes one, which another
-thread waits for, and sleeps while there is nothing to do. What a caller gets does not depend on timing as long as it
+thread waits for, and sleeps while there is nothing to do. Requests that come during a chunk get rows that are free at
+once, and are read at its end. What a caller gets does not depend on timing as long as it
 waits for `set_weights` before it asks (see `Batcher` for how exact that is). Callbacks of futures run in the thread:
 they should be short, and must not wait for it.
 """
@@ -22,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from marl_jax.sampling.conversation import Answer
@@ -37,6 +38,9 @@ if TYPE_CHECKING:  # its exceptions are known where there is no JAX
 SWITCH = 0.0003
 """Seconds for which another thread may keep the interpreter from this one. Python's default of 5 ms comes up at every
 return from the device, and cost a quarter of the time where hundreds of episodes run beside the sampler."""
+
+TOGETHER = 0.002
+"""Seconds for which requests that come during a chunk are gathered, so that the thread is not woken up for each."""
 
 
 class BatcherClosed(RuntimeError):
@@ -238,12 +242,30 @@ class BatcherThread:
         if self._closing or self._paused or not self._batcher.busy:
             self._hand_out()
             return
-        self._batcher.begin(self._device)
+        chunk = self._batcher.begin(self._device)
         self._hand_out()
-        self._run_commands(beside=True)
+        self._beside(chunk)
         self._batcher.finish()
         if self._closing or not self._batcher.busy:
             self._hand_out()
+
+    def _beside(self, chunk: Future | None):
+        """Takes requests and gives them rows that are free, until the device has decoded the chunk."""
+        self._run_commands(beside=True)
+        if chunk is None:
+            return
+        chunk.add_done_callback(lambda _: self._notify())
+        while not chunk.done() and not self._closing:
+            self._batcher.refill()
+            with self._wake:
+                while not chunk.done() and not (self._commands and not self._commands[0][-1]):
+                    self._wake.wait()
+            wait([chunk], TOGETHER)
+            self._run_commands(beside=True)
+
+    def _notify(self):
+        with self._wake:
+            self._wake.notify()
 
     def _run_commands(self, beside: bool = False):
         """Runs what callers have left by now, in its order; beside a chunk, only up to what has to wait for its end.

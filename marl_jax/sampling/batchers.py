@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.conversation import Answer
@@ -93,7 +93,7 @@ class Batchers:
         self.finish()
         self.catch_up()
 
-    def begin(self, device: Executor | None = None) -> None:
+    def begin(self, device: Executor | None = None) -> Future | None:
         """A chunk of every batcher that has something to do, of which the last one is only begun.
 
         Programs of several models are never launched side by side: on a mesh they could wait for each other for ever.
@@ -103,8 +103,12 @@ class Batchers:
             batcher.begin(device)
             batcher.finish()
         self._begun = busy[-1] if busy else None
-        if self._begun is not None:
-            self._begun.begin(device)
+        return None if self._begun is None else self._begun.begin(device)
+
+    def refill(self) -> None:
+        """As `Batcher.refill`."""
+        for batcher in self.batchers:
+            batcher.refill()
 
     def finish(self) -> None:
         """As `Batcher.finish`."""

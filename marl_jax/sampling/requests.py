@@ -157,7 +157,7 @@ class Usage:
     reused     tokens of contexts that were in pages already when a sample got its row
     slots      decoding steps times rows
     preempted  how often a sample gave its row up because memory was short
-    seconds    of work, of which the device decoded for `device`
+    seconds    of work, of which the device had something to read or to decode for `device`
     waiting    requests of which nothing has been read yet, and `running` the other open ones
     versions   of the weights, per policy
     """

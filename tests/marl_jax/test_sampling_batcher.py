@@ -278,7 +278,7 @@ def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
         check_idle(batcher)
         again = [answer_all(batcher, good) for _ in range(3)]  # round and round through all pages
         cancelled = batcher.submit([7, *[3] * 30], greedy(9))
-        batcher._refill()
+        batcher.refill()
         batcher._rows.read()
         assert batcher.cancel(cancelled)  # it has been read, and nobody has seen that it is not finite
         batcher.run()

@@ -76,6 +76,7 @@ actions = st.lists(
         requests,
         st.integers(1, 4).map(lambda n: ("step", n)),
         st.booleans().map(lambda late: ("half", late)),
+        st.just(("refill",)),
         st.integers(0, 9).map(lambda i: ("cancel", i)),
         st.integers(0, 1).map(lambda p: ("weights", p)),
     ),
@@ -118,6 +119,9 @@ def test_every_row_sees_its_context_and_nothing_is_lost(script, shape):
                 check_pages(batcher)
                 answers |= dict(batcher.results())
                 decoding = True
+            case ("refill",):
+                batcher.refill()
+                check_pages(batcher)
             case ("cancel", i):
                 if i < len(sent) and batcher.cancel(list(sent)[i]):
                     cancelled.add(list(sent)[i])
