@@ -54,7 +54,7 @@ def roll(task, candidates, *, rows, reverse=False, concurrency=100, temperature=
         rollout = make_rollout(task, sampler, speakers=[speaker], candidates=candidates, concurrency=concurrency)
         if reverse:
             play = rollout.runner.play
-            rollout.runner.play = lambda jobs, journal: play(jobs[::-1], journal)[::-1]
+            rollout.runner.play = lambda jobs, *args, **kwargs: play(jobs[::-1], *args, **kwargs)[::-1]
         try:
             return rollout({"policy": params or model_and_params()[1]}, rollout.init(None, None))
         finally:

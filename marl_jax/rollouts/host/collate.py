@@ -48,29 +48,64 @@ class _Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Row:
-    """A chat with the answers of one policy, or the candidates of one turn."""
+class Row:
+    """A chat with the answers of one policy, or the candidates of one turn.
 
-    episode: int
+    tokens, positions, branch           int32 [t], as in `Samples`
+    answer_of, reads, targets, logps    [x], of all answers, one behind the other
+    """
+
     chat: TokenChat
     policy: int
     answers: list[_Answer]
+    tokens: np.ndarray
+    positions: np.ndarray
+    branch: np.ndarray
+    answer_of: np.ndarray
+    reads: np.ndarray
+    targets: np.ndarray
+    logps: np.ndarray
 
-    @property
-    def trunk(self) -> list[int]:
-        return self.chat.tokens[: self._trunk_length]
 
-    @property
-    def length(self) -> int:
-        return self._trunk_length + sum(len(a.said.contents[a.k]) for a in self.answers if a.branch)
+def pack(episode: Episode) -> None:
+    """Makes the rows of an episode that has ended: most of the work of `collate`, which others need not wait for."""
+    episode.rows = []
+    for c, chat in enumerate([] if episode.failed else episode.chats):
+        answers: dict[tuple[int, int], list[_Answer]] = {}
+        for place, said in enumerate(chat.said):
+            job, several = episode.job, len(said.answers) > 1
+            group = (job.position, job.sample, c, said.turn) if several else (job.position, said.label or "")
+            answers.setdefault((said.speaker.number, place if several else -1), []).extend(
+                _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
+                for k in range(len(said.answers))
+            )
+        episode.rows += [_row(chat, policy, found) for (policy, _), found in sorted(answers.items())]
 
-    @property
-    def _trunk_length(self) -> int:
-        return max(a.said.start + (0 if a.branch else len(a.said.contents[a.k])) for a in self.answers)
 
-    @property
-    def answer_tokens(self) -> int:
-        return sum(len(a.sampled.tokens) for a in self.answers)
+def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
+    end = max(a.said.start + (0 if a.branch else len(a.said.contents[a.k])) for a in answers)
+    tokens, positions, branch = [chat.tokens[:end]], [np.arange(end)], [np.full((end,), -1)]
+    reads = []
+    for s, answer in enumerate(answers):
+        start, length = answer.said.start, len(answer.sampled.tokens)
+        reads.append(np.arange(start - 1, start - 1 + length))
+        if answer.branch:
+            content = answer.said.contents[answer.k]
+            reads[-1][1:] = np.arange(end, end + length - 1)
+            tokens.append(content)
+            positions.append(np.arange(start, start + len(content)))
+            branch.append(np.full((len(content),), s))
+            end += len(content)
+    return Row(
+        chat, policy, answers, *(_joined(parts, np.int32) for parts in (tokens, positions, branch)),
+        np.repeat(np.arange(len(answers), dtype=np.int32), [len(a.sampled.tokens) for a in answers]),
+        _joined(reads, np.int32), _joined([a.sampled.tokens for a in answers], np.int32),
+        _joined([a.sampled.logps for a in answers], np.float32),
+    )  # fmt: skip
+
+
+def _joined(parts: Sequence[Sequence], dtype) -> np.ndarray:
+    return np.asarray(parts[0], dtype) if len(parts) == 1 else np.concatenate(parts).astype(dtype)
 
 
 def sizes_for(
@@ -90,13 +125,13 @@ def sizes_for(
     row_multiple  N is a multiple of this
     token_unit    T and X are multiples of this
     """
-    rows = _rows(episodes)
+    rows = [row for _, row in _rows(episodes)]
     answers = [a for row in rows for a in row.answers]
     return Sizes(
         rows=bucket(len(rows) + time_order, row_multiple),
-        tokens=round_up(max((r.length for r in rows), default=1), token_unit),
+        tokens=round_up(max((len(r.tokens) for r in rows), default=1), token_unit),
         answers=bucket(max((len(r.answers) for r in rows), default=1)),
-        answer_tokens=round_up(max((r.answer_tokens for r in rows), default=1), token_unit),
+        answer_tokens=round_up(max((len(r.targets) for r in rows), default=1), token_unit),
         groups=bucket(len({a.group for a in answers})),
         members=max([samples, candidates, *(a.member + 1 for a in answers)]),
         turns=bucket(max((len(_turns(e)) for e in episodes), default=1)),
@@ -125,77 +160,69 @@ def collate(
         raise ValueError(f"{len(rows)} rows do not fit into sizes.rows = {sizes.rows}")
     number, count = process
     N, T, S, X = sizes.rows, sizes.tokens, sizes.answers, sizes.answer_tokens
-    per_token = {name: np.zeros((N, T), np.int32) for name in ("tokens", "positions")}
-    branch = np.full((N, T), -1, np.int32)
-    per_answer = {
-        name: np.zeros((N, S), np.int32)
-        for name in ("answer_lengths", "sees", "seat", "episode", "turn", "group", "member", "version")
-    }
-    per_answer |= {"ends": np.zeros((N, S), bool), "loss_weights": np.zeros((N, S), np.float32)}
-    rewards = np.zeros((N, S, n_seats), np.float32)
-    per_answer_token = {name: np.zeros((N, X), np.int32) for name in ("reads", "targets")}
-    per_answer_token |= {name: np.zeros((N, X), np.float32) for name in ("logps", "values", "advantages", "returns")}
-    answer_of = np.full((N, X), -1, np.int32)
-    lengths, opening, policy = np.zeros((N,), np.int32), np.zeros((N,), np.int32), np.full((N,), -1, np.int32)
-    levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
-    groups = {key: i for i, key in enumerate(dict.fromkeys(a.group for row in rows for a in row.answers))}
+    groups = {key: i for i, key in enumerate(dict.fromkeys(a.group for _, row in rows for a in row.answers))}
     last = _last_times(rows, time_order)
-    for n, row in enumerate(rows):
-        trunk, seat = row.trunk, row.chat.seat
-        end, x = len(trunk), 0
-        per_token["tokens"][n, :end], per_token["positions"][n, :end] = trunk, np.arange(end)
-        policy[n], opening[n] = row.policy, row.chat.opening
-        for s, answer in enumerate(row.answers):
-            said, sampled, content = answer.said, answer.sampled, answer.said.contents[answer.k]
-            start, length = said.start, len(sampled.tokens)
-            reads = np.arange(start - 1, start - 1 + length)
-            if answer.branch:
-                reads[1:] = np.arange(end, end + length - 1)
-                here = slice(end, end + len(content))
-                per_token["tokens"][n, here], branch[n, here] = content, s
-                per_token["positions"][n, here] = np.arange(start, start + len(content))
-                end += len(content)
-            paid = said.replies[answer.k].rewards
-            rewards[n, s] = levels["team"] * paid.team
-            rewards[n, s, seat] += levels["agent"] * paid.agent + levels["process"] * paid.process
-            values = {
-                "answer_lengths": length, "sees": start, "seat": seat, "turn": said.turn,
-                "episode": number * len(episodes) + row.episode,
-                "group": number * sizes.groups + groups[answer.group], "member": answer.member,
-                "version": sampled.versions[0], "loss_weights": row.policy >= 0,
-                "ends": answer.time == last[_owner(row, answer, time_order)],
-            }  # fmt: skip
-            for name, value in values.items():
-                per_answer[name][n, s] = value
-            here = slice(x, x + length)
-            answer_of[n, here], per_answer_token["reads"][n, here] = s, reads
-            per_answer_token["targets"][n, here], per_answer_token["logps"][n, here] = sampled.tokens, sampled.logps
-            x += length
-        lengths[n] = end
+    all_of = [(n, s, e, row, answer) for n, (e, row) in enumerate(rows) for s, answer in enumerate(row.answers)]
+    at = np.asarray([n for n, *_ in all_of], np.intp), np.asarray([s for _, s, *_ in all_of], np.intp)
+    per_answer = {
+        "answer_lengths": (np.int32, [len(a.sampled.tokens) for *_, a in all_of]),
+        "sees": (np.int32, [a.said.start for *_, a in all_of]),
+        "seat": (np.int32, [row.chat.seat for *_, row, _ in all_of]),
+        "turn": (np.int32, [a.said.turn for *_, a in all_of]),
+        "episode": (np.int32, [number * len(episodes) + e for _, _, e, *_ in all_of]),
+        "group": (np.int32, [number * sizes.groups + groups[a.group] for *_, a in all_of]),
+        "member": (np.int32, [a.member for *_, a in all_of]),
+        "version": (np.int32, [a.sampled.versions[0] for *_, a in all_of]),
+        "loss_weights": (np.float32, [row.policy >= 0 for *_, row, _ in all_of]),
+        "ends": (bool, [a.time == last[_owner(e, a, time_order)] for _, _, e, _, a in all_of]),
+    }
+    per_answer = {name: _scattered((N, S), at, *column) for name, column in per_answer.items()}
+    levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
+    paid = [a.said.replies[a.k].rewards for *_, a in all_of]
+    team = _scattered((N, S), at, np.float32, [levels["team"] * p.team for p in paid])
+    own = [levels["agent"] * p.agent + levels["process"] * p.process for p in paid]
+    rewards = np.repeat(team[..., None], n_seats, axis=-1)
+    rewards[*at, per_answer["seat"][at]] += np.asarray(own, np.float32)
+    whole = {"lengths": (0, [len(row.tokens) for _, row in rows]), "policy": (-1, [row.policy for _, row in rows]),
+             "opening": (0, [row.chat.opening for _, row in rows])}  # fmt: skip
+    per_row = {name: np.full((N,), padding, np.int32) for name, (padding, _) in whole.items()}
+    for name, (_, values) in whole.items():
+        per_row[name][: len(rows)] = values
     answer_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
     return Samples(
-        **per_token, lengths=lengths, policy=policy, opening=opening, **per_answer, rewards=rewards,
-        answer_of=answer_of, **per_answer_token, branch=branch if sizes.branches else None, answer_at=answer_at,
-        n_groups=count * sizes.groups, group_size=sizes.members,
+        **per_row, **per_answer, rewards=rewards,
+        **{name: _padded((N, T), rows, name) for name in ("tokens", "positions")},
+        branch=_padded((N, T), rows, "branch", -1) if sizes.branches else None,
+        **{name: _padded((N, X), rows, name) for name in ("reads", "targets", "logps")},
+        answer_of=_padded((N, X), rows, "answer_of", -1),
+        **{name: np.zeros((N, X), np.float32) for name in ("values", "advantages", "returns")},
+        answer_at=answer_at, n_groups=count * sizes.groups, group_size=sizes.members,
     )  # fmt: skip
 
 
-def _rows(episodes: Sequence[Episode]) -> list[_Row]:
-    """Rows in the order of episodes, chats, policies and turns; chats in which nobody answered have none."""
-    rows = []
-    for e, episode in enumerate(episodes):
-        job = episode.job
-        for c, chat in enumerate([] if episode.failed else episode.chats):
-            answers: dict[tuple[int, int], list[_Answer]] = {}
-            for place, said in enumerate(chat.said):
-                several = len(said.answers) > 1
-                group = (job.position, job.sample, c, said.turn) if several else (job.position, said.label or "")
-                answers.setdefault((said.speaker.number, place if several else -1), []).extend(
-                    _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
-                    for k in range(len(said.answers))
-                )
-            rows += [_Row(e, chat, policy, found) for (policy, _), found in sorted(answers.items())]
-    return rows
+def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype, values: Sequence) -> np.ndarray:
+    """Zeros but for these values at these places."""
+    full = np.zeros(shape, dtype)
+    full[at] = values
+    return full
+
+
+def _padded(shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0) -> np.ndarray:
+    """The rows' arrays of this name, one under the other."""
+    parts = [getattr(row, name) for _, row in rows]
+    full = np.full(shape, padding, parts[0].dtype if parts else np.int32)
+    for line, part in zip(full, parts, strict=False):
+        line[: len(part)] = part
+    return full
+
+
+def _rows(episodes: Sequence[Episode]) -> list[tuple[int, Row]]:
+    """Rows with the number of their episode, in the order of episodes, chats, policies and turns; chats in which
+    nobody answered have none."""
+    for episode in episodes:
+        if episode.rows is None:
+            pack(episode)
+    return [(e, row) for e, episode in enumerate(episodes) for row in episode.rows]
 
 
 def _time(said: Said, chat: TokenChat, c: int) -> tuple:
@@ -208,31 +235,31 @@ def _turns(episode: Episode) -> list[tuple]:
     return sorted(_time(said, chat, c) for c, chat in enumerate(chats) for said in chat.said)
 
 
-def _owner(row: _Row, answer: _Answer, time_order: bool) -> tuple:
+def _owner(episode: int, answer: _Answer, time_order: bool) -> tuple:
     """What ends with an answer: an episode, or a member of a group."""
-    return (row.episode,) if time_order else (answer.group, answer.member)
+    return (episode,) if time_order else (answer.group, answer.member)
 
 
-def _last_times(rows: Sequence[_Row], time_order: bool) -> dict[tuple, tuple]:
+def _last_times(rows: Sequence[tuple[int, Row]], time_order: bool) -> dict[tuple, tuple]:
     last = {}
-    for row in rows:
+    for e, row in rows:
         for answer in row.answers:
-            owner = _owner(row, answer, time_order)
+            owner = _owner(e, answer, time_order)
             last[owner] = max(last.get(owner, answer.time), answer.time)
     return last
 
 
-def _time_order(episodes: Sequence[Episode], rows: Sequence[_Row], sizes: Sizes) -> np.ndarray:
+def _time_order(episodes: Sequence[Episode], rows: Sequence[tuple[int, Row]], sizes: Sizes) -> np.ndarray:
     """int32 [R, B]: the answer (row · S + number) of turn r of episode b, of candidates the kept one's.
 
     Behind the end of an episode stand answers of the last row, which is empty: they pay nothing and nobody learns from
     them.
     """
     places = {}
-    for n, row in enumerate(rows):
+    for n, (e, row) in enumerate(rows):
         for s, answer in enumerate(row.answers):
             if not answer.branch or (answer.said.kept is None and answer.k == 0):
-                places[row.episode, answer.time] = n * sizes.answers + s
+                places[e, answer.time] = n * sizes.answers + s
     order = np.full((sizes.turns, len(episodes)), (sizes.rows - 1) * sizes.answers, np.int32)
     for e, episode in enumerate(episodes):
         for r, time in enumerate(_turns(episode)):

@@ -59,6 +59,7 @@ class Episode:
     outcome  None if it failed
     failed   the reason, or None
     error    what was raised, in words
+    rows     what a learner reads of it, when `collate.pack` has made them
     """
 
     job: Job
@@ -67,6 +68,7 @@ class Episode:
     failed: str | None = None
     error: str = ""
     seconds: float = 0.0
+    rows: list | None = None
 
 
 class EpisodeAsk:
@@ -233,9 +235,14 @@ class EpisodeRunner:
         self.workers = Workers(min(max(os.cpu_count() or 2, 2), 16) if workers is None else workers)
         self._loop = asyncio.new_event_loop()
 
-    def play(self, jobs: Sequence[Job], journal: Journal | None = None) -> list[Episode]:
-        """Every job's episode, in their order; those that failed say so. Waits for the last one."""
-        return self._loop.run_until_complete(self._play(jobs, journal or Journal(None)))
+    def play(
+        self, jobs: Sequence[Job], journal: Journal | None = None, ended: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
+        """Every job's episode, in their order; those that failed say so. Waits for the last one.
+
+        ended  is called with each of them when it has ended, while others are being played
+        """
+        return self._loop.run_until_complete(self._play(jobs, journal or Journal(None), ended))
 
     def close(self) -> None:
         """Ends the verifiers' processes and the event loop."""
@@ -250,12 +257,15 @@ class EpisodeRunner:
         if left:
             await asyncio.wait(left, timeout=GRACE)
 
-    async def _play(self, jobs, journal):
+    async def _play(self, jobs, journal, ended):
         places = asyncio.Semaphore(self.concurrency)
 
         async def one(job):
             async with places:
-                return await self.episode(job, journal)
+                episode = await self.episode(job, journal)
+            if ended is not None:
+                ended(episode)
+            return episode
 
         async with self._serving():
             with Watchdog(self.block_limit):

@@ -18,7 +18,7 @@ from marl_jax.errors import RunError
 from marl_jax.garbage import rare_collections
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
-from marl_jax.rollouts.host.collate import collate, sizes_for
+from marl_jax.rollouts.host.collate import collate, pack, sizes_for
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.sizes import Sizes, choose
@@ -93,7 +93,7 @@ class HostRollout:
         journal = Journal(journals.path_of(self.journal, step, number), header)
         before = self._sampler_seconds()
         try:
-            episodes = self.runner.play(jobs, journal)
+            episodes = self.runner.play(jobs, journal, ended=pack)
         finally:
             journal.close()
         self._check_candidates(episodes)
