@@ -24,7 +24,9 @@ sampler() {
 
 start() { run -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2; }
 
-serving() {
+serving() { # the tokenizer is that of the file, weights are random
+  [ -e weights/qwen2.5-0.5b-instruct ] ||
+    { mkdir -p weights/qwen2.5-0.5b-instruct && ln -s "$(realpath "$QWEN_05B")" weights/qwen2.5-0.5b-instruct/; }
   for workers in 0 4; do
     run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
       --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
