@@ -38,7 +38,7 @@ class Clock:
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
         """Seconds per phase, and games or episodes and tokens per second of playing and learning.
 
-        Of a host rollout also `device_idle`: at most this share of playing and learning the device waited for the host.
+        Of a host rollout also `device_idle`: the share of playing and learning in which its device had nothing to do.
         """
         busy = sum(self._seconds.get(phase, 0.0) for phase in ("reshard", "rollout", "update"))
         rates = {f"{name}_per_s": counted[name] / busy for name in ("games", "episodes", "tokens") if name in counted}

@@ -5,7 +5,7 @@
     episodes/failed/<reason> …                how many episodes failed or ended, by reason
     answer_length, truncated_rate …           means over answers, candidates included
     task/<name>                               the task's own
-    seconds/generating, seconds/device        the sampler at work; its device decoding (`HostRollout`)
+    seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
 """
 
 from __future__ import annotations
