@@ -5,7 +5,8 @@
 #
 # QWEN_05B and QWEN_15B are Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct. What a name leaves is under $OUT (default:
 # runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped, so a name can be run again;
-# LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by then is evaluated.
+# LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by then is evaluated; of
+# debates, STEPS=40 is the number of updates (50).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_results}
@@ -24,11 +25,11 @@ sampler() {
 
 start() { run -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2; }
 
-serving() { # the tokenizer is that of the file, weights are random
-  [ -e weights/qwen2.5-0.5b-instruct ] ||
-    { mkdir -p weights/qwen2.5-0.5b-instruct && ln -s "$(realpath "$QWEN_05B")" weights/qwen2.5-0.5b-instruct/; }
+serving() { # weights are random, the tokenizer is that of the file
+  mkdir -p "$out/weights/qwen2.5-0.5b-instruct"
+  ln -sf "$(realpath "$QWEN_05B")" "$out/weights/qwen2.5-0.5b-instruct/model.gguf"
   for workers in 0 4; do
-    run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
+    MARL_JAX_WEIGHTS="$out/weights" run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
       --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
   done
 }
@@ -57,17 +58,36 @@ gsm8k_single() { # as many answers as the team of two has in results.md
 # --- debates: one row of the table each, with its tests
 
 debate() {
-  run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="gsm8k/$1" --step=newest \
-    --steps=50 --config.model.weights="$QWEN_05B" --config.eval.every=0 --config.checkpoint.best_metric= \
+  run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="$1" --step=newest \
+    --steps="${STEPS:-50}" --config.model.weights="$QWEN_05B" --config.eval.every=0 --config.checkpoint.best_metric= \
     --config.algo.grad_accum_steps=16 "${@:2}"
 }
-debate_untuned() { debate untuned --tests=debate,samples,refine; }
-debate_correctness() { debate correctness --tests=debate,samples; }
-debate_single() { debate single --tests=debate,samples; }
+debate_untuned() { debate gsm8k/untuned --tests=debate,samples,refine,transfer; }
+debate_correctness() { debate gsm8k/correctness --tests=debate,samples,transfer; }
+debate_single() { debate gsm8k/single --tests=debate,samples; }
+debate_anli() { debate anli/untuned,anli/correctness --tests=debate,samples; }
+debate_pair() { debate gsm8k/pair_untuned,gsm8k/pair --tests=debate; }
 
 verifier() {
   run -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b --workdir="$out/verifier" \
-    --config.model.weights="$QWEN_05B"
+    --config.model.weights="$QWEN_05B" --config.task.max_new_tokens=300 --config.task.rows=512
+}
+
+debate_verifier() { # after `verifier`, whose balanced one scores the answers; with it, nine samples give best-of-9
+  local port=${PORT:-8100} server status
+  XLA_PYTHON_CLIENT_MEM_FRACTION=0.15 python launch.py --mode=serve_reward --workdir="$out/verifier/balanced" \
+    --config.serve.port="$port" &
+  server=$!
+  until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && kill -0 $server; do
+    kill -0 $server 2>/dev/null || { echo "the reward server has ended" >&2; return 1; }
+    sleep 0.5
+  done
+  XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples \
+    --scorer="http://127.0.0.1:$port"
+  status=$?
+  kill $server
+  wait $server
+  return $status
 }
 
 # --- games

@@ -3,7 +3,9 @@
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,13 +98,25 @@ def test_sigterm_reaches_the_command_and_ends_the_attempts(tmp_path):
 GPU_RESULTS = ROOT / "scripts" / "gpu_results.sh"
 
 
-def gpu_results(tmp_path, *names, then='case "$*" in *tables.verifier*) exit 1;; esac', **more):
-    """`gpu_results.sh` with a python that writes its arguments down, and fails where these have a verifier."""
+LISTEN = "import os, signal, socket; s = socket.create_server(('127.0.0.1', int(os.environ['PORT']))); signal.pause()"
+FAIL = 'case "$*" in *tables.verifier*) exit 1;; esac'
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def gpu_results(tmp_path, *names, then=FAIL, serve=f'exec {sys.executable} -c "{LISTEN}"', **more):
+    """`gpu_results.sh` with a python that writes its arguments down, fails where these have a verifier's table, and
+    listens where they have a server."""
     fake = tmp_path / "python"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\n{then}\n')
+    steps = f'case "$*" in *serve_reward*) {serve};; esac\n{then}'
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/commands\n{steps}\n')
     fake.chmod(0o755)
     files = {"OUT": f"{tmp_path}/out", "QWEN_05B": "half.gguf", "QWEN_15B": "one.gguf"}
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **files, **more}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PORT": str(free_port()), **files, **more}
     done = subprocess.run([GPU_RESULTS, *names], env=environment, capture_output=True, text=True, timeout=60)
     return done, (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
 
@@ -117,6 +131,17 @@ def test_runs_on_a_gpu_have_names(tmp_path):
     assert done.returncode == 1 and "failed: verifier" in done.stderr
     assert len(commands) >= len(names) and any("--config.model.weights=half.gguf" in command for command in commands)
     assert {path.name for path in (tmp_path / "out").glob("*.log")} == {f"{name}.log" for name in names}
+
+
+def test_debates_are_trained_beside_the_server_of_a_verifier(tmp_path):
+    done, (server, debate) = gpu_results(tmp_path, "debate_verifier")
+    assert done.returncode == 0, done.stderr
+    port = server.split("--config.serve.port=")[1]
+    assert "--mode=serve_reward" in server and f"--scorer=http://127.0.0.1:{port}" in debate
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", int(port)))  # the server is gone
+    done, commands = gpu_results(tmp_path, "debate_verifier", serve="exit 1")
+    assert done.returncode == 1 and len(commands) == 3 and "the reward server has ended" in done.stdout
 
 
 def test_a_run_that_reaches_its_limit_is_evaluated(tmp_path):
