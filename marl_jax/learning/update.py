@@ -169,15 +169,9 @@ def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, sta
     if algo.grad_accum_steps == 1:
         return part(*given)
     parts = split(given, algo.grad_accum_steps)
-    nothing = _zeros(part, *jax.tree.map(lambda x: x[0], parts))
-
-    def more(total, *xs):
-        return jax.tree.map(jnp.add, total, part(*xs))
-
-    def add(total, xs):
-        return jax.lax.cond(jnp.any(xs[0].active()), more, lambda total, *_: total, total, *xs), None
-
-    return jax.lax.scan(add, nothing, parts)[0]
+    active = jax.vmap(lambda samples: jnp.any(samples.active()))(parts[0])
+    used = jnp.max(jnp.where(active, jnp.arange(1, len(active) + 1), 0))
+    return _sum_over(used, part, lambda i: jax.tree.map(lambda x: x[i], parts))
 
 
 def _over_packed_rows(part, algo, samples: Samples, weighed):
@@ -193,14 +187,13 @@ def _over_packed_rows(part, algo, samples: Samples, weighed):
         weights = jax.tree.map(lambda x: jnp.where(filled.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0), weights)
         return picked, weights, rows
 
-    def add(i, total):
-        return jax.tree.map(jnp.add, total, part(*one(i)))
-
-    return jax.lax.fori_loop(0, -(-places.used() // size), add, _zeros(part, *one(0)))
+    return _sum_over(-(-places.used() // size), part, one)
 
 
-def _zeros(part, *given):
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given))
+def _sum_over(count: jax.Array, part: Callable, given: Callable[[int], tuple]):
+    """The sum of part(*given(i)) for i < count: a loop, because sums that go into a branch are copied there."""
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given(0)))
+    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, part(*given(i))), nothing)
 
 
 def learning(policy: Policy, samples: Samples) -> jax.Array:
