@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -272,6 +273,9 @@ def test_sizes_can_be_agreed_on_and_padding_means_nothing():
         np.testing.assert_array_equal(a, b[tuple(slice(n) for n in a.shape)], err_msg=name)
         assert np.count_nonzero(b) == np.count_nonzero(a)
     assert (padded.policy[len(small.policy) :] == -1).all() and (padded.branch == -1).all()
+    none = collate([], sizes, n_seats=2)  # all episodes may have failed, and the learner's program is the same
+    kinds = lambda samples: jax.tree.map(lambda x: (x.shape, x.dtype), samples)  # noqa: E731
+    assert kinds(none) == kinds(small) and not none.lengths.any()
 
 
 def test_shares_of_two_processes_are_the_whole():

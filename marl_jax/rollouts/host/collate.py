@@ -193,7 +193,8 @@ def collate(
         **per_row, **per_answer, rewards=rewards,
         **{name: _padded((N, T), rows, name) for name in ("tokens", "positions")},
         branch=_padded((N, T), rows, "branch", -1) if sizes.branches else None,
-        **{name: _padded((N, X), rows, name) for name in ("reads", "targets", "logps")},
+        **{name: _padded((N, X), rows, name) for name in ("reads", "targets")},
+        logps=_padded((N, X), rows, "logps", dtype=np.float32),
         answer_of=_padded((N, X), rows, "answer_of", -1),
         **{name: np.zeros((N, X), np.float32) for name in ("values", "advantages", "returns")},
         answer_at=answer_at, n_groups=count * sizes.groups, group_size=sizes.members,
@@ -207,11 +208,13 @@ def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype,
     return full
 
 
-def _padded(shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0) -> np.ndarray:
+def _padded(
+    shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0, dtype=np.int32
+) -> np.ndarray:
     """The rows' arrays of this name, one under the other."""
-    parts = [getattr(row, name) for _, row in rows]
-    full = np.full(shape, padding, parts[0].dtype if parts else np.int32)
-    for line, part in zip(full, parts, strict=False):
+    full = np.full(shape, padding, dtype)
+    for line, (_, row) in zip(full, rows, strict=False):
+        part = getattr(row, name)
         line[: len(part)] = part
     return full
 
