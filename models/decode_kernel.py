@@ -11,6 +11,8 @@ rows share, if there is one. All are read where they lie.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -111,6 +113,8 @@ def _kernel(
     plgpu.store(out_ref.at[pl.ds(0, tile), :], (mixed / total[:, None]).astype(dtype), mask=heads)
 
 
+# The layers of a model share one function, so that the kernel is lowered once.
+@functools.partial(jax.jit, static_argnames=("heads", "window", "block", "warps", "interpret"))
 def decode_attention(
     qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, table=None, prefix=None, readers=None,
     block=BLOCK, warps=4, interpret=False,

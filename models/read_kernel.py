@@ -6,6 +6,8 @@ pages, in which the new tokens stand already, pass by block by block. No copy of
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -53,6 +55,8 @@ def _kernel(starts_ref, lengths_ref, table_ref, q_ref, k_ref, v_ref, out_ref, *,
     out_ref[...] = (mixed / jnp.maximum(total, 1e-30)[:, None]).astype(dtype)
 
 
+# The layers of a model share one function, so that the kernel is lowered once.
+@functools.partial(jax.jit, static_argnames=("window", "warps", "interpret"))
 def read_attention(q, k_pages, v_pages, table, starts, lengths, *, window=None, warps=4, interpret=False):
     """q [B, T, N, H], rotated, of tokens that are in the pages [P, S, K, H] already -> [B, T, N, H].
 
