@@ -29,8 +29,8 @@ serving() { # weights are random, the tokenizer is that of the file
   mkdir -p "$out/weights/qwen2.5-0.5b-instruct"
   ln -sf "$(realpath "$QWEN_05B")" "$out/weights/qwen2.5-0.5b-instruct/model.gguf"
   for workers in 0 4; do
-    MARL_JAX_WEIGHTS="$out/weights" run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 \
-      --new=128 --max-length=1024 --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
+    MARL_JAX_WEIGHTS="$out/weights" run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
+      --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
   done
 }
 

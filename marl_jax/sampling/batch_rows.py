@@ -178,7 +178,7 @@ class BatchRows:
     def begin(self, device: Executor | None = None) -> Future | None:
         """Begins a chunk for every sample whose context has been read, and one step for those with a constraint.
 
-        device  a thread that decodes the chunk, whose future is returned; None: `finish` decodes it, in the caller's
+        device  a thread that the chunk is given to, which is returned; None: `finish` decodes it, in the caller's
         """
         going = [part.grow() for part in self.parts]
         bound = [part.slots.bound[slots] for part, slots in zip(self.parts, going, strict=True)]

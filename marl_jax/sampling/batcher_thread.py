@@ -258,16 +258,10 @@ class BatcherThread:
         while not chunk.done() and not self._closing:
             self._batcher.refill()
             with self._wake:
-                self._wake.wait_for(lambda: chunk.done() or self._can_take())
+                while not chunk.done() and not (self._commands and not self._commands[0][-1]):
+                    self._wake.wait()
             wait([chunk], TOGETHER)
             self._run_commands(beside=True)
-
-    def _can_take(self) -> bool:
-        """Whether there is a command that need not wait for the end of a chunk."""
-        if not self._commands:
-            return False
-        _, _, waits = self._commands[0]
-        return not waits
 
     def _notify(self):
         with self._wake:
