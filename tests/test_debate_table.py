@@ -41,6 +41,7 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, task, model
         validate.check(config)
         assert not done and config.steps == 3 and config.optim.lr == 1e-5
         assert config.task.params.scorer == ("http://127.0.0.1:1" if "verifier" in name else "gold")
+        assert config.task.params.min_words == (40 if "verifier" in name and (task, model) == ("gsm8k", MODEL) else 0)
     agents_turns = {"samples": (9, 1), "refine": (1, 9)} if model else {"samples": (6, 1), "refine": (1, 6)}
     for name, (command, _) in tests.items():
         config = parse_flags(["launch.py", *command], ("train", "eval")).config
@@ -98,10 +99,12 @@ def record(example, table, tokens=10, scores=None, gold="5"):
         for t, row in enumerate(verdicts)
         for a, verdict in enumerate(row)
     ]  # fmt: skip
-    calls = {} if scores is None else {read.SCORES: {"result": scores}}
+    if scores is not None:
+        for turn, score in zip(turns, scores, strict=True):
+            turn["verdict"]["score"] = score
     return {
         "example": example, "id": f"q{example}", "success": votes.vote(verdicts[-1]), "failed": None, "turns": turns,
-        "metrics": votes.metrics(verdicts, len(table)), "calls": calls,
+        "metrics": votes.metrics(verdicts, len(table)),
     }  # fmt: skip
 
 
@@ -124,8 +127,12 @@ def test_votes_of_samples_are_those_of_debates(answers, n):
 def test_the_best_sample_is_the_verifiers_choice():
     assert read.best_of(record(0, ["455"], scores=[0.1, 0.9, 0.3])) == 1
     assert read.best_of(record(0, ["455"], scores=[0.9, 0.9, 0.3])) == 0.5
-    assert read.best_of(record(0, ["-55"], scores=[0.9, 0.3])) == 1 and read.best_of(record(0, ["---"])) == 0
+    assert read.best_of(record(0, ["-55"], scores=[0.99, 0.9, 0.3])) == 1 and read.best_of(record(0, ["---"])) == 0
     assert read.best_of(record(0, ["4"]) | {"failed": "score_missing"}) == 0
+    assert read.weighted_vote(record(0, ["4455"], scores=[0.5, 0.3, 0.3, 0.6])) == 1
+    assert read.weighted_vote(record(0, ["455"], scores=[0.75, 0.25, 0.5])) == 0.5
+    assert read.weighted_vote(record(0, ["4-5"], scores=[0.5, 0.9, 0.6])) == 1
+    assert read.weighted_vote(record(0, ["--"], scores=[0, 0])) == 0
     some = [record(0, ["455"]), record(1, ["455"], scores=[0, 1, 0])]
     assert read.scored(some) == some and not read.scored(some[:1])
 
@@ -210,6 +217,7 @@ def test_finished_rows_are_collected_and_written(finished, capsys):
     assert "| | vote, turn 1 | vote, turn 2 | one agent, first turn | one agent, last turn |" in text
     assert "| two models, untuned | – | – | – | – |" in text
     assert text.count("| best-of-6 by the verifier |") == 1, "only what a verifier has scored"
+    assert text.count("| vote of 6, weighted by the verifier |") == 1
     assert "best-of-6 by the verifier of the model trained as a single agent (+" in text
     assert "| trained for correct answers | maj@6 |" in text and "| self-refinement, 6 turns |" in text
     assert "- trained for correct answers: the debate **beats** maj@6 of the untuned model (+" in text

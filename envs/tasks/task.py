@@ -27,7 +27,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from envs.tasks.chat import Chat
@@ -81,11 +81,15 @@ class Rewards:
 
 
 class Verdict(TypedDict):
-    """What a verifier says of one reply, a JSON value: how right it is, the answer that was read in it, and why."""
+    """What a verifier says of one reply, a JSON value: how right it is, the answer that was read in it, and why.
+
+    Where a model has judged it as well, `score` is how likely that thinks it right.
+    """
 
     right: float
     answer: str | None
     reason: str
+    score: NotRequired[float]
 
 
 class Reply:
@@ -127,14 +131,17 @@ class Reply:
                 raise TaskError(f"reward({level}={amount!r}): expected a finite number")
             setattr(self.rewards, level, getattr(self.rewards, level) + float(amount))
 
-    def judge(self, right: float, answer: str | None = None, reason: str = "") -> None:
+    def judge(self, right: float, answer: str | None = None, reason: str = "", score: float | None = None) -> None:
         """Notes how good this reply is by itself, for evaluations; it pays nothing.
 
         right   0 to 1; a bool will do
         answer  what was read in the text; None where nothing could be read
         reason  why it is right or wrong, in a few words
+        score   how likely a model thinks it right; None where none was asked
         """
         self.verdict = Verdict(right=float(right), answer=None if answer is None else str(answer), reason=reason)
+        if score is not None:
+            self.verdict["score"] = float(score)
 
     def __repr__(self) -> str:
         return f"Reply({self.text!r}, finish={self.finish!r})"
@@ -175,9 +182,9 @@ class Candidates(Reply):
     def verdict(self) -> Verdict | None:
         return self._chosen("verdict").verdict
 
-    def judge(self, right: float, answer: str | None = None, reason: str = "") -> None:
+    def judge(self, right: float, answer: str | None = None, reason: str = "", score: float | None = None) -> None:
         """Notes how good the candidate is that was kept."""
-        self._chosen("judge").judge(right, answer, reason)
+        self._chosen("judge").judge(right, answer, reason, score)
 
     def _chosen(self, what: str) -> Reply:
         if self.kept is None:

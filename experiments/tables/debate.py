@@ -131,7 +131,9 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
         start = []
         if ROWS[row].untuned:
             command = [experiment, f"--config.steps={config.steps}", f"--config.optim.warmup={config.optim.warmup}"]
-            command += [f"--config.task.params.scorer={flags.scorer}"] * ROWS[row].verifier
+            if ROWS[row].verifier:
+                least = TASKS[task].min_words if flags.model else 0
+                command += [f"--config.task.params.scorer={flags.scorer}", f"--config.task.params.min_words={least}"]
             training[name] = ([*command, *passed], is_done(folder / name, config.steps))
             own = [f"policies.{policy}.model" for policy, about in config.policies.items() if about.model]
             place = f"{(folder / name).absolute()}@{flags.step}"

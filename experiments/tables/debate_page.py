@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.tables import debate_records as read
@@ -76,10 +76,19 @@ def lines(flags: argparse.Namespace, task: str, row: str, found: Found) -> Itera
             n = read.equal_tokens(samples, read.cost(debate).written)
             votes = rate([read.majority(record, n) for record in samples])
             yield f"maj@{n}, nearest to the debate in tokens written", votes, read.cost(samples, n)
-        if best := [read.best_of(record) for record in read.scored(samples)]:
-            yield f"best-of-{most} by the verifier", rate(best), read.cost(samples)
+        for method, value in _by_verifier(most).items():
+            if found_right := [value(record) for record in read.scored(samples)]:
+                yield method, rate(found_right), read.cost(samples)
     if refine:
         yield f"self-refinement, {most} turns", _success(refine), read.cost(refine)
+
+
+def _by_verifier(n: int) -> dict[str, Callable[[read.Record], float]]:
+    """Ways to choose among n samples by a verifier's scores: by name, from a question to how right the choice is."""
+    return {
+        f"best-of-{n} by the verifier": read.best_of,
+        f"vote of {n}, weighted by the verifier": read.weighted_vote,
+    }
 
 
 def _success(records: Sequence[read.Record]) -> Rate:
@@ -100,7 +109,7 @@ def comparisons(flags: argparse.Namespace, wanted: Wanted, found: Found) -> Iter
     agents, turns = size(flags)
     baselines = (
         (f"maj@{agents * turns}", "samples", tuple, lambda record: record["success"]),
-        (f"best-of-{agents * turns} by the verifier", "samples", read.scored, read.best_of),
+        *((method, "samples", read.scored, value) for method, value in _by_verifier(agents * turns).items()),
         ("self-refinement", "refine", tuple, lambda record: record["success"]),
     )
     for task, row in wanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from experiments.tables.intervals import difference, rate
@@ -12,9 +12,6 @@ from experiments.tables.runs import Rate
 
 Record = Mapping[str, Any]
 """An episode: a question that was debated."""
-
-SCORES = "scores_turn_1#0"
-"""What a verifier said of the first answers, among the calls of an episode."""
 
 
 def by_turn(records: Sequence[Record], metric: str, turns: int) -> list[Rate]:
@@ -76,18 +73,34 @@ def majority(record: Record, n: int) -> float:
 
 
 def scored(records: Sequence[Record]) -> Sequence[Record]:
-    """The records, if a verifier was asked about them; none otherwise."""
-    return records if any(SCORES in record["calls"] for record in records) else ()
+    """The records, if a verifier has scored their answers; none otherwise."""
+    return records if any("score" in turn["verdict"] for record in records for turn in judged(record)) else ()
 
 
 def best_of(record: Record) -> float:
-    """How right the answer is that the verifier scores highest, of equals the mean; empty answers are not scored."""
-    said = [turn for turn in judged(record) if turn["text"].strip()]
-    if not said:
-        return 0.0
-    scores = record["calls"][SCORES]["result"]
-    top = [t["verdict"]["right"] for t, score in zip(said, scores, strict=True) if score == max(scores)]
-    return sum(top) / len(top)
+    """How right the answer is that the verifier scores highest, of equals the mean."""
+    return _mean_right([(score, right) for score, right, _ in _scores(record)])
+
+
+def weighted_vote(record: Record) -> float:
+    """How right the answer is whose scores add up to the most, of equals the mean."""
+    totals: dict[str, tuple[float, float]] = {}
+    for score, right, answer in _scores(record):
+        totals[answer] = totals.get(answer, (0.0, 0.0))[0] + score, right
+    return _mean_right(totals.values())
+
+
+def _scores(record: Record) -> list[tuple[float, float, str]]:
+    """(score, right, answer) of the answers that could be read."""
+    verdicts = [turn["verdict"] for turn in judged(record)]
+    return [(v["score"], v["right"], v["answer"]) for v in verdicts if v["answer"] is not None]
+
+
+def _mean_right(found: Collection[tuple[float, float]]) -> float:
+    """The mean of those with the highest score, from pairs (score, right); 0 where there is none."""
+    most = max((score for score, _ in found), default=0.0)
+    top = [right for score, right in found if score == most]
+    return sum(top) / len(top) if top else 0.0
 
 
 def equal_tokens(samples: Sequence[Record], written: float) -> int:

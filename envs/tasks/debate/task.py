@@ -43,7 +43,7 @@ class Debate:
     gamma              discount per turn; below 0: the preset's
     alpha0 … beta1     bonuses of the two tables of `credit.py`
     format_penalty     taken from the reward of a malformed answer; below 0: the preset's
-    min_words          an answer with fewer words is malformed
+    min_words          an answer with fewer words is malformed; with a verifier, as many as its answers have
     continuation       the candidate that is kept, where the run asks for several: "best", "random" or "first"
     """
 
@@ -156,13 +156,15 @@ class Debate:
         replies = await asyncio.gather(*asked)
         candidates = [candidate for reply in replies for candidate in reply.replies]
         verdicts = await self.questions.graded(ask, candidates, example)
-        scores = await self._scores(ask, f"scores_turn_{number}", candidates, verdicts, example)
         malformed = [
             is_malformed(reply.text, verdict["answer"], self.min_words)
             for reply, verdict in zip(candidates, verdicts, strict=True)
         ]
-        for candidate, verdict in zip(candidates, verdicts, strict=True):
-            candidate.judge(**verdict)
+        scores = [float(verdict["right"]) for verdict in verdicts]
+        if self._scorer is not None:
+            scores = await self._asked(ask, f"scores_turn_{number}", candidates, malformed, example)
+        for candidate, verdict, score in zip(candidates, verdicts, scores, strict=True):
+            candidate.judge(**verdict, score=None if self._scorer is None else score)
         kept = []
         for seat, (chat, reply) in enumerate(zip(chats, replies, strict=True)):
             first = seat * ask.candidates
@@ -184,17 +186,19 @@ class Debate:
             [reply.text for reply in before[-1].replies], before[-1].scores if self.verifier_lines else None,
         )  # fmt: skip
 
-    async def _scores(
-        self, ask: Ask, name: str, replies: Sequence[Reply], verdicts: Sequence[Verdict], example: Any
+    async def _asked(
+        self, ask: Ask, name: str, replies: Sequence[Reply], malformed: Sequence[bool], example: Any
     ) -> list[float]:
-        """Of each reply; a verifier reads it as the answer of an agent that met no other. An empty one scores 0."""
-        if self._scorer is None:
-            return [float(verdict["right"]) for verdict in verdicts]
-        asked = [{"role": "user", "content": self.questions.question(example)}]
+        """The verifier's score of each reply, which it reads as the answer of an agent that met no other.
+
+        It is not asked about malformed ones, which score 0: it has learnt from whole solutions, and its scores of other
+        texts are chance, which agents find.
+        """
+        chat = [{"role": "user", "content": self.questions.question(example)}]
         if system := prompts.system(None, self.questions.system(example)):
-            asked.insert(0, {"role": "system", "content": system})
-        said = [k for k, reply in enumerate(replies) if reply.text.strip()]
-        chats = [[*asked, {"role": "assistant", "content": replies[k].text}] for k in said]
+            chat.insert(0, {"role": "system", "content": system})
+        said = [k for k, bad in enumerate(malformed) if not bad]
+        chats = [[*chat, {"role": "assistant", "content": replies[k].text}] for k in said]
         found = await ask_scores(ask, self._scorer, name, chats, self.score_limit) if chats else []
         scores = dict(zip(said, found, strict=True))
         return [scores.get(k, 0.0) for k in range(len(replies))]

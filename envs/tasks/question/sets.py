@@ -41,7 +41,7 @@ class Nli(_Found):
 
     template: str = (
         "Premise: {premise}\n\nHypothesis: {hypothesis}\n\nDoes the premise entail the hypothesis, contradict it, or "
-        "neither? Answer with entailment, contradiction or neutral."
+        "neither? Put entailment, contradiction or neutral within \\boxed{}."
     )
     system: str = r"Think step by step, then write the label in \boxed{}."
     answer: str = "label"

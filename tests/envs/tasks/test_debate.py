@@ -109,8 +109,9 @@ def test_an_agent_alone_reads_what_the_task_itself_asks(name):
         play(task, example, lambda seat, messages, k: seen.append([dict(m) for m in messages]) or "hm")
     assert len(seen) == 2 and seen[0] == seen[1]
     verifier = FakeVerifier(lambda text: 0.5)
-    play(Debate({"math": "sample"}.get(name, name), turns=2, scorer=verifier), example, lambda *_: "hm")
-    assert all(chat == [*seen[0], {"role": "assistant", "content": "hm"}] for chats in verifier.seen for chat in chats)
+    said = "\\boxed{A}, answer: 1"
+    play(Debate({"math": "sample"}.get(name, name), turns=2, scorer=verifier), example, lambda *_: said)
+    assert verifier.seen == [[[*seen[0], {"role": "assistant", "content": said}]] * 2] * 2
 
 
 FENCE = re.compile(r"(?P<fence>`{3,})\n(?P<text>.*?)\n(?P=fence)$", re.DOTALL | re.MULTILINE)
@@ -298,11 +299,16 @@ def test_a_verifiers_scores_are_paid_and_shown():
     assert "verifier" not in seen[0, 4]
 
 
-def test_a_verifier_is_not_asked_about_empty_answers():
+def test_a_verifier_is_not_asked_about_malformed_answers():
+    """An agent that is paid for a verifier's scores found texts without an answer that score well."""
     verifier = FakeVerifier(lambda text: 0.8)
-    _, ask = play(ArithmeticDebate(scorer=verifier, credit="immediate"), EXAMPLE, debaters([["", 5], [" ", "\n"]]))
-    assert rewards(ask) == {(0, 0): 0, (0, 1): 0.8, (1, 0): 0, (1, 1): 0}
-    assert [len(chats) for chats in verifier.seen] == [1]
+    task = ArithmeticDebate(turns=3, scorer=verifier, credit="immediate", min_words=3, format_penalty=0.25)
+    whole = "so the answer: 5"
+    outcome, ask = play(task, EXAMPLE, debaters([["", whole], ["surely it is five", "answer: 5"], [" ", "\n"]]))
+    found = rewards(ask)
+    assert found.pop((0, 1)) == pytest.approx(0.8) and set(found.values()) == {0.0}
+    assert [len(chats) for chats in verifier.seen] == [1] and outcome.metrics["malformed"] == 5 / 6
+    assert outcome.metrics["score_turn_2"] == 0
 
 
 @pytest.mark.parametrize(
