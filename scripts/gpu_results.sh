@@ -3,10 +3,10 @@
 #
 #   MARL_JAX_DATA=FOLDER QWEN_05B=FILE.gguf QWEN_15B=FILE.gguf scripts/gpu_results.sh NAME …
 #
-# QWEN_05B and QWEN_15B are Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct. What a name leaves is under $OUT (default:
-# runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped, so a name can be run again;
-# LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by then is evaluated; of
-# debates, STEPS=40 is the number of updates (50).
+# QWEN_05B, QWEN_15B and SMOLLM2 are Qwen2.5-Coder-0.5B-Instruct, -1.5B-Instruct and SmolLM2-135M-Instruct. What a name
+# leaves is under $OUT (default: runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped,
+# so a name can be run again; LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by
+# then is evaluated; of debates, STEPS=40 is the number of updates (50).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_results}
@@ -29,8 +29,8 @@ serving() { # weights are random, the tokenizer is that of the file
   mkdir -p "$out/weights/qwen2.5-0.5b-instruct"
   ln -sf "$(realpath "$QWEN_05B")" "$out/weights/qwen2.5-0.5b-instruct/model.gguf"
   for workers in 0 4; do
-    MARL_JAX_WEIGHTS="$out/weights" run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 --new=128 --max-length=1024 \
-      --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
+    MARL_JAX_WEIGHTS="$out/weights" run -m benchmarks.serving --cases=sessions --clients=256 --turns=3 --rows=256 \
+      --new=128 --max-length=1024 --model=random:qwen2.5-0.5b-instruct --dtype=bfloat16 --repeats=3 --workers=$workers
   done
 }
 
@@ -57,23 +57,28 @@ gsm8k_single() { # as many answers as the team of two has in results.md
 
 # --- debates: one row of the table each, with its tests
 
+last=(--step=newest --config.eval.every=0 --config.checkpoint.best_metric=)
+
 debate() {
-  run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="$1" --step=newest \
-    --steps="${STEPS:-50}" --config.model.weights="$QWEN_05B" --config.eval.every=0 --config.checkpoint.best_metric= \
-    --config.algo.grad_accum_steps=16 "${@:2}"
+  run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="$1" \
+    --steps="${STEPS:-50}" --config.model.weights="$QWEN_05B" --config.model.remat=none \
+    --config.algo.grad_accum_steps=32 "${@:2}"
 }
 debate_untuned() { debate gsm8k/untuned --tests=debate,samples,refine,transfer; }
-debate_correctness() { debate gsm8k/correctness --tests=debate,samples,transfer; }
-debate_single() { debate gsm8k/single --tests=debate,samples; }
-debate_anli() { debate anli/untuned,anli/correctness --tests=debate,samples; }
-debate_pair() { debate gsm8k/pair_untuned,gsm8k/pair --tests=debate; }
+debate_correctness() { debate gsm8k/correctness --tests=debate,samples,transfer "${last[@]}"; }
+debate_single() { debate gsm8k/single --tests=debate,samples "${last[@]}"; }
+debate_anli() { debate anli/untuned,anli/correctness --tests=debate,samples,transfer "${last[@]}"; }
+debate_pair() { # the other model is SmolLM2-135M, from the file $SMOLLM2 where it is given
+  debate gsm8k/pair_untuned,gsm8k/pair --tests=debate "${last[@]}" --config.policies.ben.model.remat=none \
+    ${SMOLLM2:+--config.policies.ben.model.weights="$SMOLLM2"}
+}
 
 verifier() {
   run -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b --workdir="$out/verifier" \
     --config.model.weights="$QWEN_05B" --config.task.max_new_tokens=300 --config.task.rows=512
 }
 
-debate_verifier() { # after `verifier`, whose balanced one scores the answers; with it, nine samples give best-of-9
+debate_verifier() { # after `verifier`, whose balanced one scores the answers; the best checkpoint on validation is tested
   local port=${PORT:-8100} server status
   XLA_PYTHON_CLIENT_MEM_FRACTION=0.15 python launch.py --mode=serve_reward --workdir="$out/verifier/balanced" \
     --config.serve.port="$port" &
@@ -82,8 +87,8 @@ debate_verifier() { # after `verifier`, whose balanced one scores the answers; w
     kill -0 $server 2>/dev/null || { echo "the reward server has ended" >&2; return 1; }
     sleep 0.5
   done
-  XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples \
-    --scorer="http://127.0.0.1:$port"
+  XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples,transfer \
+    --scorer="http://127.0.0.1:$port" --config.eval.every=10 --config.checkpoint.every=10
   status=$?
   kill $server
   wait $server

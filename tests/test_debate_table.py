@@ -70,7 +70,7 @@ def test_rows_that_cannot_run_are_refused(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="has no evaluations to collect"):
         debate.main([f"--workdir={tmp_path}/nothing", "--collect"])
     monkeypatch.setenv("MARL_JAX_DATA", str(tmp_path))
-    with pytest.raises(SystemExit, match="no files gsm8k_train, gsm8k_test, anli_train514"):
+    with pytest.raises(SystemExit, match="no files gsm8k_train, gsm8k_test, anli_dev, anli_test"):
         debate.main([f"--workdir={tmp_path}", f"--model={MODEL}"])
     fewer = flags_of(tmp_path, "--only=gsm8k/single,gsm8k/pair", "--tests=debate,samples")
     assert debate.files_of(fewer, debate.rows_of(fewer)) == ["gsm8k_train", "gsm8k_test"]

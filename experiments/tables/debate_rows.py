@@ -25,7 +25,7 @@ class Task:
 
 TASKS = {
     "gsm8k": Task("GSM8K", "gsm8k_debate", "gsm8k", ("gsm8k_train", "gsm8k_test"), min_words=40),
-    "anli": Task("ANLI", "anli_debate", "nli", ("anli_train514", "anli_dev", "anli_test")),
+    "anli": Task("ANLI", "anli_debate", "nli", ("anli_dev", "anli_test")),
 }
 SMALL = {"gsm8k": "sample", "anli": "nli"}
 """The data sets of the embedded model."""

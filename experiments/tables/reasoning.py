@@ -80,7 +80,7 @@ TASKS = {
         "humaneval": _set("HumanEval", "humaneval", "humaneval"),
         "livecodebench": _set("LiveCodeBench v1, public tests", "livecodebench", "livecodebench_v1_public"),
     }),
-    "nli": Task("NLI", "nli", ("anli_train514", "anli_dev"), {"anli": TestSet("ANLI", {}, "anli_test")}),
+    "nli": Task("NLI", "nli", ("anli_dev",), {"anli": TestSet("ANLI", {}, "anli_test")}),
 }  # fmt: skip
 SAMPLE = TestSet("built-in sample", {}, "")
 """The only set of the embedded model."""

@@ -26,18 +26,22 @@ class _Found(Question):
     files: ClassVar[Mapping[str, str]] = {}
 
     def sources(self) -> dict[str, str]:
-        """Those of the config; else the files that are found. Without a file to train on, the others are cut."""
+        """Those of the config; else the files that are found. Without one to train on, the first other is cut."""
         if given := super().sources():
             return given
         found = {part: str(path) for part, name in self.files.items() if (path := find(name)) is not None}
         if not found or "train" in found:
             return found
-        return {"train": found.get("validation") or found["test"]}
+        return {"train": found.pop(next(iter(found))), **found}
 
 
 @dataclasses.dataclass(frozen=True)
 class Nli(_Found):
-    """Does a premise entail a hypothesis, contradict it, or neither? ANLI in its published form or as in this file."""
+    """Does a premise entail a hypothesis, contradict it, or neither? ANLI in its published form or as in this file.
+
+    Its train part is a file `anli_train`. A part of it with two of the three labels would teach never to say the third,
+    so without that file the validation part is trained on, less what is kept for validation.
+    """
 
     template: str = (
         "Premise: {premise}\n\nHypothesis: {hypothesis}\n\nDoes the premise entail the hypothesis, contradict it, or "
@@ -46,7 +50,7 @@ class Nli(_Found):
     system: str = r"Think step by step, then write the label in \boxed{}."
     answer: str = "label"
 
-    files: ClassVar[Mapping[str, str]] = {"train": "anli_train514", "validation": "anli_dev", "test": "anli_test"}
+    files: ClassVar[Mapping[str, str]] = {"train": "anli_train", "validation": "anli_dev", "test": "anli_test"}
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.NLI
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:

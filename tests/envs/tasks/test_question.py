@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envs.tasks import TASKS
 from envs.tasks.data import DataError
 from envs.tasks.question.compare import grade, read, to_letter, to_number
-from envs.tasks.question.sets import Arc, Nli, SciQ
+from envs.tasks.question.sets import LABELS, Arc, Nli, SciQ
 from envs.tasks.question.task import Question
 from envs.tasks.question.template import fill
 from envs.tasks.scripted import play
@@ -276,7 +276,7 @@ def test_the_known_answers_of_the_samples_score_full_marks(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("task", "sizes"),
-    [(Nli, (514, 3200, 3200)), (Arc, (242, 27, 30)), (SciQ, (810, 90, 100))],
+    [(Nli, (2880, 320, 3200)), (Arc, (242, 27, 30)), (SciQ, (810, 90, 100))],
 )
 def test_the_known_answers_of_the_published_files_score_full_marks(task, sizes, monkeypatch):
     monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("SHA256SUMS").parent))
@@ -286,6 +286,8 @@ def test_the_known_answers_of_the_published_files_score_full_marks(task, sizes, 
         for row in made.examples(part):
             options = row[made.options] if made.options else ()
             assert right(made.comparison, rf"\boxed{{{row[made.answer]}}}", row[made.answer], options)
+    if task is Nli:
+        assert all(900 < [row["label"] for row in made.examples("train")].count(x) < 1000 for x in LABELS.values())
     if task is SciQ:
         letters = [row["answer"] for row in made.examples("train")]
         assert all(150 < letters.count(letter) < 260 for letter in "ABCD"), "the place must not give the answer away"
