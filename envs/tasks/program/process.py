@@ -54,21 +54,34 @@ def command_of(program: str) -> list[str]:
 
 async def run(command: Sequence[str], given: bytes, environment: Mapping[str, str]) -> Ended:
     """Runs a command to its end with `given` on stdin; where this is cancelled, all its processes are killed."""
-    transport, watch = await asyncio.get_running_loop().subprocess_exec(
-        _Watch, *command, env=dict(os.environ) | dict(environment), start_new_session=True
+    # A start that is cancelled halfway would leave asyncio waiting for what the program has started by then.
+    starting = asyncio.ensure_future(
+        asyncio.get_running_loop().subprocess_exec(
+            _Watch, *command, env=dict(os.environ) | dict(environment), start_new_session=True
+        )
     )
+    try:
+        transport, watch = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _end(*await starting)
+        raise
     try:
         stdin = transport.get_pipe_transport(0)
         stdin.write(given)
         stdin.close()  # when everything is written
         await watch.exited.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(transport.get_pid(), signal.SIGKILL)  # also what it has started and left behind
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(watch.closed.wait(), PIPE_SECONDS)
-        transport.close()
+        await _end(transport, watch)
     return Ended(transport.get_returncode(), watch.text(1), watch.text(2))
+
+
+async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
+    """Kills the group of a process: also what it has started and left behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(watch.closed.wait(), PIPE_SECONDS)
+    transport.close()
 
 
 class _Watch(asyncio.SubprocessProtocol):

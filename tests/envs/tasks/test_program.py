@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -93,7 +94,11 @@ def test_a_process_that_has_left_the_group_does_not_hold_up_the_end():
     assert ended.code == 0 and time.monotonic() - started < 20
 
 
-def test_where_a_run_is_cancelled_its_processes_are_gone(tmp_path):
+@pytest.mark.parametrize("starting", [False, True])
+def test_where_a_run_is_cancelled_its_processes_are_gone(tmp_path, monkeypatch, starting):
+    """Also where it is cancelled in the middle of the start, with the program and its child running already."""
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[0])
     code = (
         "import os, subprocess, time; p = subprocess.Popen(['sleep', '300'])\n"
         f"open({str(tmp_path / 'part')!r}, 'w').write(f'{{os.getpid()}} {{p.pid}}')\n"
@@ -102,11 +107,13 @@ def test_where_a_run_is_cancelled_its_processes_are_gone(tmp_path):
 
     async def cancelled():
         running = asyncio.ensure_future(process.run([sys.executable, "-c", code], b"", {}))
+        while not started:
+            await asyncio.sleep(0)
         while not (tmp_path / "pids").exists():
-            await asyncio.sleep(0.01)
+            time.sleep(0.01) if starting else await asyncio.sleep(0.01)  # the event loop stands still, or does not
         running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled()
+        _, late = await asyncio.wait({running}, timeout=20)
+        assert not late and running.cancelled()
 
     asyncio.run(cancelled())
     # A signal takes effect when its process is next scheduled: on a busy machine, a moment after kill() returns.
