@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from envs.tasks.task import Outcome
+from envs.tasks.task import EpisodeError, Outcome
+from marl_jax.errors import RunError
 from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.sizes import FEW, PADDING, UNIT, Sizes, bucket, choose
@@ -306,6 +307,22 @@ def test_a_task_may_ask_for_more_candidates_than_the_run():
 
     samples, _, _ = roll(many, samples=2)
     assert samples.group_size == 5 and samples.member.max() == 4 and samples.branch is not None
+
+
+def test_a_run_of_which_every_episode_fails_ends():
+    async def fails(ask, example):
+        if not ready[0]:
+            raise EpisodeError("the server is gone")
+        await ask.chat(0).say(example)
+        return Outcome(1)
+
+    rollout, ready = make_rollout(Talk(fails, n=7), n_examples=2, samples=1), [False]
+    state = rollout.init(None, None)
+    for ready[0] in (False, False, True, False, False):  # one that succeeds is a new beginning
+        samples, state, metrics = rollout({}, state)
+        assert metrics["episodes/failed"] == (0 if ready[0] else 2) and bool(samples.active().any()) == ready[0]
+    with pytest.raises(RunError, match="every episode of 3 steps in a row failed; the last one: .*the server is gone"):
+        rollout({}, state)
 
 
 # ---------------------------------------------------------------------------------------------------- data

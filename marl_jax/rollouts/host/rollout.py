@@ -29,6 +29,9 @@ State = dict[str, Any]
 """{"seed", "position", "step", "sizes"}: where a run is, a JSON value. The position counts the examples of all epochs
 so far; the sizes are those in use (`sizes.choose`), each a list."""
 
+FAILED_STEPS = 3
+"""So many steps in a row of which every episode failed end the run: what they all need is gone."""
+
 
 @dataclasses.dataclass(eq=False)
 class HostRollout:
@@ -74,6 +77,7 @@ class HostRollout:
         self.examples = self.runner.task.examples(self.part)
         if not len(self.examples):
             raise ValueError(f"the task has no examples in the part {self.part!r}")
+        self._failed = 0  # steps in a row
 
     def init(self, key: Any, params: Any) -> State:
         """The beginning of the data; neither key nor params matter."""
@@ -107,6 +111,12 @@ class HostRollout:
                  zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
         totals = {**episode_metrics.totals(episodes, self.runner.task.roles), **spent}
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
+        self._failed = 0 if metrics["episodes/finished"] else self._failed + 1
+        if self._failed == FAILED_STEPS:
+            raise RunError(
+                f"every episode of {FAILED_STEPS} steps in a row failed; the last one: {episodes[-1].error}. The same "
+                "command continues from the newest checkpoint"
+            )
         return self.place(self.schedule.weigh(samples, step)), self._advance(state, sizes), metrics
 
     def after_update(self, state: State, params: Any, step: int) -> State:
