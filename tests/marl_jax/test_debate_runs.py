@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
@@ -16,7 +17,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
 from tests.marl_jax import tiny_task
-from tests.marl_jax.tiny_host import FakeSampler, make_rollout, merging_tokenizer
+from tests.marl_jax.tiny_host import FakeAnswer, FakeSampler, make_rollout, merging_tokenizer
 
 
 def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
@@ -43,6 +44,15 @@ def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
     assert all(turn["context"] > 0 and turn["verdict"] is not None for turn in first["turns"])
 
 
+class Fives(FakeSampler):
+    """Says one thing, in a form that can be read."""
+
+    def _one(self, ids, sampling, policy, k):
+        tokens = [*self.tokenizer.encode("answer: 5"), self.tokenizer.stop_ids[0]]
+        logps, versions = np.full(len(tokens), -0.5, np.float32), np.full(len(tokens), self.version, np.int32)
+        return FakeAnswer(np.asarray(tokens, np.int32), logps, "stop", versions)
+
+
 class Sometimes:
     """A verifier that is down for every third call."""
 
@@ -57,7 +67,7 @@ class Sometimes:
 
 def test_a_score_that_does_not_come_costs_an_episode_and_not_the_run():
     task = ArithmeticDebate(scorer=Sometimes(), n_examples=12)
-    with contextlib.closing(make_rollout(task, n_examples=6, samples=2)) as rollout:
+    with contextlib.closing(make_rollout(task, Fives(), n_examples=6, samples=2, budget=16)) as rollout:
         samples, _, metrics = rollout({}, rollout.init(None, None))
     failed = metrics["episodes/failed/score_missing"]
     assert metrics["episodes"] == 12 and 0 < failed == metrics["episodes/failed"] < 12
