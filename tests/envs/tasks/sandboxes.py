@@ -55,3 +55,8 @@ def any_sandbox():
         except pytest.skip.Exception as skipped:
             reasons.append(f"{way}: {skipped}")
     pytest.skip("; ".join(reasons))
+
+
+def enough(program):
+    """Seconds of CPU time: few for a program that takes all of them, many for one that must not come near them."""
+    return 0.2 if "while True" in program else 2.0

@@ -13,6 +13,7 @@ from envs.tasks.code.rows import is_trainable, make_row
 from envs.tasks.code.values import literal
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from tests.conftest import shared_data
+from tests.envs.tasks.sandboxes import enough
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_programs_that_never_end_take_the_time_of_a_limit(sandbox, program, outc
     ],
 )
 def test_programs_with_standard_input(sandbox, program, built, found):
-    report = run(sandbox, PROGRAM, program, seconds=0.5)
+    report = run(sandbox, PROGRAM, program, seconds=enough(program))
     assert (report["built"], outcomes(report)) == (built, found)
 
 
@@ -142,14 +143,15 @@ def test_one_call_finds_what_separate_ones_do(sandbox, monkeypatch):
     monkeypatch.setattr(calls, "same_sandbox", lambda settings: sandbox)
     row, text = calls.needed(FUNCTION), "```tests\nassert f(1) == 2\nassert f(2) == 9\nassert f(x) == 1\n```"
     for program in ("def f(x): return x + 1", "def f(x): return", "while True: pass", None):
-        found = calls.tried({}, row, program, TESTS, text, 8, 0.3)
+        seconds = enough(program or "")
+        found = calls.tried({}, row, program, TESTS, text, 8, seconds)
         assert [len(found["cases"]["tests"]), found["cases"]["unreadable"]] == [2, 1]
         if program is None:
             assert found["gold"] is None is found["kept"]
         else:
-            assert found["gold"] == run(sandbox, FUNCTION, program, seconds=0.3)
-            assert found["kept"] == run(sandbox, FUNCTION, program, found["cases"]["tests"], seconds=0.3)
-    assert calls.tried({}, row, "x = 1", TESTS, "no case", 8, 0.3)["kept"] is None
+            assert found["gold"] == run(sandbox, FUNCTION, program, seconds=seconds)
+            assert found["kept"] == run(sandbox, FUNCTION, program, found["cases"]["tests"], seconds=seconds)
+    assert calls.tried({}, row, "x = 1", TESTS, "no case", 8, 2.0)["kept"] is None
 
 
 def test_syntax_trees_can_be_made_in_several_threads():

@@ -14,7 +14,7 @@ from envs.tasks.code.rows import make_row
 from envs.tasks.sandbox import Limits, Result, calls
 from envs.tasks.sandbox.inside.stateless import is_stateless
 from tests.conftest import shared_data
-from tests.envs.tasks.sandboxes import any_sandbox
+from tests.envs.tasks.sandboxes import any_sandbox, enough
 
 
 class Forks:
@@ -107,10 +107,10 @@ def test_state_is_seen():
 
 @pytest.mark.parametrize("program", [*STATELESS.values(), *STATEFUL.values()], ids=[*STATELESS, *STATEFUL])
 def test_reports_are_those_of_forks(program):
-    sandbox = any_sandbox()
-    found = grading.grade_groups(sandbox, ROW, program, [ROW["tests"], CASES], 0.2)
-    assert found == grading.grade_groups(Forks(sandbox), ROW, program, [ROW["tests"], CASES], 0.2)
-    assert found[0] == grading.grade(sandbox, ROW, program, ROW["tests"], 0.2)
+    sandbox, seconds = any_sandbox(), enough(program)
+    found = grading.grade_groups(sandbox, ROW, program, [ROW["tests"], CASES], seconds)
+    assert found == grading.grade_groups(Forks(sandbox), ROW, program, [ROW["tests"], CASES], seconds)
+    assert found[0] == grading.grade(sandbox, ROW, program, ROW["tests"], seconds)
 
 
 LINES = {  # by what `n` is: lines that change it, and lines that only look as if they did
@@ -160,8 +160,8 @@ def test_mutated_solutions_get_the_reports_of_forks(monkeypatch):
     for row in sources.read("mbpp")[7::70]:
         for program in (row["solution"], mutated(row["solution"], chance)):
             groups = [row["tests"], row["tests"][:2]]
-            found = grading.grade_groups(sandbox, row, program, groups, 0.4)
-            assert found == grading.grade_groups(Forks(sandbox), row, program, groups, 0.4), program
+            found = grading.grade_groups(sandbox, row, program, groups, 2.0)
+            assert found == grading.grade_groups(Forks(sandbox), row, program, groups, 2.0), program
             passed.append(found[0]["passed"])
     assert all(passed[::2]) and not all(passed[1::2])
 
