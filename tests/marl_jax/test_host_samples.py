@@ -309,20 +309,27 @@ def test_a_task_may_ask_for_more_candidates_than_the_run():
     assert samples.group_size == 5 and samples.member.max() == 4 and samples.branch is not None
 
 
-def test_a_run_of_which_every_episode_fails_ends():
+def test_a_run_of_which_every_episode_fails_ends_and_can_be_continued(tmp_path):
     async def fails(ask, example):
         if not ready[0]:
             raise EpisodeError("the server is gone")
         await ask.chat(0).say(example)
         return Outcome(1)
 
-    rollout, ready = make_rollout(Talk(fails, n=7), n_examples=2, samples=1), [False]
+    def make():
+        return make_rollout(Talk(fails, n=7), n_examples=2, samples=1, journal=tmp_path)
+
+    rollout, ready, states = make(), [False], []
     state = rollout.init(None, None)
     for ready[0] in (False, False, True, False, False):  # one that succeeds is a new beginning
+        states.append(state)
         samples, state, metrics = rollout({}, state)
         assert metrics["episodes/failed"] == (0 if ready[0] else 2) and bool(samples.active().any()) == ready[0]
     with pytest.raises(RunError, match="every episode of 3 steps in a row failed; the last one: .*the server is gone"):
         rollout({}, state)
+    ready[0] = True
+    assert make()({}, states[3])[2]["episodes/failed"] == 0, "what failed is asked for again"
+    assert make()({}, states[1])[2]["episodes/failed"] == 2, "earlier steps are repeated as they were"
 
 
 # ---------------------------------------------------------------------------------------------------- data

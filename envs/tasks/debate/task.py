@@ -43,7 +43,7 @@ class Debate:
     gamma              discount per turn; below 0: the preset's
     alpha0 … beta1     bonuses of the two tables of `credit.py`
     format_penalty     taken from the reward of a malformed answer; below 0: the preset's
-    min_words          an answer with fewer words is malformed; with a verifier, as many as its answers have
+    min_words          an answer with fewer words is malformed, and no verifier is asked about it
     continuation       the candidate that is kept, where the run asks for several: "best", "random" or "first"
     """
 
@@ -162,7 +162,7 @@ class Debate:
         ]
         scores = [float(verdict["right"]) for verdict in verdicts]
         if self._scorer is not None:
-            scores = await self._asked(ask, f"scores_turn_{number}", candidates, malformed, example)
+            scores = await self._verifier_scores(ask, f"scores_turn_{number}", candidates, malformed, example)
         for candidate, verdict, score in zip(candidates, verdicts, scores, strict=True):
             candidate.judge(**verdict, score=None if self._scorer is None else score)
         kept = []
@@ -186,13 +186,13 @@ class Debate:
             [reply.text for reply in before[-1].replies], before[-1].scores if self.verifier_lines else None,
         )  # fmt: skip
 
-    async def _asked(
+    async def _verifier_scores(
         self, ask: Ask, name: str, replies: Sequence[Reply], malformed: Sequence[bool], example: Any
     ) -> list[float]:
         """The verifier's score of each reply, which it reads as the answer of an agent that met no other.
 
-        It is not asked about malformed ones, which score 0: it has learnt from whole solutions, and its scores of other
-        texts are chance, which agents find.
+        It is not asked about malformed ones, which score 0: it has learnt from whole solutions, its scores of other
+        texts mean nothing, and agents find those that score well.
         """
         chat = [{"role": "user", "content": self.questions.question(example)}]
         if system := prompts.system(None, self.questions.system(example)):

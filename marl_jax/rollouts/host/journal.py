@@ -120,6 +120,19 @@ def path_of(folder: str | Path | None, step: int, process: int = 0) -> Path | No
 
 def discard_before(folder: str | Path | None, step: int, process: int = 0) -> None:
     """Removes this process's journals of steps before `step`, which no resumed run needs once a checkpoint has it."""
-    for path in () if folder is None else Path(folder).glob(f"step_*.process_{process}.jsonl"):
-        if int(path.name[len("step_") :].split(".")[0]) < step:
+    for number, path in _steps(folder, process):
+        if number < step:
             path.unlink(missing_ok=True)
+
+
+def discard_from(folder: str | Path | None, step: int, process: int = 0) -> None:
+    """Removes those of `step` and later ones, which a resumed run is not to repeat."""
+    for number, path in _steps(folder, process):
+        if number >= step:
+            path.unlink(missing_ok=True)
+
+
+def _steps(folder: str | Path | None, process: int) -> list[tuple[int, Path]]:
+    """The journals of a process with their steps."""
+    found = [] if folder is None else Path(folder).glob(f"step_*.process_{process}.jsonl")
+    return [(int(path.name[len("step_") :].split(".")[0]), path) for path in found]

@@ -113,6 +113,7 @@ class HostRollout:
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
         self._failed = 0 if metrics["episodes/finished"] else self._failed + 1
         if self._failed == FAILED_STEPS:
+            journals.discard_from(self.journal, step + 1 - FAILED_STEPS, number)  # failures are not to be repeated
             raise RunError(
                 f"every episode of {FAILED_STEPS} steps in a row failed; the last one: {episodes[-1].error}. The same "
                 "command continues from the newest checkpoint"
