@@ -6,7 +6,7 @@
 # QWEN_05B, QWEN_15B and SMOLLM2 are Qwen2.5-Coder-0.5B-Instruct, -1.5B-Instruct and SmolLM2-135M-Instruct. What a name
 # leaves is under $OUT (default: runs/gpu_results), its output in $OUT/NAME.log. Training continues where it was stopped,
 # so a name can be run again; LIMIT=600 stops each of its commands politely after so many seconds, and what was learnt by
-# then is evaluated; of debates, STEPS=40 is the number of updates (50).
+# then is evaluated; of debates, STEPS=40 is the number of updates (50), and PROBLEMS=1000 of each test set at most (all).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${OUT:-runs/gpu_results}
@@ -61,7 +61,7 @@ last=(--step=newest --config.eval.every=0 --config.checkpoint.best_metric=)
 
 debate() {
   run -m experiments.tables.debate --model=qwen2.5-coder-0.5b --workdir="$out/debate" --only="$1" \
-    --steps="${STEPS:-50}" --config.model.weights="$QWEN_05B" --config.model.remat=none \
+    --steps="${STEPS:-50}" --problems="${PROBLEMS:-0}" --config.model.weights="$QWEN_05B" --config.model.remat=none \
     --config.algo.grad_accum_steps=32 "${@:2}"
 }
 debate_untuned() { debate gsm8k/untuned --tests=debate,samples,refine,transfer; }
@@ -88,7 +88,7 @@ debate_verifier() { # after `verifier`, whose balanced one scores the answers; t
     sleep 0.5
   done
   XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 debate gsm8k/untuned,gsm8k/verifier --tests=debate,samples,transfer \
-    --scorer="http://127.0.0.1:$port" --config.eval.every=10 --config.checkpoint.every=10
+    --scorer="http://127.0.0.1:$port" --config.eval.every=10 --config.checkpoint.every=10 --config.algo.kl_coef=0.002
   status=$?
   kill $server
   wait $server

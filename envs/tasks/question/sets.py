@@ -45,9 +45,10 @@ class Nli(_Found):
 
     template: str = (
         "Premise: {premise}\n\nHypothesis: {hypothesis}\n\nDoes the premise entail the hypothesis, contradict it, or "
-        "neither? Put entailment, contradiction or neutral within \\boxed{}."
+        "neither? Answer in this form:\n\nReason: (one or two sentences)\nLabel: \\boxed{ entailment }, "
+        "\\boxed{ contradiction } or \\boxed{ neutral }"
     )
-    system: str = r"Think step by step, then write the label in \boxed{}."
+    system: str = r"Give a reason, then write the label in \boxed{}."
     answer: str = "label"
 
     files: ClassVar[Mapping[str, str]] = {"train": "anli_train", "validation": "anli_dev", "test": "anli_test"}
