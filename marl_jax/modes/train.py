@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -259,12 +260,16 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
 def compile_ahead(
     setup: Setup, ahead: Ahead, matches, roll: Program, learn: FittingUpdate, played: tuple, states, key, step
 ):  # fmt: skip
-    """Begins to compile what the first step needs, in the order of need: it is there after the longest of them.
+    """Begins to compile what the first step needs: it is there after the longest of them.
+
+    Begun in the order of need; on a GPU, where nothing is called before all are compiled, the update is begun first,
+    which takes longest.
 
     matches  begins to compile the evaluation before training; None: there is none
     played   what the rollout is given: parameters and its state
     """
     step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
+    rolled: list[Future] = []
     with jax.set_mesh(setup.sample_mesh):  # as in the loop: where a key is made decides where it lies
         given = (*played, jax.random.fold_in(step_key, 0))
 
@@ -272,19 +277,27 @@ def compile_ahead(
         with jax.set_mesh(setup.sample_mesh):
             samples = roll.jitted.eval_shape(*given)[0]
         if everywhere.mesh.size > 1:  # the compiler has chosen
-            shardings = rolled.result().output_shardings[0]
+            shardings = rolled[0].result().output_shardings[0]
         else:
             shardings = jax.tree.map(lambda _: everywhere, samples)
         placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return states, jax.tree.map(placed, samples, shardings), step_key, step
 
-    with jax.set_mesh(setup.sample_mesh):
-        if matches is not None:
-            matches(ahead, played[0])
-        rolled = roll.compile_ahead(ahead, lambda: given)
-    with jax.set_mesh(setup.mesh):
-        learn.compile_ahead(ahead, learned)
-    if jax.default_backend() == "gpu":  # where the compiler times kernels, which nothing else should slow down
+    def begin_playing() -> None:
+        with jax.set_mesh(setup.sample_mesh):
+            if matches is not None:
+                matches(ahead, played[0])
+            rolled.append(roll.compile_ahead(ahead, lambda: given))
+
+    def begin_update() -> None:
+        with jax.set_mesh(setup.mesh):
+            learn.compile_ahead(ahead, learned)
+
+    waits = jax.default_backend() == "gpu"  # where the compiler times kernels, which nothing else should slow down
+    steps = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
+    for begin in steps:
+        begin()
+    if waits:
         ahead.wait()
 
 

@@ -1,6 +1,7 @@
 """Programs compiled ahead: a call finds them, and nothing but time depends on it."""
 
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.modes import train
 
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -85,3 +87,34 @@ def test_who_waits_for_what_is_given_up_does_not_wait_for_ever():
     threads.close()
     go.set()
     assert pending.cancelled() and second(1) == 3 and first(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices", "order"),
+    [("gpu", 1, ["update", "play"]), ("gpu", 2, ["play", "update"]), ("cpu", 1, ["play", "update"])],
+)
+def test_a_run_begins_with_the_longest_program_where_it_waits_for_all(ahead, monkeypatch, backend, devices, order):
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+    rows, begun = NamedSharding(mesh, PartitionSpec("data")), []
+
+    class Recorded(Program):
+        def compile_ahead(self, threads, arguments):
+            begun.append(self.jitted.__name__)
+            return super().compile_ahead(threads, arguments)
+
+    def play(weights, state, key):
+        return jnp.broadcast_to(weights + state, 4), key
+
+    def update(weights, samples, key, step):
+        return weights + samples.sum() + step
+
+    programs = Recorded(play, out_shardings=(rows, None)), Recorded(update)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with Compiled() as compiled:
+        train.compile_ahead(
+            SimpleNamespace(mesh=mesh, sample_mesh=mesh), ahead, None, *programs,
+            (jnp.ones(()), jnp.ones(())), jnp.ones(()), jax.random.key(0), 0,
+        )  # fmt: skip
+        ahead.wait()
+    assert begun == order
+    assert {"play", "update"} <= set(compiled.names)
