@@ -294,8 +294,8 @@ def compile_ahead(
             learn.compile_ahead(ahead, learned)
 
     waits = jax.default_backend() == "gpu"  # where the compiler times kernels, which nothing else should slow down
-    steps = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
-    for begin in steps:
+    order = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
+    for begin in order:
         begin()
     if waits:
         ahead.wait()
