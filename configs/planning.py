@@ -101,9 +101,14 @@ def imitates(form: str | None) -> bool:
     return _parts(form)[0] in IMITATE
 
 
+def is_pretrained(form: str | None) -> bool:
+    """Whether the model of a form is another than the embedded one."""
+    return _parts(form)[1] is not None
+
+
 def is_small(form: str | None) -> bool:
     """Whether the puzzle has the size for the embedded model: with that, or where `small` stands behind another."""
-    return _parts(form)[1] is None or (form or "").endswith(SMALL)
+    return not is_pretrained(form) or (form or "").endswith(SMALL)
 
 
 def _parts(form: str | None) -> tuple[str, str | None]:

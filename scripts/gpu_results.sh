@@ -103,9 +103,13 @@ hanabi() {
 }
 
 planning() {
+  local game
+  local -A sizes=([plan_path]="--small --games=256 --sft_steps=15" [sokoban]="--games=128 --sft_steps=20")
   for game in plan_path sokoban; do
-    run -m experiments.tables.planning --model=smollm2 --small --only=$game --games=256 --steps=150 --sft_steps=20 \
-      --jobs=2 --workdir="$out/planning_$game"
+    # shellcheck disable=SC2086 # several words
+    run -m experiments.tables.planning --model=smollm2 --steps=80 --seeds=2 --jobs=4 ${sizes[$game]} \
+      --only=$game/single,$game/grpo,$game/roles,$game/at_grpo,$game/per_role,$game/swapped --config.eval.every=40 \
+      --workdir="$out/planning_$game" ${SMOLLM2:+--config.model.weights="$SMOLLM2"}
   done
 }
 

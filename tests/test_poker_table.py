@@ -21,10 +21,8 @@ def write_run(folder, steps, values):
 
 def test_every_form_is_a_row_and_every_seed_a_run():
     assert set(poker.WORDS) == set(poker.SHORT) == set(forms.FORMS)
-    assert len(poker.select("")) == 2 * len(forms.FORMS)
-    assert poker.select("leduc/ppo,kuhn/magnet") == [("kuhn", "magnet"), ("leduc", "ppo")]
-    with pytest.raises(SystemExit, match="--only has 'chess'; accepted: GAME or GAME/FORM of kuhn, leduc, and ppo"):
-        poker.select("chess")
+    with pytest.raises(SystemExit, match="--only has 'chess'; accepted: kuhn, leduc, and behind a slash ppo"):
+        poker.main(["--only=chess"])
 
 
 def test_runs_are_collected_and_written(tmp_path, capsys):

@@ -136,8 +136,31 @@ def test_finished_rows_are_collected_and_written(finished, capsys):
 
 def test_runs_of_other_budgets_are_not_put_side_by_side(finished):
     fake_run(finished / "plan_path" / "roles_grpo", 5, 0.3, 0.5, games=32)
-    with pytest.raises(SystemExit, match="the runs of plan_path have different budgets: .*'roles_grpo': 1600"):
+    with pytest.raises(SystemExit, match="have different budgets: .*'plan_path/roles_grpo': 1600"):
         planning.main([f"--workdir={finished}", "--only=plan_path", "--steps=5", "--collect"])
+
+
+def test_seeds_have_runs_and_places_of_their_own(finished):
+    flags = flags_of(finished, "--seeds=2", "--steps=5", "--sft_steps=9")
+    warm, rows = planning.plan(flags, chosen("plan_path/at_grpo,plan_path/roles"))
+    assert list(warm) == ["plan_path/roles_sft", "plan_path/roles_sft-1"] and list(rows)[1] == "plan_path/at_grpo-1"
+    assert [done for _, done in rows.values()] == [True, False]
+    for seed, (command, _) in enumerate((*warm.values(), *rows.values())):
+        assert ("--config.seed=1" in command) == bool(seed % 2)
+    assert f"--config.model.init_from={finished}/plan_path/roles_sft-1" in rows["plan_path/at_grpo-1"][0]
+
+    fake_run(finished / "plan_path" / "at_grpo-1", 5, 0.2, 0.6)
+    names = "plan_path/roles,plan_path/at_grpo"
+    assert planning.main([f"--workdir={finished}", f"--only={names}", "--steps=5", "--seeds=2", "--collect"]) == 0
+    text = (finished / "planning.md").read_text()
+    both = "30.0 [20.0, 40.0] → **80.0 [70.0, 90.0]**<br>20.0 [10.0, 30.0] → **60.0 [50.0, 70.0]**"
+    assert f"AT-GRPO, shared | {both} |" in text and "prompts only | 30.0 [20.0, 40.0]<br>20.0 [10.0, 30.0] |" in text
+    with (finished / "planning.csv").open() as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1", "0", "1"]
+    drawn = (finished / "planning.svg").read_text()
+    assert drawn.index("Plan-Path, seed 0") < drawn.index("Plan-Path, seed 1")
+    with pytest.raises(SystemExit):
+        planning.parse(["--seeds=2", "--config.seed=3"])
 
 
 def test_only_what_is_missing_runs_and_failures_are_told(finished, monkeypatch, capsys):

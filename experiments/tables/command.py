@@ -46,6 +46,15 @@ def read_flags(
     return flags, rest
 
 
+LEARNING = ("steps", "algo.", "optim.", "rollout.")
+"""Beginnings of fields that say how a row learns."""
+
+
+def without_learning(passed: Sequence[str]) -> list[str]:
+    """The flags for runs that are not rows, such as warm starts and evaluations: fields of learning stay behind."""
+    return [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
+
+
 def select(table: str, only: str, groups: Iterable[str], rows: Iterable[str]) -> list[tuple[str, str]]:
     """The (group, row) pairs that `--only` asks for as GROUP or GROUP/ROW, in the order of the table; '' is all."""
     groups, rows = tuple(groups), tuple(rows)

@@ -16,7 +16,7 @@ questions.
 
 Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
 where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
-(`planning.LEARNING`) do not go to evaluations. Data files must be there, but for the embedded model.
+(`command.LEARNING`) do not go to evaluations. Data files must be there, but for the embedded model.
 
 Written to --workdir: debate.md, debate.csv and debate.svg.
 """
@@ -30,10 +30,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import debate as forms
-from experiments.tables.command import add_flags, at_least, check_files, finish, read_flags, run_rounds, select
+from experiments.tables.command import (
+    add_flags,
+    at_least,
+    check_files,
+    finish,
+    read_flags,
+    run_rounds,
+    select,
+    without_learning,
+)
 from experiments.tables.debate_page import Found, drawing, markdown, write_csv
 from experiments.tables.debate_rows import OTHER, ROWS, SMALL, TASKS, TESTS, config_of, form_of, size, tests_of
-from experiments.tables.planning import LEARNING
 from experiments.tables.runs import Runs, episodes, is_done
 
 Wanted = list[tuple[str, str]]
@@ -123,7 +131,7 @@ def test_params(flags: argparse.Namespace, task: str, test: str) -> dict[str, ob
 def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
     """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
     folder = Path(flags.workdir)
-    to_tests = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
+    to_tests = without_learning(passed)
     training, tests = {}, {}
     for task, row in wanted:
         config, name = config_of(flags, task, row), f"{task}/{row}"

@@ -2,14 +2,14 @@
 
     python -m experiments.tables.planning                                       # the embedded model, two CPU cores
     python -m experiments.tables.planning --model=smollm2 --jobs=3              # one GPU
-    python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100
+    python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100 --seeds=2
 
 A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
 on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns
-then has the same sample budget, which is checked. Each run is a `launch.py` of its own with its folder under --workdir,
-so the same command continues where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every
-run; fields of learning (LEARNING) go to the rows alone. A SIGTERM or Ctrl-C is passed on: the runs under way save and
-end, and the table has what there is.
+then has the same sample budget, which is checked; with `--seeds=2` all of it is run twice, warm starts too. Each run is
+a `launch.py` of its own with its folder under --workdir, so the same command continues where it was stopped and
+collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning go to the rows alone.
+A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
 
 Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
 """
@@ -20,6 +20,7 @@ import argparse
 import csv
 import dataclasses
 import importlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from configs import planning as puzzles
 from experiments.tables.bars import Bar, chart
-from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select, without_learning
 from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done
 
 GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
@@ -64,15 +65,13 @@ ROWS = {
     "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
 }
 WARM = {"single": "sft", "roles": "roles_sft"}  # the forms of the warm starts
-LEARNING = ("steps", "algo.", "optim.", "rollout.")
-"""Beginnings of fields that say how a row learns; `--config.…` for them does not go to the warm starts."""
 SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
 """After so many steps of imitation the embedded model solves a tenth to two fifths: enough to go on from, with room."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a row came to.
+    """What a row came to with one seed.
 
     answers  for which there was room in training, None where there was none
     used     how many there were: whole games leave some of the room empty; None where the run did not count them
@@ -80,6 +79,7 @@ class Result:
 
     game: str
     row: str
+    seed: int
     before: Rate | None
     after: Rate | None
     answers: int | None = None
@@ -112,7 +112,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         "--games", type=at_least(0), default=0, help="games at once of one agent, a game a row; other forms play fewer"
     )
     parser.add_argument("--eval_games", type=at_least(1), default=512)
-    return read_flags(parser, "planning", argv)
+    parser.add_argument("--seeds", type=at_least(1), default=1, help="runs of every row, with the seeds 0, 1, …")
+    flags, passed = read_flags(parser, "planning", argv)
+    if flags.seeds > 1 and any(flag.startswith("--config.seed=") for flag in passed):
+        parser.error("--seeds gives every run its seed; leave out --config.seed")
+    return flags, passed
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -156,19 +160,19 @@ def plan(
 ) -> tuple[Runs, Runs]:
     """Two rounds of runs: warm starts, and the rows, which begin from them; `passed` goes to their commands."""
     folder = Path(flags.workdir)
-    for_warm = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
-    common = [f"--config.eval.games={flags.eval_games}"]
+    for_warm = without_learning(passed)
     warm, rows = {}, {}
-    for game, row in wanted:
+    for (game, row), seed in itertools.product(wanted, range(flags.seeds)):
         about, start, sft_steps = ROWS[row], [], warm_steps(flags, game)
+        common = [f"--config.eval.games={flags.eval_games}", *([f"--config.seed={seed}"] if seed else [])]
         if sft_steps:
             form = WARM["single" if about.form in ("single", "grpo") else "roles"]
-            name = f"{game}/{form}"
+            name = name_of(game, form, seed)
             command = [f"--config=experiments/{game}.py:{experiment(flags, form)}", *common, *for_warm]
             command += [f"--config.steps={sft_steps}", f"--config.optim.warmup={min(5, sft_steps - 1)}"]
             warm[name] = (command, is_done(folder / name, sft_steps))
             start = [f"--config.model.init_from={(folder / name).absolute()}"]
-        name = f"{game}/{about.run or row}"
+        name = name_of(game, about.run or row, seed)
         config = config_of(flags, game, row)
         command = [f"--config=experiments/{game}.py:{experiment(flags, about.form)}", *common, *start]
         if about.learns:
@@ -176,11 +180,15 @@ def plan(
             command += passed
             rows[name] = (command, is_done(folder / name, config.steps))
         elif (game, about.twin) not in wanted:  # else it is the twin's evaluation before training
-            done = (folder / name / "evaluation.json").exists() or evaluation(
-                folder / game / about.twin, "self", first=True
-            )
+            twin = folder / name_of(game, about.twin, seed)
+            done = (folder / name / "evaluation.json").exists() or evaluation(twin, "self", first=True)
             rows[name] = ([*command, "--mode=eval", *passed], bool(done))
     return warm, rows
+
+
+def name_of(game: str, run: str, seed: int) -> str:
+    """The folder of a run."""
+    return f"{game}/{run}-{seed}" if seed else f"{game}/{run}"
 
 
 def warm_steps(flags: argparse.Namespace, game: str) -> int:
@@ -194,20 +202,21 @@ def warm_steps(flags: argparse.Namespace, game: str) -> int:
 def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     """What there is of the rows asked for; a run that is not finished counts as far as it came."""
     folder, results = Path(flags.workdir), []
-    for game, row in wanted:
+    for (game, row), seed in itertools.product(wanted, range(flags.seeds)):
         about = ROWS[row]
-        here = folder / game / (about.run or row)
+        here = folder / name_of(game, about.run or row, seed)
         if about.learns:
             path = here / "config.json"
             sampled = answers(json.loads(path.read_text())) if path.exists() else None
             after = evaluation(here, about.opponent) if any(r["step"] for r in evaluations(here)) else None
             before = evaluation(here, about.opponent, first=True)
-            results.append(Result(game, row, before, after, sampled, counted(here)))
+            results.append(Result(game, row, seed, before, after, sampled, counted(here)))
         else:
-            before = evaluation(folder / game / about.twin, "self", first=True) or evaluation(here, "self", first=True)
-            results.append(Result(game, row, before, None))
+            twin = folder / name_of(game, about.twin, seed)
+            before = evaluation(twin, "self", first=True) or evaluation(here, "self", first=True)
+            results.append(Result(game, row, seed, before, None))
     for game in GAMES:
-        found = {result.row: result.answers for result in results if result.game == game and result.answers}
+        found = {name_of(r.game, r.row, r.seed): r.answers for r in results if r.game == game and r.answers}
         if len(set(found.values())) > 1:
             raise SystemExit(f"planning.py: the runs of {game} have different budgets: {found}; start anew elsewhere")
     return results
@@ -216,15 +225,16 @@ def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> lis
 def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
     """The table for people: success in percent, before and after, with intervals."""
     games = list(dict.fromkeys(result.game for result in results))
-    found = {(result.game, result.row): result for result in results}
+    found = {(r.game, r.row, r.seed): r for r in results}
     lines = [f"# Planning with {flags.model or 'the embedded model'}", ""]
     lines += [
-        "Success on held-out levels in per cent, greedy answers, with 95 % intervals: before → after training.",
+        "Success on held-out levels in per cent, greedy answers, with 95 % intervals: before → after training"
+        + (f"; seeds 0 to {flags.seeds - 1}, one below the other." if flags.seeds > 1 else "."),
         "",
     ]
     lines += ["| | " + " | ".join(GAMES[game] for game in games) + " |", "| --- |" + " --- |" * len(games)]
     for row in dict.fromkeys(result.row for result in results):
-        cells = [cell(found.get((game, row))) for game in games]
+        cells = ["<br>".join(cell(found.get((game, row, seed))) for seed in range(flags.seeds)) for game in games]
         lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
     lines += ["", *notes(results, flags)]
     return "\n".join(lines) + "\n"
@@ -245,11 +255,15 @@ def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]
         sampled = next((result.answers for result in results if result.game == game and result.answers), None)
         if sampled:
             yield f"- {GAMES[game]}: every row that learns has room for {sampled:,} answers, GRPO for whole games."
-        used = {r.row: r.used / r.answers for r in results if r.game == game and r.used and r.used < r.answers}
+        used = {}
+        for r in results:
+            if r.game == game and r.used and r.used < r.answers:
+                used.setdefault(r.row, []).append(f"{100 * r.used / r.answers:.0f} %")
         if used:
-            parts = ", ".join(f"{100 * share:.0f} % ({ROWS[row].words})" for row, share in used.items())
+            parts = ", ".join(f"{', '.join(shares)} ({ROWS[row].words})" for row, shares in used.items())
             yield f"- {GAMES[game]}: of that room were used {parts}."
-        floor = [evaluation(Path(flags.workdir) / game / row, "random alone", first=True) for row in ROWS]
+        folders = [Path(flags.workdir) / name_of(r.game, r.row, r.seed) for r in results if r.game == game]
+        floor = [evaluation(folder, "random alone", first=True) for folder in folders]
         floor = next((rate for rate in floor if rate), None)
         if floor:
             yield f"- {GAMES[game]}: random moves solve {floor}."
@@ -263,18 +277,19 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         rates = [f"{when}_{end}" for when in ("before", "after") for end in ends]
-        writer.writerow(["game", "row", *rates, "answers", "used"])
+        writer.writerow(["game", "row", "seed", *rates, "answers", "used"])
         for r in results:
             rates = [getattr(rate, end) if rate else "" for rate in (r.before, r.after) for end in ends]
-            writer.writerow([r.game, r.row, *rates, *("" if x is None else x for x in (r.answers, r.used))])
+            writer.writerow([r.game, r.row, r.seed, *rates, *("" if x is None else x for x in (r.answers, r.used))])
 
 
 def drawing(results: Sequence[Result]) -> str:
     """The table as bars."""
-    groups = {}
-    for r in results:
+    groups, several = {}, any(r.seed for r in results)
+    for r in sorted(results, key=lambda r: (list(GAMES).index(r.game), r.seed)):
         of = lambda rate: None if rate is None else (rate.value, rate.low, rate.high)  # noqa: E731
-        groups.setdefault(GAMES[r.game], []).append(Bar(ROWS[r.row].words, of(r.before), of(r.after)))
+        title = f"{GAMES[r.game]}, seed {r.seed}" if several else GAMES[r.game]
+        groups.setdefault(title, []).append(Bar(ROWS[r.row].words, of(r.before), of(r.after)))
     return chart(groups)
 
 

@@ -18,7 +18,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds
+from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select
 from experiments.tables.lines import Line, chart
 from experiments.tables.runs import Runs, evaluations, is_done
 
@@ -52,23 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows as GAME/FORM or GAME, with commas between them")
     parser.add_argument("--seeds", type=at_least(1), default=2, help="runs of every row, with the seeds 0, 1, …")
     flags, passed = read_flags(parser, "poker", argv)
-    wanted, folder = select(flags.only), Path(flags.workdir)
+    wanted, folder = select("poker", flags.only, GAMES, WORDS), Path(flags.workdir)
     failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
     results = list(collect(flags, wanted))
     if flags.collect and not any(result.steps for result in results):
         raise SystemExit(f"poker.py: {folder} has no runs to collect")
     return finish("poker", folder, markdown(results), drawing(results), failed, stopped)
-
-
-def select(only: str) -> list[tuple[str, str]]:
-    """The (game, form) pairs that are asked for, in the order of the table."""
-    everything = [(game, form) for game in GAMES for form in WORDS]
-    names = [name for name in only.split(",") if name]
-    for name in names:
-        if name not in {game for game, _ in everything} | {f"{game}/{form}" for game, form in everything}:
-            known = f"{', '.join(GAMES)}, and {', '.join(WORDS)} behind them"
-            raise SystemExit(f"poker.py: --only has {name!r}; accepted: GAME or GAME/FORM of {known}")
-    return [(game, form) for game, form in everything if not names or game in names or f"{game}/{form}" in names]
 
 
 def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str]) -> Iterator[Runs]:

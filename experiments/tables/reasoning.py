@@ -11,7 +11,7 @@ once and greedily. Intervals are those of the evaluation: 95 %, over problems.
 
 Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
 where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
-(`planning.LEARNING`) do not go to evaluations. Data files must be there: a table never shows a built-in sample in the
+(`command.LEARNING`) do not go to evaluations. Data files must be there: a table never shows a built-in sample in the
 place of a published set.
 
 Written to --workdir: reasoning.md, reasoning.csv and reasoning.svg.
@@ -30,8 +30,16 @@ from pathlib import Path
 
 from configs import reasoning as forms
 from experiments.tables.bars import Bar, chart
-from experiments.tables.command import add_flags, at_least, check_files, finish, read_flags, run_rounds, select
-from experiments.tables.planning import LEARNING
+from experiments.tables.command import (
+    add_flags,
+    at_least,
+    check_files,
+    finish,
+    read_flags,
+    run_rounds,
+    select,
+    without_learning,
+)
 from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done
 
 SMALL_SAMPLES = 16
@@ -195,7 +203,7 @@ def test_folder(flags: argparse.Namespace, task: str, row: str, name: str) -> st
 def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
     """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
     folder = Path(flags.workdir)
-    to_tests = [flag for flag in passed if not flag.removeprefix("--config.").startswith(LEARNING)]
+    to_tests = without_learning(passed)
     training, tests = {}, {}
     for task, row in wanted:
         config = config_of(flags, task, row)
