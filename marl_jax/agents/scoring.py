@@ -147,6 +147,7 @@ def _reader(policy: Policy, params: dict, adapters: lora.Lora | None):
         n = 1 if adapters is None else len(adapters.scale)
         tokens = jnp.broadcast_to(jnp.asarray(policy.prefix, jnp.int32), (n, len(policy.prefix)))
         readers = None if adapters is None else dataclasses.replace(adapters, ids=jnp.arange(n))
-        prefix = policy.model.read_prefix(params, tokens, adapters=readers, **settings)
+        # In a loop whatever the rows have: it is one short row, and unrolled it would be as much again to compile.
+        prefix = policy.model.read_prefix(params, tokens, adapters=readers, **{**settings, "unroll": 1})
     forward = functools.partial(policy.model.forward, params, prefix=prefix, **settings)
     return lambda *args, **more: forward(*args, **more)[0]

@@ -9,6 +9,7 @@ import pytest
 from marl_jax.agents import scoring
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import update
+from models.model import build
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
 
@@ -44,6 +45,24 @@ def test_a_prefix_that_is_read_once_changes_nothing(settings, group):
     assert once.prefix and not whole.prefix
     samples, behind = (tiny_samples.make(12, 7, WIDTH, group=group, adapters=2, kept=kept) for kept in (False, True))
     agree(gradients(once, behind), gradients(whole, samples))
+
+
+def test_unrolled_layers_follow_a_prefix_that_is_read_in_a_loop():
+    """Unrolled as on a GPU, the update has the layers once and not twice."""
+    policy = tiny_play.policy(free=WIDTH)
+    deeper = build(dataclasses.replace(policy.model.cfg, n_layers=2))
+    loop = dataclasses.replace(policy, model=deeper, rules=tiny_samples.PREFIX, unroll=1)
+    unrolled = dataclasses.replace(loop, unroll=2)
+    samples = tiny_samples.make(12, 7, WIDTH, kept=True)
+    agree(gradients(unrolled, samples), gradients(loop, samples))
+    trained, _ = tiny_play.weights(loop)
+    programs = [
+        jax.jit(lambda p, s, policy=policy: scoring.before_answers(policy, p, s, None))
+        .lower(trained["model"], samples)
+        .as_text()
+        for policy in (loop, unrolled, dataclasses.replace(unrolled, rules=()))
+    ]
+    assert [text.count("stablehlo.while") for text in programs] == [2, 1, 0]
 
 
 def test_fewer_tokens_are_read():
