@@ -113,6 +113,14 @@ planning() {
   done
 }
 
+planning_reasoned() { # names of moves alone, and free answers with a reason before the move, from the untuned model
+  local common=(--config=experiments/plan_path.py:grpo+qwen2.5-coder-0.5b+small --config.steps=60 --config.rollout.games=32
+    --config.model.weights="$QWEN_05B")
+  train plan_path_choice "${common[@]}" && evaluate plan_path_choice --config.eval.games=512
+  train plan_path_reasoned "${common[@]}" --config.env.reasoning=True --config.rollout.answer=free \
+    --config.rollout.max_new_tokens=80 && evaluate plan_path_reasoned --config.eval.games=512
+}
+
 names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate')
 [ $# -gt 0 ] || { echo "names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
 for name in "$@"; do

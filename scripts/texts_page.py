@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games import registry, text
+from envs.games.text import HOW, REASONED
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "texts.md"
 LEVELS = dict(n_train=6, n_test=2)
@@ -20,12 +21,14 @@ FORMS = {
     "sokoban, two roles": dict(name="sokoban", roles="two", **LEVELS),
     "sudoku, two roles, local view": dict(name="sudoku", roles="two", view="local", mask_invalid=True, **LEVELS),
 }
-HEAD = """# Texts
+HEAD = f"""# Texts
 
 What a model reads in each game. This page is written by `python -m scripts.texts_page`, and a test compares them.
 
 - `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: characters
   without rules, for byte-level models trained from scratch.
+- `env.reasoning=True`, for free answers to full texts, asks `{REASONED.strip()} …`
+  where the question says `{HOW.strip()} …`.
 - A prompt is rules, role, position and question. With the context `turn` every decision reads such a prompt. With
   `history` it opens a conversation, and a later turn reads what happened since: an event for every move, the reader's
   own included, and a short question. Opening and events together say what the present position would.

@@ -42,6 +42,12 @@ from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_n
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
+HOW = "Answer with "
+REASONED = 'Begin with "Reason:" and say in one or two sentences what your options do. Then write "Answer:" and '
+"""What takes the place of HOW in a question that asks for reasoning; `answers.py` reads the answer behind the mark.
+
+Small models follow this form; asked to think first they leave that out, or do not come to an end.
+"""
 BEFORE_CLOSE = ("a", " the", "7", ".", "?", ")", ":", " ", "\n", "\n\n", "é")
 """Ends of free answers that stand for all of them when the border with what follows is checked."""
 
@@ -113,6 +119,13 @@ class Text:
     @functools.cached_property
     def _jitted(self) -> Callable[[State, jax.Array], jax.Array]:
         return jax.jit(self.indices)
+
+    def reasoned(self) -> "Text":
+        """The text with questions that ask for reasoning before the answer: for free answers, in natural language."""
+        if self.style != "full":
+            raise ValueError(f"text of {self.game.name}: style {self.style!r} cannot ask for reasoning; accepted: full")
+        asked = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
+        return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in asked))
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """The action that a free answer names, among the legal ones if these are given; None if it names none.
@@ -188,11 +201,12 @@ class Text:
         return chat.user_close_and_reply
 
 
-def make(game: Game, style: str = "full") -> Text:
-    """The text of a game in a style."""
+def make(game: Game, style: str = "full", reasoning: bool = False) -> Text:
+    """The text of a game in a style; with `reasoning` it asks for that before an answer."""
     if style not in STYLES:
         raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
-    return GAMES.get(game.name).text(game, style)
+    text = GAMES.get(game.name).text(game, style)
+    return text.reasoned() if reasoning else text
 
 
 # --- Pieces that several games use ----------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from marl_jax.config import combinations
 from marl_jax.fields import STEP
 from marl_jax.serving.remote import is_remote
 
+LEAST_REASONING = 16
+"""Tokens of an answer below which there is no room for reasoning."""
+
 
 def _made(c: ConfigDict) -> Game:
     return games.make(c.env.name, **c.env.params.to_dict())
@@ -51,6 +54,19 @@ def _history(c: ConfigDict) -> Iterator[str]:
         )
     if c.algo.get("team_term") == "lookahead":
         yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or 'turn'"
+
+
+def _reasoning(c: ConfigDict) -> Iterator[str]:
+    if not c.env.reasoning:
+        return
+    for field, found, accepted in (("rollout.answer", c.rollout.answer, "free"), ("env.text", c.env.text, "full")):
+        if found != accepted:
+            yield f"config.env.reasoning is True with {field} {found!r}; accepted: {accepted!r}, or no reasoning"
+    if c.rollout.answer == "free" and c.rollout.max_new_tokens < LEAST_REASONING:
+        yield (
+            f"config.rollout.max_new_tokens is {c.rollout.max_new_tokens} with env.reasoning True; accepted: "
+            f"{LEAST_REASONING} and more"
+        )
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
@@ -207,7 +223,8 @@ def _tasks_only(c: ConfigDict) -> Iterator[str]:
 
 
 COMBINATIONS = (
-    _seats, _seat_bots, _history, _opponents, _evaluation, _best_of, _best, _rewards, _curriculum, _tasks_only
+    _seats, _seat_bots, _history, _reasoning, _opponents, _evaluation, _best_of, _best, _rewards, _curriculum,
+    _tasks_only,
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)

@@ -41,6 +41,7 @@ ENV = {
         choice("full", "brief", "compact"),
         "full: rules and position in words; brief: few characters, for bytes; compact: about one token per fact",
     ),
+    "reasoning": Field(False, SWITCH, "free answers: the question asks for reasoning before the answer"),
     "style": Field("chat", choice("chat", "plain"), "chat: the model's own chat template; plain: the text alone"),
     "context": Field(
         "turn",

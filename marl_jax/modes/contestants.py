@@ -53,7 +53,7 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
     """A bot by name, the folder of a run with @STEP behind it or not, or a remote model (`serving/remote.py`)."""
     if is_remote(name):
         remote = RemoteModel.parse(name)
-        text = texts.make(setup.game, setup.config.env.text)
+        text = texts.make(setup.game, setup.config.env.text, setup.config.env.reasoning)
         tokens = setup.config.rollout.max_new_tokens
         temperature = setup.config.eval.temperature
         return Contestant(name, RemoteBot(setup.game, text, remote, temperature, max(tokens, LEAST_TOKENS)))

@@ -328,3 +328,19 @@ def test_bad_choices():
         texts.make(game("tic_tac_toe"), "long")
     with pytest.raises(ValueError, match="context must be one of turn, history, found 'all'"):
         text("tic_tac_toe").compile(byte_tokenizer(), context="all")
+
+
+@pytest.mark.parametrize("name", [*GAMES, "plan_path full", "sudoku local"])
+def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
+    plain, reasoned = (texts.make(game(name), reasoning=on) for on in (False, True))
+    for before, after in zip(plain.questions, reasoned.questions, strict=True):
+        assert texts.HOW in before and texts.HOW not in after and 'Then write "Answer:" and ' in after
+        assert after.startswith(before.split(texts.HOW)[0]) and after.endswith(before.split(texts.HOW)[1])
+    assert reasoned.asks == plain.asks and reasoned.rules == plain.rules
+    first, *_, last = plain.names
+    said = f"{first} looks good, but {first} loses.\nAnswer: {last}, not {first}"
+    assert reasoned.parse(said) == len(plain.names) - 1
+    prompt = reasoned.compile(byte_tokenizer(), parts(), free=True)
+    assert reasoned.questions[0] in prompt.opening_text(jax.tree.map(lambda x: x[0], positions(name)), 0)
+    with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning; accepted: full"):
+        texts.make(game(name), "brief", reasoning=True)

@@ -146,7 +146,7 @@ def make(
 
 def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
-    return texts.make(game, config.env.text).compile(
+    return texts.make(game, config.env.text, config.env.reasoning).compile(
         tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
     )
 
