@@ -64,6 +64,9 @@ ENV = {
     "symmetry": Field(False, SWITCH, "Other-Play: a random symmetry of the game for every episode and seat"),
 }
 
+ENV_LATER = ("reasoning",)
+"""Fields of `ENV` that runs of earlier versions do not have; with the defaults of these they can go on."""
+
 TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.games.entry import GAMES
+from marl_jax.config import schema
 from marl_jax.errors import RunError
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
@@ -83,8 +84,8 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         problems += differences(there, {"name": setup.config[group].name}, group)
     env = run.get("env")
     if env and env["name"] == setup.config.env.name:
-        there, here = env, setup.config.env.to_dict()
-        problems += differences(there, {name: here[name] for name in ("text", "style", "context")}, "env")
+        there, here = {name: schema.ENV[name].default for name in schema.ENV_LATER} | env, setup.config.env.to_dict()
+        problems += differences(there, {name: here[name] for name in ("text", "reasoning", "style", "context")}, "env")
         there, here = of_rules(there["params"]), of_rules(here["params"])
         every = dict.fromkeys([*there, *here])
         problems += differences({**every, **there}, {**every, **here}, "env.params")

@@ -281,6 +281,14 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
     ):
         with pytest.raises(RunError, match=message):
             check(**{place: value})
+    asked = small_plan()
+    asked.env.update(dict(text="full", reasoning=True))
+    asked.rollout.update(dict(answer="free", max_new_tokens=16))
+    asks, does_not = (json.loads(json.dumps(identity(setups.make(asked)))) for asked.env.reasoning in (True, False))
+    assert asks["env"]["reasoning"] and "reasoning" not in does_not["env"]  # as runs of earlier versions have it
+    with pytest.raises(RunError, match="env.reasoning is False there and True here"):
+        asked.env.reasoning = True
+        check_run(does_not, setups.make(asked), tmp_path)
     lora = small_plan()
     lora.model.lora.rank = 2
     run = json.loads(json.dumps(identity(setups.make(lora))))

@@ -20,6 +20,7 @@ from marl_jax.agents.answers import Answers, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS
+from marl_jax.config import schema
 from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
@@ -85,8 +86,9 @@ class GameSetup(Setup):
     def world(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config
+        unused = [name for name in schema.ENV_LATER if c.env[name] == schema.ENV[name].default]
         return {
-            "env": c.env.to_dict(),
+            "env": {name: value for name, value in c.env.to_dict().items() if name not in unused},
             "games": c.rollout.games,
             "pool": c.opponents.pool_size,
             "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
