@@ -40,7 +40,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What a worker needs of the file system. `links` are links at the root, as /lib -> usr/lib."""
+    """What a worker needs of the file system. `links` are links in it, as /lib -> usr/lib, with what they say."""
 
     executable: str
     readable: tuple[str, ...]
@@ -67,8 +67,16 @@ def files(python: str | None = None) -> Files:
     readable = tuple(path for path in exist if not any(path.startswith(other + "/") for other in exist))
     stdlib = os.path.realpath(stdlib)
     hidden = (f"{stdlib}/{name}" for name in ("site-packages", "dist-packages", "test"))
-    links = tuple((path, os.readlink(path)) for path in ("/lib", "/lib64") if os.path.islink(path))
-    return Files(executable, readable, (stdlib,), tuple(path for path in hidden if os.path.isdir(path)), links)
+    return Files(
+        executable, readable, (stdlib,), tuple(path for path in hidden if os.path.isdir(path)), _links(readable)
+    )
+
+
+def _links(readable: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Links that are in no readable folder: those at the root, and the loader, which on ARM is one in /usr/lib."""
+    loaders = (f"{os.path.realpath('/lib')}/{os.path.basename(path)}" for path in glob.glob("/lib/ld-linux*.so*"))
+    links = [path for path in ("/lib", "/lib64", *loaders) if os.path.islink(path)]
+    return tuple((p, os.readlink(p)) for p in links if not any(p.startswith(folder + "/") for folder in readable))
 
 
 def command(plan: Plan) -> list[str]:
