@@ -1,5 +1,6 @@
 """Texts of the games: jit tokens equal the tokenizer's, nothing hidden is shown, answers are read."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -342,5 +343,7 @@ def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
     assert reasoned.parse(said) == len(plain.names) - 1
     prompt = reasoned.compile(byte_tokenizer(), parts(), free=True)
     assert reasoned.questions[0] in prompt.opening_text(jax.tree.map(lambda x: x[0], positions(name)), 0)
+    bare = dataclasses.replace(plain, questions=plain.asks)
+    assert all(q.endswith('Then write "Answer:" and the name of an action.') for q in bare.reasoned().questions)
     with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning; accepted: full"):
         texts.make(game(name), "brief", reasoning=True)
