@@ -98,7 +98,8 @@ debate_verifier() { # after `verifier`, whose balanced one scores the answers; t
 # --- games
 
 hanabi() {
-  run launch.py --config=experiments/hanabi_selfplay.py:smollm2 --workdir="$out/hanabi" &&
+  run launch.py --config=experiments/hanabi_selfplay.py:smollm2 --workdir="$out/hanabi" \
+    ${SMOLLM2:+--config.model.weights="$SMOLLM2"} &&
     evaluate hanabi --config.eval.games=1024 --config.eval.opponents="('convention',)"
 }
 
