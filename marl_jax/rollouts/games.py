@@ -1,7 +1,9 @@
 """Rollouts of games: many at once, prompts, answers and rules together in one XLA program.
 
 A row plays game after game: a game that ends is replaced by a fresh one, so no row ever idles. A rollout is a fixed
-number of turns of every row; the games go on in the next one. Nothing leaves the device in between.
+number of turns of every row; the games go on in the next one. Nothing leaves the device in between. All rows begin at
+once, and where games take several rollouts and are equally long, every batch would hold one part of the game: so some
+of the first games are given up after each rollout, and from then on a batch holds all parts.
 
 Rows are cut into sections, fixed when the program is built (`opponents.py`): in the first all seats belong to the
 learner, in the next a historical opponent sits opposite, then each bot in its own section. The learner answers in all
@@ -27,6 +29,9 @@ from marl_jax.rollouts.threads import History
 from marl_jax.rollouts.turns import Finished, Turn, answer_metrics, game_metrics
 from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
+
+USUAL_LENGTH = 0.75
+"""Of the longest game."""
 
 
 @jax.tree_util.register_dataclass
@@ -151,10 +156,11 @@ class GameRollout:
         play_key, meet_key = jax.random.split(key)
         if state.pool is None:
             samples, finished, games = self.play(params, state.games, play_key)
-            return samples, State(games), finished
+            return samples, State(self._stagger(games, key)), finished
         place, snapshot = self.opponents.meet(state.pool, meet_key)
         samples, finished, games = self.play(params, state.games, play_key, snapshot)
-        return samples, State(games, self.opponents.record(state.pool, place, finished)), finished
+        pool = self.opponents.record(state.pool, place, finished)
+        return samples, State(self._stagger(games, key), pool), finished
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Of the games that ended, the answers, and how the learner fared against its opponents."""
@@ -261,6 +267,18 @@ class GameRollout:
         """The games, with a fresh one in every row that ended."""
         fresh = dataclasses.replace(jax.vmap(self._fresh)(keys), episode=games.episode + 1)
         return jax.tree.map(lambda a, b: jnp.where(like(ended, a), a, b), fresh, games)
+
+    def _stagger(self, games: Games, key: jax.Array) -> Games:
+        """The games between two rollouts, with fresh ones in place of some rows' first, which are not learned from.
+
+        Of n rollouts that a game usually takes, a row gives its first game up after the first, second, … or nth.
+        """
+        n = round(USUAL_LENGTH * self.game.max_turns / self.turns) if self.games_go_on else 1
+        if n < 2:
+            return games
+        due = self.turns * (1 + jnp.arange(self.rows) % n)
+        keys = row_keys(jax.random.fold_in(key, self.turns + self.lookahead), self.rows)
+        return self._restart(games, (games.episode == 0) & (games.turn >= due), keys)
 
     def _central_views(self, seen: Seen):
         """What every seat sees, the mover last, as one text each: tokens [B, C] and lengths [B]."""

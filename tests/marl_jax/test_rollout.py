@@ -117,6 +117,32 @@ def test_the_turns_that_look_ahead_have_no_weight_and_are_played_again():
     np.testing.assert_array_equal(following.tokens[0, :, :10], samples.tokens[TURNS, :, :10])
 
 
+def test_first_games_are_given_up_after_different_rollouts():
+    roll = program(turns=2)  # a game of five to nine moves usually takes three of these
+    params, state, call = params_of(roll), roll.init(jax.random.key(0), {}), jax.jit(roll.__call__)
+    part, turns, episodes = np.arange(ROWS) % 3, [], []
+    for number in range(4):
+        samples, state, metrics = call(params, state, jax.random.key(number))
+        if number < 2:
+            assert int(metrics["games"]) == 0 and not in_time(samples).ends[:2].any()  # nothing was played to its end
+        turns.append(np.asarray(state.games.turn))
+        episodes.append(np.asarray(state.games.episode))
+    np.testing.assert_array_equal(turns[0], np.choose(part, (0, 2, 2)))
+    np.testing.assert_array_equal(turns[1], np.choose(part, (2, 0, 4)))
+    np.testing.assert_array_equal(turns[2][part < 2], np.choose(part[part < 2], (4, 2)))
+    assert (episodes[2] >= 1).all()  # every row has given one up, or it has ended
+    np.testing.assert_array_equal(turns[3][part == 1], 4)  # and no row another one
+    np.testing.assert_array_equal(episodes[3][part == 1], 1)
+
+
+def test_games_that_fit_into_a_rollout_all_go_on():
+    params, start = played()[:2]
+    _, state, _ = jax.jit(program().__call__)(params, State(start), jax.random.key(1))
+    assert (np.asarray(state.games.turn) > 0).any() and not np.asarray(state.games.episode).all()
+    play_key = jax.random.split(jax.random.key(1))[0]
+    jax.tree.map(np.testing.assert_array_equal, state.games, _compiled(params, start, play_key)[2])
+
+
 def test_same_key_same_samples_and_another_key_others():
     trained, start, samples, _, _ = played()
     again, _, _ = _compiled(trained, start, jax.random.key(1))
