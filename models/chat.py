@@ -24,11 +24,13 @@ from models.errors import ModelFileError
 ROLES = ("system", "user", "assistant", "tool")
 # Some templates write "today" into the prompt. A run must not depend on the day it was started, so this is today.
 TODAY = datetime.date(2024, 7, 26)
+LONGEST_MESSAGE = 500  # characters of an error that a template words itself
 # What a template can raise by what is written in it.
 _FAILURES = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
     TypeError, ValueError,
 )  # fmt: skip
+
 
 class ChatTemplateError(ModelFileError):
     """A chat template that fails, asks for too much, or cannot be cut into parts."""
@@ -144,7 +146,9 @@ def render(
     try:
         return _render(template, messages, names)
     except _FAILURES as error:
-        raise ChatTemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+        said = str(error)
+        said = said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]} …"
+        raise ChatTemplateError(f"the chat template failed: {type(error).__name__}: {said}") from error
 
 
 # ---------------------------------------------------------------------------------------------------- fixed strings

@@ -25,7 +25,7 @@ LARGEST_NUMBER = 1 << 12  # bits
 TOTAL = 1 << 26  # of all texts and lists that one rendering makes
 STEPS = 1 << 20  # operations, calls and turns of loops
 SECONDS = 5.0  # far more than any chat; for what is slow without being large
-LONGEST_TEMPLATE = 1 << 20
+LONGEST_TEMPLATE = 1 << 16  # characters; what is compiled takes far more room than its text
 
 FILTERS = (
     "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format",
@@ -34,6 +34,15 @@ FILTERS = (
     "tojson", "trim", "unique", "upper", "wordcount",
 )  # fmt: skip
 """The filters that templates have; Jinja's others pad, cut and mark up texts for pages."""
+
+LOOKS_INSIDE = (
+    "dictsort", "groupby", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "sum", "unique"
+)  # fmt: skip
+"""Filters that look at the texts in a list, or hand each element to another one."""
+
+COMPARISONS = ("==", "!=", ">", ">=", "<", "<=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan",
+               "lt", "ne")  # fmt: skip
+"""The names of Jinja's tests that compare."""
 
 REFUSED_METHODS = ("translate", "maketrans", "encode", "decode", "to_bytes", "from_bytes", "fromhex", "expandtabs")
 
@@ -50,7 +59,7 @@ class _Budget:
         self.steps -= n
         if self.steps < 0:
             raise LimitError(f"the template takes more than {STEPS:,} steps")
-        if self.steps % 64 == 0 and time.monotonic() > self.end:
+        if (n > 1 or self.steps % 64 == 0) and time.monotonic() > self.end:
             raise LimitError(f"the template takes more than {SECONDS:g} seconds")
 
     def charge(self, size: int) -> None:
@@ -139,6 +148,14 @@ def _check_elements(count: int) -> None:
     _budget.get().step(count // 16)
 
 
+def _look(*values: Any, times: int = 1) -> None:
+    """Charges for reading every character of values: a list may hold one long text many times."""
+    size = times * sum(map(_text, values))
+    if size > LARGEST:
+        raise LimitError(f"the template looks at more than {LARGEST:,} characters at once")
+    _budget.get().step(1 + size // 64)
+
+
 def _check_number(bits: int) -> None:
     if bits > LARGEST_NUMBER:
         raise LimitError(f"the template makes a number of more than {LARGEST_NUMBER:,} bits")
@@ -185,6 +202,10 @@ def _check_method(name: str, owner: Any, args: tuple, kwargs: dict) -> None:
         _check_replace(owner, *args[:2])
     elif name == "join" and args and isinstance(owner, str):
         _check_join(args[0], owner)
+    elif isinstance(owner, list | tuple) and name in ("count", "index"):
+        _look(owner, *args)
+    elif isinstance(owner, str):
+        charge(len(owner))  # most of them make a text, or several, of about this length
     elif name == "strftime" and (len(str(given)) > 300 or re.search(r"%[^a-zA-Z%]", str(given))):
         raise LimitError("the template asks for a date in a very long format")
 
@@ -207,6 +228,11 @@ def _check_filter(name: str, args: tuple, kwargs: dict) -> None:
     budget, value, given = _budget.get(), args[0], (*args[1:], *kwargs.values())
     if hasattr(value, "__len__"):
         budget.step(1 + len(value) // 16)
+    if name in LOOKS_INSIDE:
+        _look(value)
+        _look(*given, times=len(value) if hasattr(value, "__len__") else 1)
+    if name == "sum" and not isinstance(kwargs.get("start", args[2] if len(args) > 2 else 0), int | float):
+        raise LimitError("the template adds up what are not numbers")
     if name == "format":
         _check_format(str(value), given)
     elif name == "replace":
@@ -220,10 +246,12 @@ def _check_filter(name: str, args: tuple, kwargs: dict) -> None:
     elif name in ("string", "e", "escape", "lower", "upper", "title", "capitalize", "trim", "wordcount"):
         budget.charge(_text(value))
     elif name == "tojson":
-        indent = kwargs.get("indent") or 0
-        width = indent if isinstance(indent, int) else len(str(indent))
-        if width > 16:
-            raise LimitError("the template indents JSON by more than 16 places")
+        names = ("ensure_ascii", "indent", "separators", "sort_keys")
+        options = dict(zip(names, args[1:], strict=False)) | kwargs
+        indent = options.get("indent") or 0
+        width = (indent if isinstance(indent, int) else _text(indent)) + _text(options.get("separators") or ())
+        if width > 32:
+            raise LimitError("the template asks for JSON with more than 32 places between its parts")
         budget.charge(_text(value) + _elements(value) * width * 8)
 
 
@@ -232,7 +260,7 @@ def _guarded(name: str, function: Callable) -> Callable:
 
     @jinja2.pass_context
     def call(context, *args, **kwargs):
-        if name == "join" and args and isinstance(args[0], Iterator):
+        if name in ("join", *LOOKS_INSIDE) and args and isinstance(args[0], Iterator):
             args = (_made(list(args[0])), *args[1:])  # what a `map` or `select` before it gives
         if name == "join":
             _check_join(args[0], *args[1:2], *([kwargs["d"]] if "d" in kwargs else []))
@@ -256,6 +284,12 @@ def _tick(context, value):
 @jinja2.pass_context
 def _literal(context, value):
     return _made(value)
+
+
+@jinja2.pass_context
+def _compared(context, value):
+    _look(value)
+    return value
 
 
 @jinja2.pass_context
@@ -283,7 +317,7 @@ class LimitedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, **options):
         super().__init__(optimized=False, finalize=_finalize, **options)  # nothing is computed while compiling
         self.filters = {name: _guarded(name, self.filters[name]) for name in FILTERS}
-        self.filters |= {"_tick": _tick, "_literal": _literal, "_concat": _concat}
+        self.filters |= {"_tick": _tick, "_literal": _literal, "_concat": _concat, "_compared": _compared}
 
     def set_filter(self, name: str, function: Callable) -> None:
         """Puts a filter in the place of Jinja's."""
@@ -323,7 +357,8 @@ class LimitedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _instrumented(tree: nodes.Node) -> nodes.Node:
-    """The template with a step counted in every turn of a loop, and lists and joined texts measured when made."""
+    """The template with a step counted in every turn of a loop; what is compared is measured, and lists, parts of texts
+    and joined texts when they are made."""
     for node in list(tree.find_all(nodes.For)):
         node.body.insert(0, nodes.ExprStmt(_filter("_tick", nodes.Const(0), node.lineno), lineno=node.lineno))
     return _Measured().visit(tree)
@@ -339,6 +374,23 @@ class _Measured(jinja2.visitor.NodeTransformer):
         return _filter("_literal", node, node.lineno)
 
     visit_Dict = visit_List
+
+    def visit_Getitem(self, node):
+        self.generic_visit(node)
+        return _filter("_literal", node, node.lineno) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node):
+        self.generic_visit(node)
+        for side in (node, *node.ops):
+            side.expr = _filter("_compared", side.expr, node.lineno)
+        return node
+
+    def visit_Test(self, node):
+        self.generic_visit(node)
+        if node.name in COMPARISONS:
+            node.node = _filter("_compared", node.node, node.lineno)
+            node.args = [_filter("_compared", x, node.lineno) for x in node.args]
+        return node
 
     def visit_Tuple(self, node):
         self.generic_visit(node)

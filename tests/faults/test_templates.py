@@ -67,6 +67,39 @@ BOMBS = {
         "{% set x = range(99999) | list %}{% for a in range(99999) %}{% if 'x' in x %}{% endif %}{% endfor %}"
     ),
     "many": "{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = ns.x + ['a' * 4000000] %}{% endfor %}",
+    "JSON indented, by place": "{{ [[1]] | tojson(false, 1000000000) }}",
+    "JSON with long separators": "{{ ([0] * 100000) | tojson(separators=('a' * 4000000, ':')) }}",
+    "slices": (
+        "{% set x = 'a' * 4000000 %}{% set ns = namespace(l=[]) %}{% for i in range(20000) %}"
+        "{% set ns.l = ns.l + [x[1:]] %}{% endfor %}"
+    ),
+    "slices in a dictionary": (
+        "{% set x = 'a' * 4000000 %}{% set ns = namespace(d={}) %}{% for i in range(5000) %}"
+        "{% set ns.d = dict(ns.d, **{'k' ~ i: x[1:]}) %}{% endfor %}"
+    ),
+    "partition": (
+        "{% set x = 'ab ' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(1000) %}"
+        "{% set ns.l = [x.partition(' '), ns.l] %}{% endfor %}"
+    ),
+    "sort of long texts": "{% set a = 'a' * 2000000 %}{{ ([a ~ 'b', a ~ 'c'] * 50000) | sort | length }}",
+    "groupby": "{% set a = 'a' * 2000000 %}{{ ([{'k': a ~ 'b'}, {'k': a ~ 'c'}] * 20000) | groupby('k') | length }}",
+    "unique": "{% set a = 'a' * 2000000 %}{{ ([a ~ 'b', a ~ 'c'] * 50000) | unique | list | length }}",
+    "max": "{% set a = 'a' * 2000000 %}{{ ([a ~ 'b', a ~ 'c'] * 50000) | max | length }}",
+    "search for a long text": "{% set a = 'a' * 2000000 %}{{ (a ~ 'c') in [a ~ 'b'] * 100000 }}",
+    "search by a test": "{% set a = 'a' * 2000000 %}{{ (a ~ 'c') is in([a ~ 'b'] * 100000) }}",
+    "selection of a long text": (
+        "{% set a = 'a' * 2000000 %}{{ ([a ~ 'b'] * 50000) | select('equalto', a ~ 'c') | list | length }}"
+    ),
+    "selection in a long text": "{{ (['b'] * 100000) | select('in', 'a' * 4000000) | list | length }}",
+    "mapped twice": "{{ (['b'] * 50000) | map('string') | select('in', 'a' * 4000000) | list | length }}",
+    "count of a long text": "{% set a = 'a' * 2000000 %}{{ ([a ~ 'b'] * 100000).count(a ~ 'c') }}",
+    "counts in loops": "{% set a = 'a' * 4000000 %}{% for i in range(99999) %}{{ a.count('ab') }}{% endfor %}",
+    "sum of lists": (
+        "{% set l = [[0]] * 40000 %}{% for i in range(100) %}{{ (l | sum(start=[])) | length }}{% endfor %}"
+    ),
+    "many outputs": "{{ a }}" * 200_000,
+    "a long list": "{{ [" + "1," * 500_000 + "] | length }}",
+    "many loops": "{% for a in b %}{% endfor %}" * 35_000,
     "rounding": "{{ 1.5 | round(1000000000, 'ceil') }}",
     "bytes of a number": "{{ (1).to_bytes(10000000000, 'big') }}",
     "date": "{{ strftime_now('%1000000000d') }}",
@@ -85,6 +118,21 @@ def test_a_bomb_does_not_go_off(name, monkeypatch, seen):
     assert time.monotonic() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
     seen("chat templates that ask for too much", "none went off", templates=1)
+
+
+def test_an_error_of_megabytes_is_cut():
+    with pytest.raises(chat.ChatTemplateError) as caught:
+        chat.render("{{ raise_exception('a' * 4000000) }}", [USER])
+    assert len(str(caught.value)) < 600
+
+
+def test_a_template_of_the_greatest_length_is_compiled_in_seconds(seen):
+    unit = "{{ a }}{% if b %}{% endif %}"
+    template = unit * (chat_limits.LONGEST_TEMPLATE // len(unit))
+    start = time.monotonic()
+    assert chat.render(template, [USER]) == ""
+    assert time.monotonic() - start < 10
+    seen("chat templates of the greatest length", "compiled", templates=1)
 
 
 def test_a_long_conversation_is_within_the_limits():
