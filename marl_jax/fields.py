@@ -111,6 +111,6 @@ OPEN = Rule("a group of fields", lambda x: isinstance(x, ConfigDict | dict))
 """A group whose fields are not known here: parameters of a game, seats, the shape of a model."""
 STEP = Rule(
     "'newest', 'best' or the number of a step, e.g. '200'",
-    lambda x: isinstance(x, str) and (x in ("newest", "best") or x.isdecimal()),
+    lambda x: isinstance(x, str) and (x in ("newest", "best") or x.isdecimal() and len(x) < 19),
 )
 """Which checkpoint of a run is meant."""

@@ -112,7 +112,7 @@ class Fields:
         """A field with a token id, several or none."""
         found = self.values.get(name)
         found = [] if found is None else found if isinstance(found, list) else [found]
-        if not all(isinstance(i, int) for i in found):
+        if not all(isinstance(i, int) and -1 <= i < 1 << 31 for i in found):
             raise self.error(name, found, "an id, a list of ids or null")
         return tuple(found)
 

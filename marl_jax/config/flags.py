@@ -31,7 +31,7 @@ from registries import load_plugins
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALONE = ("serve",)
 """Modes that need neither an experiment nor a run."""
-OVERRIDE = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?$", re.DOTALL)
+OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?$", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +255,7 @@ def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
                         here[name] = ConfigDict()
                     here = here[name]
                 here[key] = literal(text)
-            except (AttributeError, KeyError, TypeError) as error:
+            except (AttributeError, KeyError, OverflowError, TypeError) as error:
                 raise ConfigError([f"--config.{field}={text}: no such field, or another type than now"]) from error
 
 

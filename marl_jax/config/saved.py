@@ -31,7 +31,11 @@ def read(workdir: Path, hint: str = "") -> ConfigDict:
 
 def read_with_note(workdir: Path, hint: str = "") -> tuple[ConfigDict, str]:
     """`read` before there is a log: the config, and the line about fields that were filled in, or ""."""
-    config = ConfigDict(_tuples(load(workdir, hint)))
+    values = _tuples(load(workdir, hint))
+    try:
+        config = ConfigDict(values)
+    except ValueError as error:  # such as a name with a dot
+        raise ConfigError([f"{workdir / 'config.json'} is damaged: {error}"]) from error
     if problems := renamed.problems(config):
         raise ConfigError([f"{workdir} is a run of an earlier version, whose config.json has other fields:", *problems])
     with contextlib.suppress(ValueError):  # a plugin that is not there is reported when the config is checked

@@ -67,6 +67,8 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
     if step and not STEP.holds(step):
         raise RunError(f"opponent {name!r}; accepted: a bot, FOLDER, or FOLDER@STEP with {STEP.accepted}")
     other = _setup_of(path, setup)
+    if not hasattr(other, "game"):
+        raise RunError(f"opponent {name!r} is a run of the task {other.config.task.name}, this run plays {setup.game}")
     if other.game != setup.game:
         raise RunError(f"opponent {name!r} plays {other.game}, this run plays {setup.game}")
     weights = restore_weights(other, path, step or "newest")[1]

@@ -14,6 +14,7 @@ import errno
 import json
 import logging
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ FORMAT = 3
 
 METRIC = "metric"
 OVERHEAD = 500_000  # bytes: a save that runs out of room half-way is noisy, and TensorStore prints what it likes
+FILES = 100  # that a save makes at most on the way
 
 
 class Restored(NamedTuple):
@@ -180,6 +182,11 @@ class Checkpoints:
         """
         self._settle()
         steps = sorted({*self._manager.all_steps(), *self._unreadable}, reverse=True) if step is None else [step]
+        if any(others != steps for others in processes.gather(steps)):
+            raise CheckpointError(
+                f"{self._folder}: this process finds the checkpoints {steps} and another one others; all processes "
+                "need one --workdir, on a disk that they share"
+            )
         damaged = []
         for candidate in steps:
             # Every process looks at its share of the files, and all of them hear what was found.
@@ -271,17 +278,17 @@ class Checkpoints:
         self._clean()
 
     def _room_for(self, state: Any) -> bool:
-        """Whether the disk has room, by the bytes of the state and some for names and indices, for every process."""
+        """Whether the disks of all processes have room: for the state, names and indices, and for files."""
         needed = 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")) + OVERHEAD
-        free = shutil.disk_usage(self._folder).free
-        if not processes.anyone(needed > free):
+        disk = os.statvfs(self._folder)
+        free = disk.f_bavail * disk.f_frsize
+        files = disk.f_favail if disk.f_files else FILES  # some file systems do not count them
+        if not processes.anyone(needed > free or files < FILES):
             return True
         log.warning(
-            "checkpoint needs %.1f MB and %s has %.1f MB free; not saved, the run continues and tries again next time",
-            needed / 1e6,
-            self._folder,
-            free / 1e6,
-        )
+            "checkpoint needs %.1f MB and %d files, and %s has %.1f MB and %d files free; not saved, the run continues "
+            "and tries again next time", needed / 1e6, FILES, self._folder, free / 1e6, files,
+        )  # fmt: skip
         return False
 
     def _clean(self) -> None:
@@ -319,7 +326,9 @@ def _unreadable(folder: Path, steps: ocp.path.step.NameFormat) -> Iterator[tuple
         if reason is None:
             try:
                 _ = steps.find_step(folder, int(path.name)).commit_timestamp
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+            except (
+                ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError
+            ) as error:  # fmt: skip
                 reason = f"Orbax cannot read its metadata: {str(error).splitlines()[0][:200]}"
         if reason is not None:
             yield path, reason

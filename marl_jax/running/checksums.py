@@ -28,6 +28,8 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
         seal = json.loads((folder / NAME).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return f"{NAME} is missing"
+    except OSError as error:
+        return f"{NAME} cannot be read: {error.strerror}"
     except (ValueError, RecursionError):
         return f"{NAME} is not JSON"
     if not isinstance(seal, dict) or not seal:
@@ -37,19 +39,19 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
         found = pool.map(lambda name: fingerprint(folder / name), names)
         for name, now in zip(names, found, strict=True):
             if now is None:
-                return f"{name} is missing"
+                return f"{name[:200]!r} is missing or cannot be read"
             if now != seal[name]:
                 return f"{name} has changed: size and checksum are {now}, expected {seal[name]}"
     return None
 
 
 def fingerprint(path: Path) -> list[int] | None:
-    """Size and CRC-32 of a file, None if it is absent."""
+    """Size and CRC-32 of a file, None if it is absent, cannot be read, or has a name that no file can have."""
     checksum, size = 0, 0
     try:
         with path.open("rb") as file:
             while chunk := file.read(1 << 22):
                 checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (OSError, ValueError):
         return None
     return [size, checksum]

@@ -89,6 +89,7 @@ def is_episode(row: dict[str, Any]) -> bool:
     return (
         _is_step(row.get("step"))
         and all(_is_step(row.get(key)) for key in ("example", "sample"))
+        and isinstance(row.get("id", ""), str)
         and all(is_number(row.get(key)) for key in ("success", "reward"))
         and all(_is_text(row.get(key)) for key in ("failed", "error", "reason"))
         and _are(row.get("turns"), _is_turn)

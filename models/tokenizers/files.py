@@ -53,7 +53,9 @@ def from_vocab_and_merges(folder: str | Path) -> Tokenizer:
     """GPT-2's pair of files, as DialoGPT publishes them."""
     folder = Path(folder)
     vocab = _read_json(folder / "vocab.json")
-    tokens = [""] * (max(vocab.values()) + 1)
+    if (last := max(vocab.values())) > 2 * len(vocab) + 1024:  # ids number the tokens, with few gaps
+        raise ValueError(f"{folder}: vocab.json has the id {last} among {len(vocab)} tokens")
+    tokens = [""] * (last + 1)
     for token, i in vocab.items():
         tokens[i] = token
     types = [UNUSED if not t else CONTROL if t == "<|endoftext|>" else NORMAL for t in tokens]
@@ -93,8 +95,15 @@ def _with_companions(rust: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
         bos_id=bos_id,
         eos_id=eos_id,
         pad_id=pad_id,
-        stop_ids=stop if isinstance(stop, list) else [stop],
+        stop_ids=_stop_ids(stop, folder),
     )
+
+
+def _stop_ids(found: Any, folder: Path) -> list[int | None]:
+    stops = found if isinstance(found, list) else [found]
+    if not all(i is None or isinstance(i, int) and 0 <= i < 1 << 31 for i in stops):
+        raise ValueError(f"{folder / 'generation_config.json'}: eos_token_id is {found!r}; accepted: ids of tokens")
+    return stops
 
 
 def _template(config: dict[str, Any], folder: Path) -> str | None:

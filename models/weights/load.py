@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Params = dict[str, Any]
 THREADS = min(8, os.cpu_count() or 1)
+SHOWN = 40  # tensors that an error names
 
 
 class Source(Protocol):
@@ -119,7 +120,8 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
     problems = missing + bent + extra + unreadable
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise WeightsError(f"{source.where} does not fit the model, {count}:\n  " + "\n  ".join(problems))
+        shown = problems if len(problems) <= SHOWN else [*problems[:SHOWN], f"and {len(problems) - SHOWN} more"]
+        raise WeightsError(f"{source.where} does not fit the model, {count}:\n  " + "\n  ".join(shown))
     return names
 
 

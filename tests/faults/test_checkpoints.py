@@ -30,8 +30,13 @@ def copy_of(run, folder):
 
 SMALL = {
     "metrics/metrics": [b"", b"{}", b'{"metric": "x"}'],
-    "_CHECKPOINT_METADATA": [b"[]", b"7", b"[" * 100_000],
-    "seal.json": [b"null", b"{}", b"[]", b"[" * 100_000],
+    "_CHECKPOINT_METADATA": [
+        b"[]", b"7", b"[" * 100_000, b'{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 1' + b"0" * 30 + b"}",
+    ],
+    "seal.json": [
+        b"null", b"{}", b"[]", b"[" * 100_000, b'{"a\\u0000b": [0, 0]}', b'{"\\ud800": [0, 0]}', b"\xff",
+        b'{"' + b"a" * 5000 + b'": [0, 0]}',
+    ],
     "meta/metadata": [b""],
 }
 
@@ -48,6 +53,18 @@ def test_a_small_damaged_file_does_not_stop_a_resume(run, tmp_path, caplog, file
     assert_equal(restored.state, make_state(1))
     save(checkpoints, 2, metric=0.9)  # the run comes by again
     assert checkpoints.best == 2 and checkpoints.restore(make_state()).step == 2
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("name", ["seal.json", "metrics", "state"])
+@pytest.mark.parametrize("kind", ["a loop of links", "a folder", "a file"])
+def test_something_else_in_the_place_of_a_file_does_not_stop_a_resume(run, tmp_path, name, kind):
+    place = copy_of(run, tmp_path) / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    make = {"a loop of links": lambda: place.symlink_to(place), "a folder": place.mkdir, "a file": place.touch}
+    make[kind]()
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    assert checkpoints.restore(make_state(), run=RUN).step == 1
     checkpoints.close()
 
 

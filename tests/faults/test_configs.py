@@ -31,6 +31,9 @@ def check(*overrides, config=TIC_TAC_TOE):
         ("opponents.pool_size=100000000000", "config.opponents.pool_size is 100000000000; accepted: a whole number"),
         ("curriculum.window=100000000000", "config.curriculum.window is 100000000000; accepted: a whole number"),
         ("rollout.games=100000000000", "config.rollout.games is 100000000000; accepted: a whole number from 1 to"),
+        (f"model.shape.rope_theta=1{'0' * 400}", "config.model.shape"),
+        (f"eval.step='{'1' * 5000}'", "accepted: 'newest', 'best' or the number of a step"),
+        ("=1", "--config. is not a field"),
         ("eval.every=100000000000", "config.eval.every is 100000000000; accepted: a whole number"),
     ],
 )
@@ -38,6 +41,12 @@ def test_what_cannot_work_is_refused(override, words):
     with pytest.raises(ConfigError) as caught:
         check(override)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", ["math_reasoning", "code_generation"])
+def test_a_data_set_that_is_none_is_refused(experiment):
+    with pytest.raises(ConfigError, match="dataset is None; accepted: "):
+        check("task.params.dataset=None", config=f"experiments/{experiment}.py")
 
 
 def test_a_huge_group_and_a_huge_pool_are_refused_at_once():

@@ -25,6 +25,23 @@ def small(tmp_path):
     subprocess.run(["umount", folder], check=False)
 
 
+def test_a_disk_without_room_for_files_is_a_line_too(tmp_path, seen):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    options = "size=30m,nr_inodes=60"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        settings = ("--config.steps=6", "--config.checkpoint.every=1", "--config.log.every=1000")
+        run = launch(folder / "run", tmp_path / "cache", *settings)
+        said = run.communicate(timeout=600)[1]
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+    assert run.returncode == 1 and "Traceback" not in said, said
+    assert "files free; not saved, the run continues" in said and "step 6 could not be saved" in said
+    seen("a file system for 60 files", "a line for every checkpoint without room", runs=1)
+
+
 def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path, seen):
     folder, resize = small
     settings = ("--config.steps=40", "--config.checkpoint.every=1", "--config.log.every=1000")

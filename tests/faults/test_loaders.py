@@ -26,6 +26,13 @@ def tokenizer_folder(folder):
     return folder
 
 
+def vocab_and_merges(folder, vocab):
+    """Puts GPT-2's pair of files in the place of `tokenizer.json`."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("")
+
+
 def changed(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -40,6 +47,8 @@ def changed(path, **values):
         (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
         (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
+        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "accepted: ids of"),
+        (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648 among 2 tokens"),
     ],
 )
 def test_a_bad_tokenizer_folder_is_a_line_for_the_user(tmp_path, change, words):

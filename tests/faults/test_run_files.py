@@ -10,6 +10,7 @@ from configs import defaults
 from marl_jax.config import flags, saved, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import report
+from marl_jax.rollouts.host.journal import Journal, discard_before
 from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
 from marl_jax.running.metrics import Metrics, read_json_lines
 from tests.faults import fuzz
@@ -89,6 +90,36 @@ def test_a_damaged_config_is_refused_in_a_line(tmp_path, change, words):
         with pytest.raises(ConfigError) as caught:
             read(folder)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [dict(env={"a.b": 3}), dict(policies={"a.b": {}})])
+def test_a_config_with_a_dot_in_a_name_is_refused_in_a_line(tmp_path, change):
+    folder = write(tmp_path, **{"config.json": json.dumps(defaults.get_config().to_dict() | change)})
+    with pytest.raises(ConfigError, match=r"config\.json is damaged: .* a\.b "):
+        saved.read(folder)
+
+
+def test_a_drawing_that_is_no_text_and_answers_of_another_kind_do_not_stop_a_report(tmp_path):
+    game = ROWS["games.jsonl"] | {"start_svg": "\ud800"}
+    folder = write(tmp_path, **{"games.jsonl": json.dumps(game)})
+    (folder / "answers").mkdir()
+    for step in (1, 2):
+        (folder / "answers" / f"validation_{step}.jsonl").write_text('{"a": 1}\n{"step": 1, "example": 0}\n7\n')
+    report.main(folder)
+    assert (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("line", ['{"other": 1}', "7", "null", '[[], "a", 1]', '["0.0", "call"]', "[" * 100_000])
+def test_a_line_of_another_kind_in_a_journal_ends_what_is_replayed(tmp_path, line):
+    path, header = tmp_path / "step_00000001.process_0.jsonl", {"step": 1}
+    lines = [json.dumps(header), '["0.0", "call", 5]', line, '["1.0", "call", 6]']
+    path.write_text("".join(f"{one}\n" for one in lines))
+    journal = Journal(path, header)
+    journal.close()
+    assert journal.entries == {("0.0", "call"): 5} and path.read_text().splitlines() == lines[:2]
+    (tmp_path / "step_x.process_0.jsonl").touch()
+    discard_before(tmp_path, 2)
+    assert not path.exists()
 
 
 @fuzz.sharded

@@ -215,17 +215,30 @@ def test_eight_devices_to_one_and_back(tmp_path):
         np.testing.assert_array_equal(w, whole)
 
 
+def test_processes_that_find_different_checkpoints_are_refused(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    monkeypatch.setattr("marl_jax.running.processes.gather", lambda steps: [steps, []])
+    with pytest.raises(CheckpointError, match=r"finds the checkpoints \[1\] and another one others; all processes"):
+        checkpoints.restore(make_state())
+
+
+ROOMY = dict(f_bavail=1 << 30, f_frsize=4096)
+
+
 def no_space(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["before", "background", "at once"])
+@pytest.mark.parametrize("where", ["before", "files", "background", "at once"])
 def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch, caplog, where):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING, "marl_jax"):
         if where == "before":
-            full.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=10))
+            full.setattr("os.statvfs", lambda _: types.SimpleNamespace(f_bavail=1, f_frsize=10, f_files=0))
+        elif where == "files":
+            full.setattr("os.statvfs", lambda _: types.SimpleNamespace(**ROOMY, f_files=1000, f_favail=9))
         elif where == "background":
             full.setattr("marl_jax.running.checksums.fingerprint", no_space)
         else:

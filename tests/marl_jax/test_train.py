@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import arithmetic
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, evaluate, train
 from marl_jax.modes import setup as setups
@@ -175,6 +176,13 @@ def test_a_checkpoint_is_evaluated_against_bots_and_other_checkpoints(finished):
     assert np.array(written["matrix"]).shape == (3, 3) and set(written["elo"]) == set(written["names"])
     with pytest.raises(RunError, match="opponent 'nobody' is no bot of tic_tac_toe"):
         contestants.find_contestant("nobody", setups.make(config))
+
+
+def test_a_run_of_a_task_is_no_opponent(finished, tmp_path):
+    config = finished[0]
+    write_config(arithmetic.get_config(), tmp_path)
+    with pytest.raises(RunError, match="is a run of the task arithmetic, this run plays TicTacToe"):
+        contestants.find_contestant(str(tmp_path), setups.make(config))
 
 
 def test_a_checkpoint_of_another_model_is_refused(finished):

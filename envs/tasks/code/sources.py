@@ -60,7 +60,7 @@ VALIDATION_EVERY = 10
 
 def check_name(name: str) -> None:
     """Refuses a data set that is none."""
-    if name not in SOURCES and name != SAMPLE and not name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
+    if name not in SOURCES and name != SAMPLE and not str(name).endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         known = ", ".join(sorted([*SOURCES, SAMPLE]))
         raise ValueError(f"dataset is {name!r}; accepted: {known}, or a .jsonl file of rows")
 

@@ -110,7 +110,7 @@ SOURCES = {
 
 def check_name(name: str, field: str = "dataset") -> None:
     """Refuses a data set that is none."""
-    if name not in SOURCES and name != SAMPLE and not name.endswith(_OWN):
+    if name not in SOURCES and name != SAMPLE and not str(name).endswith(_OWN):
         known = ", ".join([*SOURCES, SAMPLE])
         raise ValueError(f"{field} is {name!r}; accepted: {known}, or a .jsonl file with id, question and answer")
 

@@ -297,7 +297,7 @@ def _frames(game: Mapping) -> Iterator[str]:
 
 def _drawing(svg: str | None, board: str | None) -> str:
     if svg:
-        data = base64.b64encode(svg.encode()).decode()
+        data = base64.b64encode(svg.encode(errors="replace")).decode()
         return f'<img alt="{text(board or "position")}" src="data:image/svg+xml;base64,{data}">'
     return f"<pre>{text(board)}</pre>" if board else ""
 

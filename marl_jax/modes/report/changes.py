@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.modes.task_scores import FOLDER, by_example
+from marl_jax.running import rows
 from marl_jax.running.metrics import read_json_lines
 
 SHOWN = 8
@@ -21,7 +22,11 @@ def read(workdir: Path) -> Evaluations:
     files: dict[str, list[Path]] = {}
     for path in sorted((workdir / FOLDER).glob("*_*.jsonl")):
         files.setdefault(path.stem.rpartition("_")[0], []).append(path)
-    return {part: [read_json_lines(path) for path in (found[0], found[-1])] for part, found in files.items()}
+
+    def episodes(path: Path) -> list[dict]:
+        return [row for row in read_json_lines(path) if rows.is_episode(row)]
+
+    return {part: [episodes(path) for path in (found[0], found[-1])] for part, found in files.items()}
 
 
 def sections(evaluations: Evaluations) -> Iterator[str]:
@@ -37,7 +42,7 @@ def changed(first: Sequence[Mapping], last: Sequence[Mapping]) -> tuple[list[tup
     An example is right if half of its samples or more are. Those that are not the same in both are left out.
     """
     before, after = by_example(first), by_example(last)
-    pairs = [(before[i], after[i]) for i in before if i in after and before[i][0]["id"] == after[i][0]["id"]]
+    pairs = [(before[i], after[i]) for i in before if i in after and before[i][0].get("id") == after[i][0].get("id")]
     better = [pair for pair in pairs if not _right(pair[0]) and _right(pair[1])]
     worse = [pair for pair in pairs if _right(pair[0]) and not _right(pair[1])]
     return better, worse, len(pairs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,22 @@ class Journal:
 
 
 def _whole_lines(path: Path) -> tuple[list[Any], int]:
-    """The JSON values of the lines that were written to their end, and the bytes these take."""
+    """The header and the entries up to the first line that is neither whole nor one of them, and their bytes."""
     lines, size = [], 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"\n") or (lines and not _is_entry(value)):
             break
         lines.append(value)
         size += len(line)
     return lines, size
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(name, str) for name in value[:2])
 
 
 def path_of(folder: str | Path | None, step: int, process: int = 0) -> Path | None:
@@ -135,4 +140,5 @@ def discard_from(folder: str | Path | None, step: int, process: int = 0) -> None
 def _steps(folder: str | Path | None, process: int) -> list[tuple[int, Path]]:
     """The journals of a process with their steps."""
     found = [] if folder is None else Path(folder).glob(f"step_*.process_{process}.jsonl")
-    return [(int(path.name[len("step_") :].split(".")[0]), path) for path in found]
+    numbered = ((re.match(r"step_([0-9]{1,18})\.", path.name), path) for path in found)
+    return [(int(match[1]), path) for match, path in numbered if match]
