@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 wanted() { [ "$2" = newest ] && echo "$1" || echo "$1==$2.*"; }
 
-failed=()
+failed=() ran=0
 for entry in "$@"; do
   IFS=: read -r python jax flax <<<"$entry"
   if ! "$python" -c '' 2>/dev/null; then
@@ -18,10 +18,12 @@ for entry in "$@"; do
     continue
   fi
   echo "== $entry"
+  ran=1
   venv=.venv-$python-$jax-$flax
   make VENV="$venv" PYTHON="$python" "$venv/test.stamp" &&
     "$venv/bin/python" -m pip install -q --upgrade "$(wanted jax "$jax")" "$(wanted flax "$flax")" &&
     "$venv/bin/python" -c 'import flax, jax, orbax.checkpoint as o; print("JAX", jax.__version__, "Flax", flax.__version__, "Orbax", o.__version__)' &&
     make VENV="$venv" PYTHON="$python" "${MAKE_TARGET:-test}" || failed+=("$entry")
 done
+[ $ran -eq 1 ] || { echo "none of these interpreters is here" >&2; exit 1; }
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
