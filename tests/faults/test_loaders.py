@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from marl_jax.errors import user_errors
 from models import errors, hf_config, peft, tokenizers, weights
@@ -26,11 +27,11 @@ def tokenizer_folder(folder):
     return folder
 
 
-def vocab_and_merges(folder, vocab):
+def vocab_and_merges(folder, vocab, merges=""):
     """Puts GPT-2's pair of files in the place of `tokenizer.json`."""
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text(json.dumps(vocab))
-    (folder / "merges.txt").write_text("")
+    (folder / "merges.txt").write_text(merges)
 
 
 def changed(path, **values):
@@ -145,12 +146,22 @@ def json_tokenizer(folder):
     return chats(lambda: tokenizers.load(folder))
 
 
+def vocab_tokenizer(folder):
+    tokenizer_folder(folder)
+    bytes_of = pre_tokenizers.ByteLevel.alphabet()
+    words = ["<|endoftext|>", *sorted(bytes_of), "ab", "abc"]
+    vocab_and_merges(folder, {word: i for i, word in enumerate(words)}, "#version: 0.2\na b\nab c\n")
+    changed(folder / "tokenizer_config.json", eos_token="<|endoftext|>", bos_token=None, pad_token=None)
+    changed(folder / "tokenizer_config.json", added_tokens_decoder={})
+    return chats(lambda: tokenizers.load(folder))
+
+
 def gguf_tokenizer(folder):
     test_tokenizers.write_gguf(folder / "model.gguf", test_tokenizers.small_fields())
     return chats(lambda: tokenizers.load(folder / "model.gguf"))
 
 
-KINDS = [huggingface, gguf, adapter, json_tokenizer, gguf_tokenizer]
+KINDS = [huggingface, gguf, adapter, json_tokenizer, vocab_tokenizer, gguf_tokenizer]
 
 
 @fuzz.sharded
