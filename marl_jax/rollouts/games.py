@@ -156,11 +156,11 @@ class GameRollout:
         play_key, meet_key = jax.random.split(key)
         if state.pool is None:
             samples, finished, games = self.play(params, state.games, play_key)
-            return samples, State(self._stagger(games, key)), finished
+            return samples, State(self._stagger(games, play_key)), finished
         place, snapshot = self.opponents.meet(state.pool, meet_key)
         samples, finished, games = self.play(params, state.games, play_key, snapshot)
         pool = self.opponents.record(state.pool, place, finished)
-        return samples, State(self._stagger(games, key), pool), finished
+        return samples, State(self._stagger(games, play_key), pool), finished
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Of the games that ended, the answers, and how the learner fared against its opponents."""

@@ -36,7 +36,7 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
         return f"{NAME} names no files"
     names = [name for name in seal if name.split("/")[0] != leave_out][part::parts]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda name: fingerprint(folder / name), names)
+        found = pool.map(lambda name: _readable(folder / name), names)
         for name, now in zip(names, found, strict=True):
             if now is None:
                 return f"{name[:200]!r} is missing or cannot be read"
@@ -45,13 +45,18 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
     return None
 
 
-def fingerprint(path: Path) -> list[int] | None:
-    """Size and CRC-32 of a file, None if it is absent, cannot be read, or has a name that no file can have."""
+def fingerprint(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
     checksum, size = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+    return [size, checksum]
+
+
+def _readable(path: Path) -> list[int] | None:
+    """The fingerprint, None of a file that is absent, cannot be read, or has a name that no file can have."""
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+        return fingerprint(path)
     except (OSError, ValueError):
         return None
-    return [size, checksum]

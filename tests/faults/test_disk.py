@@ -3,6 +3,7 @@
 For `make soak` only, and only where a small file system can be mounted, which takes root.
 """
 
+import contextlib
 import os
 import subprocess
 
@@ -14,29 +15,30 @@ from tests.marl_jax.test_train import launch, state
 pytestmark = pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="make soak, as root")
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A file system of a megabyte, and a way to make it larger."""
-    folder = tmp_path / "small"
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A file system of its own in a folder."""
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], check=False).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield folder, lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
-    subprocess.run(["umount", folder], check=False)
-
-
-def test_a_disk_without_room_for_files_is_a_line_too(tmp_path, seen):
-    folder = tmp_path / "few"
-    folder.mkdir()
-    options = "size=30m,nr_inodes=60"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False).returncode:
         pytest.skip("nothing can be mounted here")
     try:
-        settings = ("--config.steps=6", "--config.checkpoint.every=1", "--config.log.every=1000")
-        run = launch(folder / "run", tmp_path / "cache", *settings)
-        said = run.communicate(timeout=600)[1]
+        yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=False)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of a megabyte, and a way to make it larger."""
+    with mounted(tmp_path / "small", "size=900k") as folder:
+        yield folder, lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+
+
+def test_a_disk_without_room_for_files_is_a_line_too(tmp_path, seen):
+    settings = ("--config.steps=6", "--config.checkpoint.every=1", "--config.log.every=1000")
+    with mounted(tmp_path / "few", "size=30m,nr_inodes=60") as folder:
+        run = launch(folder / "run", tmp_path / "cache", *settings)
+        said = run.communicate(timeout=600)[1]
     assert run.returncode == 1 and "Traceback" not in said, said
     assert "files free; not saved, the run continues" in said and "step 6 could not be saved" in said
     seen("a file system for 60 files", "a line for every checkpoint without room", runs=1)

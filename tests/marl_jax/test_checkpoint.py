@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from marl_jax.errors import CheckpointError
+from marl_jax.running import checksums as seals
 from marl_jax.running.checkpoint import FORMAT, Checkpoints
 
 RUN = {"model": {"name": "tiny", "d_model": 128}}
@@ -265,3 +266,13 @@ def test_seal_names_every_array_file(tmp_path):
     save(checkpoints, 1)
     folder = tmp_path / "checkpoints" / "1"
     assert str(data_file(tmp_path, 1).relative_to(folder)) in json.loads((folder / "seal.json").read_text())
+
+
+def test_a_file_that_cannot_be_read_is_not_sealed(tmp_path, monkeypatch):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "data").write_text("x")
+    with monkeypatch.context() as broken, pytest.raises(OSError):
+        broken.setattr("pathlib.Path.open", no_space)
+        seals.write(tmp_path)
+    seals.write(tmp_path)
+    assert seals.damage(tmp_path) is None
