@@ -103,26 +103,44 @@ hanabi() {
     evaluate hanabi --config.eval.games=1024 --config.eval.opponents="('convention',)"
 }
 
+# the sizes and steps of imitation of both puzzles
+declare -A puzzles=([plan_path]="--small --games=256 --sft_steps=15" [sokoban]="--games=128 --sft_steps=20")
+
+planning_table() { # GAME FOLDER ROWS MODEL FILE, and flags
+  local game=$1
+  # shellcheck disable=SC2086 # several words
+  run -m experiments.tables.planning --steps=80 ${puzzles[$game]} --only="$game/${3//,/,$game/}" --workdir="$out/$2_$game" \
+    --model="$4" ${5:+--config.model.weights="$5"} "${@:6}"
+}
+
 planning() {
   local game
-  local -A sizes=([plan_path]="--small --games=256 --sft_steps=15" [sokoban]="--games=128 --sft_steps=20")
   for game in plan_path sokoban; do
-    # shellcheck disable=SC2086 # several words
-    run -m experiments.tables.planning --model=smollm2 --steps=80 --seeds=2 --jobs=4 ${sizes[$game]} \
-      --only=$game/single,$game/grpo,$game/roles,$game/at_grpo,$game/per_role,$game/swapped --config.eval.every=40 \
-      --workdir="$out/planning_$game" ${SMOLLM2:+--config.model.weights="$SMOLLM2"}
+    planning_table $game planning single,grpo,roles,at_grpo,per_role,swapped smollm2 "${SMOLLM2:-}" --seeds=2 --jobs=4 \
+      --config.eval.every=40
   done
 }
 
-planning_reasoned() { # names of moves alone, and free answers with a reason before the move, from the untuned model
-  local common=(--config=experiments/plan_path.py:grpo+qwen2.5-coder-0.5b+small --config.steps=60 --config.rollout.games=32
-    --config.model.weights="$QWEN_05B")
-  train plan_path_choice "${common[@]}" && evaluate plan_path_choice --config.eval.games=512
-  train plan_path_reasoned "${common[@]}" --config.env.reasoning=True --config.rollout.answer=free \
-    --config.rollout.max_new_tokens=80 && evaluate plan_path_reasoned --config.eval.games=512
+planning_larger() { # the best row of `planning` with a larger model; GAMES=sokoban for one game
+  local game
+  for game in ${GAMES:-plan_path sokoban}; do
+    planning_table "$game" planning_larger single,grpo qwen2.5-coder-0.5b "$QWEN_05B" --seeds="${SEEDS:-1}" \
+      --config.eval.every=20 --config.model.remat=none
+  done
 }
 
-names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate')
+reasoned() { # NAME, and flags: Plan-Path from the untuned model
+  train "plan_path_$1" --config=experiments/plan_path.py:grpo+qwen2.5-coder-0.5b+small --config.steps=60 \
+    --config.rollout.games=32 --config.model.weights="$QWEN_05B" --config.model.remat=none --config.eval.every=20 \
+    --config.eval.games=512 "${@:2}"
+}
+planning_choice() { reasoned choice; } # names of moves alone
+planning_reasoned() {                  # free answers with a reason before the move
+  reasoned reasoned --config.env.reasoning=True --config.rollout.answer=free --config.rollout.max_new_tokens=80 \
+    --config.algo.entropy_coef=0.0 --config.algo.tis_clip=2.0
+}
+
+names=$(declare -F | awk '{print $3}' | grep -vxE 'run|train|evaluate|idle|debate|planning_table|reasoned')
 [ $# -gt 0 ] || { echo "names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
 for name in "$@"; do
   grep -qx "$name" <<<"$names" || { echo "no $name; names: $(echo "$names" | paste -sd ' ')" >&2; exit 2; }
