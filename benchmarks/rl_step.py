@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
     parser.add_argument("--new", type=int, default=256 if gpu else 16)
     parser.add_argument("--share", type=int, default=None, help="answers that share a prompt in the update")
-    parser.add_argument("--grad_accum_steps", type=int, default=2)
+    parser.add_argument("--grad_accum_steps", type=int, default=1)
     parser.add_argument("--remat", default="none")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -24,36 +26,27 @@ def token_logprobs(
     """
     batch, time, _ = hidden.shape
     width = max(1, min(time, chunk * ways("B", batch) // max(batch, 1)))
-    n = -(-time // width)
-    pad = n * width - time
-
-    def cut(x):
-        """[B, T, …] as [n, B, width, …]."""
-        padded = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(padded.reshape(batch, n, width, *x.shape[2:]), 1, 0)
-
+    padded = lambda x: jnp.pad(x, ((0, 0), (0, -time % width), *((0, 0),) * (x.ndim - 2)))  # noqa: E731
     weight = params["embed"] if model.cfg.tie_embeddings else params["head"].T
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))
-    logp, entropy = _score(weight, cut(hidden), cut(targets), temperature)
-    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, n * width)[:, :time]  # noqa: E731
-    return join(logp), join(entropy)
+    logp, entropy = _score(width, weight, padded(hidden), padded(targets), temperature)
+    return logp[:, :time], entropy[:, :time]
 
 
-@jax.custom_vjp
-def _score(weight, hidden, targets, temperature):
-    """A head [V, D] and pieces [n, B, t, …] -> log-probabilities and entropies, float32 [n, B, t].
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _score(width, weight, hidden, targets, temperature):
+    """Log-probabilities and entropies with a head [V, D], `width` steps of time at once.
 
     Its backward pass is written out: it needs no sums over the vocabulary but those of the forward pass, and reads the
     logits of a piece once. Left to itself, XLA goes over them four times.
     """
-    return _score_forward(weight, hidden, targets, temperature)[0]
+    return _score_forward(width, weight, hidden, targets, temperature)[0]
 
 
-def _score_forward(weight, hidden, targets, temperature):
+def _score_forward(width, weight, hidden, targets, temperature):
     ready = _ready(weight, hidden.dtype)
 
-    def piece(_, given):
-        hidden, targets = given
+    def piece(hidden, targets):
         logits = _logits(ready, hidden, temperature)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         # Both sums over the vocabulary are taken in one pass.
@@ -61,37 +54,52 @@ def _score_forward(weight, hidden, targets, temperature):
         odds = jnp.exp(logits - top)
         mass, moment = jnp.sum(odds, axis=-1), jnp.sum(odds * logits, axis=-1)
         total = jnp.log(mass) + top[..., 0]
-        return None, (chosen - total, total - moment / mass, total)
+        return chosen - total, total - moment / mass, total
 
-    _, (logp, entropy, total) = jax.lax.scan(piece, None, (hidden, targets))
+    _, (logp, entropy, total) = _over_time(width, lambda _, *given: (None, piece(*given)), None, hidden, targets)
     return (logp, entropy), (weight, hidden, targets, temperature, entropy, total)
 
 
-def _score_backward(kept, grads):
+def _score_backward(width, kept, grads):
     weight, hidden, targets, temperature, *sums = kept
     ready, tokens = _ready(weight, hidden.dtype), jnp.arange(len(weight), dtype=targets.dtype)
 
-    def piece(to_weight, given):
-        hidden, *given = given
+    def piece(to_weight, hidden, *given):
         targets, entropy, total, to_logp, to_entropy = (x[..., None] for x in given)
         logits = _logits(ready, hidden, temperature)
         # Of log p(t): [i = t] - p(i). Of the entropy: -p(i) (logit(i) - the mean logit).
         mean = total - entropy
         to_logits = jnp.where(tokens == targets, to_logp, 0.0)
         to_logits -= jnp.exp(logits - total) * (to_logp + to_entropy * (logits - mean))
-        to_temperature = -jnp.sum(to_logits * logits, axis=(1, 2)) / temperature
+        to_temperature = -jnp.sum(to_logits * logits, axis=-1) / temperature[:, None]
         # In float32 both products would run at half the speed.
         to_logits = constrain((to_logits / temperature[:, None, None]).astype(hidden.dtype), "BTV")
         to_weight += jnp.tensordot(hidden, to_logits, ((0, 1), (0, 1)), preferred_element_type=jnp.float32)
         return to_weight, (to_logits @ ready, to_temperature)
 
     nothing = jnp.zeros(weight.T.shape, jnp.float32)
-    to_weight, (to_hidden, to_temperature) = jax.lax.scan(piece, nothing, (hidden, targets, *sums, *grads))
+    given = (hidden, targets, *sums, *grads)
+    to_weight, (to_hidden, to_temperature) = _over_time(width, piece, nothing, *given)
     to_weight = constrain(to_weight.T, "VD").astype(weight.dtype)
-    return to_weight, to_hidden, None, jnp.sum(to_temperature, axis=0)
+    return to_weight, to_hidden, None, jnp.sum(to_temperature, axis=1)
 
 
 _score.defvjp(_score_forward, _score_backward)
+
+
+def _over_time(width, piece, carry, *given):
+    """`piece(carry, *cut) -> (carry, found)` over cuts [B, width, …] of arrays [B, T, …]; what was found is [B, T, …].
+
+    Cuts of an inner axis are copied. Those of the first one XLA would read in place, by products whose kernels it then
+    does not tune.
+    """
+    time = given[0].shape[1]
+
+    def step(carry, start):
+        return piece(carry, *(jax.lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in given))
+
+    carry, found = jax.lax.scan(step, carry, jnp.arange(0, time, width))
+    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], time, *x.shape[3:]), found)
 
 
 def _ready(weight, dtype):
