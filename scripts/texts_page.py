@@ -28,7 +28,7 @@ What a model reads in each game. This page is written by `python -m scripts.text
 - `env.text=full`: natural language. `compact`: about one token per fact, for every tokenizer. `brief`: characters
   without rules, for byte-level models trained from scratch.
 - `env.reasoning=True`, for free answers to full texts, asks `{REASONED.strip()} …`
-  where the question says `{HOW.strip()} …`.
+  where the question says `{HOW.strip()} …`, and only a name behind the mark counts: an answer cut short names nothing.
 - A prompt is rules, role, position and question. With the context `turn` every decision reads such a prompt. With
   `history` it opens a conversation, and a later turn reads what happened since: an event for every move, the reader's
   own included, and a short question. Opening and events together say what the present position would.

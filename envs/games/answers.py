@@ -1,7 +1,7 @@
 """Which action a free answer names: the definition, on bytes.
 
-An answer names the first name after its last mark, or, where no name follows a mark, the last name in it. Only the
-legal names are looked for.
+An answer names the first name after its last mark, or, where no name follows a mark, the last name in it; where a mark
+was asked for, none. Only the legal names are looked for.
 
 - A mark is "answer", in small letters or capitals, then at most 20 ASCII characters without colon and newline, then a
   colon: `Answer:`, `**Final answer** (one cell):`.
@@ -38,8 +38,13 @@ def folds(names: Sequence[str]) -> bool:
     return len({name.lower() for name in names}) == len(names)
 
 
-def parse(names: Sequence[str], answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
-    """The action that an answer names, among the legal ones if these are given; None if it names none."""
+def parse(
+    names: Sequence[str], answer: str | bytes, legal: Sequence[bool] | None = None, marked: bool = False
+) -> int | None:
+    """The action that an answer names, among the legal ones if these are given; None if it names none.
+
+    marked  only a name behind a mark counts
+    """
     text = answer.encode("utf-8", "surrogatepass") if isinstance(answer, str) else bytes(answer)
     fold = folds(names)
     actions = {
@@ -52,7 +57,7 @@ def parse(names: Sequence[str], answer: str | bytes, legal: Sequence[bool] | Non
     pattern = _name_pattern(tuple(actions), fold)
     marks = [mark.end() for mark in _MARK.finditer(text)]
     found = pattern.search(text, marks[-1]) if marks else None
-    name = found[0] if found else next(iter(reversed(pattern.findall(text))), None)
+    name = found[0] if found else None if marked else next(iter(reversed(pattern.findall(text))), None)
     return None if name is None else actions[name.lower() if fold else name]
 
 

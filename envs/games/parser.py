@@ -35,6 +35,7 @@ class Parser:
     name_lengths  those that occur, in order
     overlap       whether two names can overlap in a text
     strips_space  as in `TokenBytes`
+    marked        only a name behind a mark counts
     """
 
     codes: np.ndarray
@@ -45,6 +46,7 @@ class Parser:
     name_lengths: tuple[int, ...]
     overlap: bool
     strips_space: bool
+    marked: bool = False
 
     @jax.named_scope("parse")
     def __call__(self, tokens: jax.Array, lengths: jax.Array, legal: jax.Array) -> jax.Array:
@@ -52,7 +54,7 @@ class Parser:
         text = self._text(tokens, lengths)
         action, sizes = self._names(text, legal)
         places = jnp.arange(text.shape[1])
-        last = self._last(action >= 0, sizes)
+        last = text.shape[1] - 1 if self.marked else self._last(action >= 0, sizes)  # at the very end begins no name
         after = (action >= 0) & (places >= _last_mark(text)[:, None])
         chosen = jnp.where(jnp.any(after, axis=1), jnp.argmax(after, axis=1), last)
         return jnp.take_along_axis(action, chosen[:, None], axis=1)[:, 0]
@@ -103,8 +105,8 @@ class Parser:
         return jnp.take_along_axis(following, first[:, :1], axis=1)[:, 0]
 
 
-def make_parser(names: Sequence[str], vocabulary: TokenBytes) -> Parser:
-    """The parser of answers in the tokens of a vocabulary."""
+def make_parser(names: Sequence[str], vocabulary: TokenBytes, marked: bool = False) -> Parser:
+    """The parser of answers in the tokens of a vocabulary; with `marked`, only names behind a mark count."""
     check_names(names)
     codes, counts = token_codes(names, vocabulary)
     fold = folds(names)
@@ -116,7 +118,7 @@ def make_parser(names: Sequence[str], vocabulary: TokenBytes) -> Parser:
             letters[ord(chr(byte).upper())] = column
     trie, ends = _trie([[letters[byte] for byte in word] for word in words], int(letters.max()) + 1)
     lengths = tuple(sorted(set(map(len, words))))
-    return Parser(codes, counts, letters, trie, ends, lengths, _can_overlap(words), vocabulary.strips_space)
+    return Parser(codes, counts, letters, trie, ends, lengths, _can_overlap(words), vocabulary.strips_space, marked)
 
 
 def _trie(words: Sequence[Sequence[int]], n_letters: int) -> tuple[np.ndarray, np.ndarray]:

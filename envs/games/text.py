@@ -82,6 +82,7 @@ class Text:
                  a game without events has no context `history`
     asks:        the questions of later turns, one for every seat; left out, `questions`
     others:      the same text in other notations
+    marked:      the questions ask for a mark before the answer (`answers.py`), and only a name behind one counts
     """
 
     game: Game
@@ -96,6 +97,7 @@ class Text:
     event_indices: Callable[[State, jax.Array, State, jax.Array], jax.Array] | None = None
     asks: tuple[str, ...] = ()
     others: tuple["Text", ...] = ()
+    marked: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "asks", self.asks or self.questions)
@@ -126,14 +128,14 @@ class Text:
         if self.style != "full":
             raise ValueError(f"text of {self.game.name}: style {self.style!r} cannot ask for reasoning; accepted: full")
         asked = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
-        return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in asked))
+        return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in asked), marked=True)
 
     def parse(self, answer: str | bytes, legal: Sequence[bool] | None = None) -> int | None:
         """The action that a free answer names, among the legal ones if these are given; None if it names none.
 
         `answers.py` says what counts as naming it.
         """
-        return answers.parse(self.names, answer, legal)
+        return answers.parse(self.names, answer, legal, self.marked)
 
     def compile(
         self, tokenizer: Tokenizer, chat: ChatParts | None = None, context: str = "turn", free: bool = False

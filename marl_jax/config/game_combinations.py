@@ -67,6 +67,8 @@ def _reasoning(c: ConfigDict) -> Iterator[str]:
             f"config.rollout.max_new_tokens is {c.rollout.max_new_tokens} with env.reasoning True; accepted: "
             f"{LEAST_REASONING} and more"
         )
+    if c.algo.name == "sft":
+        yield "config.env.reasoning is True, and the demonstrations of algo 'sft' have no reasons; accepted: False"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:

@@ -87,11 +87,11 @@ def bytes_of(kind: str):
 
 
 @functools.cache
-def parser_of(kind: str, key: str):
-    return jax.jit(make_parser(names_of(key), bytes_of(kind)))
+def parser_of(kind: str, key: str, marked: bool = False):
+    return jax.jit(make_parser(names_of(key), bytes_of(kind), marked))
 
 
-def parsed(kind: str, key: str, rows: list[list[int]], legal: np.ndarray) -> list[int | None]:
+def parsed(kind: str, key: str, rows: list[list[int]], legal: np.ndarray, marked: bool = False) -> list[int | None]:
     """What jit finds; shapes are the same in every call, with rubbish behind the ends."""
     tokens = np.full((ROWS, WIDTH), tokenizer_of(kind).encode("1")[-1], np.int32)
     lengths = np.zeros((ROWS,), np.int32)
@@ -99,7 +99,7 @@ def parsed(kind: str, key: str, rows: list[list[int]], legal: np.ndarray) -> lis
         tokens[i, : len(row)], lengths[i] = row, len(row)
     allowed = np.zeros((ROWS, len(names_of(key))), bool)
     allowed[: len(legal)] = legal
-    found = parser_of(kind, key)(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(allowed)).tolist()
+    found = parser_of(kind, key, marked)(jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(allowed)).tolist()
     assert all(action == -1 for action in found[len(rows) :])
     return [None if action < 0 else action for action in found[: len(rows)]]
 
@@ -147,15 +147,15 @@ def questions(draw, sets, whole=False):
 @given(data=st.data())
 def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     key, written, legal = data.draw(questions(KINDS[kind]))
-    tokenizer = tokenizer_of(kind)
+    tokenizer, marked = tokenizer_of(kind), data.draw(st.booleans())
     rows = [tokenizer.encode(text.encode(errors="replace").decode())[-WIDTH:] for text in written]
     wanted = [
-        answers.parse(names_of(key), tokenizer.decode(row, skip_special=True), allowed)
+        answers.parse(names_of(key), tokenizer.decode(row, skip_special=True), allowed, marked)
         if kind != "pieces"  # which decodes ASCII beside broken UTF-8 to U+FFFD; see the test of `token_bytes`
-        else answers.parse(names_of(key), bytes_of(kind).join(row), allowed)
+        else answers.parse(names_of(key), bytes_of(kind).join(row), allowed, marked)
         for row, allowed in zip(rows, legal, strict=True)
     ]
-    assert parsed(kind, key, rows, legal) == wanted
+    assert parsed(kind, key, rows, legal, marked) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,10 +187,11 @@ def test_the_definition_reads_as_it_is_written(question):
     """`answers.parse` against a slow reading of its docstring, place by place."""
     key, written, legal = question
     for text, allowed in zip(written, legal, strict=True):
-        assert answers.parse(names_of(key), text, allowed) == plain(names_of(key), text, allowed)
+        for marked in (False, True):
+            assert answers.parse(names_of(key), text, allowed, marked) == plain(names_of(key), text, allowed, marked)
 
 
-def plain(names, text, legal):
+def plain(names, text, legal, marked):
     """The docstring of `answers.py`, one place after the other."""
     text = "".join(c if c.isascii() else "\x80" for c in text)
     fold = (lambda word: word.lower()) if answers.folds(names) else (lambda word: word)
@@ -210,8 +211,8 @@ def plain(names, text, legal):
 
     ends = [j + 1 for j, c in enumerate(text) if c == ":" for i in range(max(j - 26, 0), j - 5) if is_mark(i, j)]
     after = [name_at(i) for i in range(max(ends), len(text)) if name_at(i) is not None] if ends else []
-    if after:
-        return after[0]
+    if after or marked:
+        return after[0] if after else None
     i, last = 0, None
     while i < len(text):
         action = name_at(i)

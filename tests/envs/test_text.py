@@ -341,6 +341,8 @@ def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
     first, *_, last = plain.names
     said = f"{first} looks good, but {first} loses.\nAnswer: {last}, not {first}"
     assert reasoned.parse(said) == len(plain.names) - 1
+    unfinished = said.split("Answer:")[0]
+    assert reasoned.parse(unfinished) is None and plain.parse(unfinished) == 0
     prompt = reasoned.compile(byte_tokenizer(), parts(), free=True)
     assert reasoned.questions[0] in prompt.opening_text(jax.tree.map(lambda x: x[0], positions(name)), 0)
     bare = dataclasses.replace(plain, questions=plain.asks)

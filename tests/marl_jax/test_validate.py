@@ -152,6 +152,7 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(eval__best_of=4, env=defaults.environment("kuhn")), "no move can be tried; accepted: 1, or tic_tac_toe"),
         (dict(env__reasoning=True, env__text="full"), "is True with rollout.answer 'constrained'; accepted: 'free'"),
         (dict(env__reasoning=True, rollout__answer="free", env__text="brief"), "with env.text 'brief'; accepted: 'ful"),
+        (dict(algo=algorithms.sft(), env__reasoning=True, rollout__answer="free"), "of algo 'sft' have no reasons"),
         (dict(env__reasoning=True, rollout__answer="free"), "max_new_tokens is 8 with env.reasoning True; accepted: 1"),
         (dict(eval__best_of=4, rollout__answer="free"), "'turn' and rollout.answer 'free'; accepted: 1, or 'turn' and"),
         (dict(algo=published.dapo(), rollout__answer="free", algo__overlong_buffer=8), "every answer would be over-"),

@@ -176,7 +176,7 @@ def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answer
     if longest > limit:
         problem = f"config.rollout.max_new_tokens is {limit}, and the longest answer has {longest} tokens"
         raise ConfigError([f"{problem}; accepted: {longest} and more"])
-    parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True))
+    parse = make_parser(prompt.text.names, tokenizer.token_bytes(skip_special=True), prompt.text.marked)
     return FreeText(parse, prompt.action_ids, prompt.action_lengths, tokenizer.stop_ids, limit)
 
 
