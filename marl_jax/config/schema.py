@@ -249,7 +249,7 @@ LOG = {
     "wandb": Field(False, SWITCH, "log to Weights & Biases"),
     "progress": Field(True, SWITCH, "show a progress bar"),
     "games_every": Field(25, integer(1), "steps between games written to logs/ and games.jsonl"),
-    "games": Field(2, integer(0), "how many of them each time"),
+    "games": Field(2, integer(0, 1 << 14), "how many of them each time"),
     "max_megabytes": Field(64, integer(1), "of one log file; further games are left out"),
     "profile": Field(False, SWITCH, "trace a few steps; --profile sets it"),
 }

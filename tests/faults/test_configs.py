@@ -30,6 +30,7 @@ def check(*overrides, config=TIC_TAC_TOE):
         (f"model.shape.n_layers={2**63}", f"config.model.shape: n_layers is {2**63}; accepted: a whole number from 1"),
         ("opponents.pool_size=100000000000", "config.opponents.pool_size is 100000000000; accepted: a whole number"),
         ("curriculum.window=100000000000", "config.curriculum.window is 100000000000; accepted: a whole number"),
+        (f"log.games={2**31 - 1}", f"config.log.games is {2**31 - 1}; accepted: a whole number from 0 to 16384"),
         ("rollout.games=100000000000", "config.rollout.games is 100000000000; accepted: a whole number from 1 to"),
         (f"model.shape.rope_theta=1{'0' * 400}", "config.model.shape"),
         (f"eval.step='{'1' * 5000}'", "accepted: 'newest', 'best' or the number of a step"),
