@@ -12,10 +12,9 @@ NAME = "seal.json"
 
 def write(folder: Path) -> None:
     """Seals the files in the folders of `folder`; what lies beside them is left to who commits the folder."""
-    files = [file for file in sorted(folder.glob("*/**/*")) if file.is_file() and file.name != "commit_success.txt"]
-    names = [str(file.relative_to(folder)) for file in files]
+    names = _names(folder)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        seal = dict(zip(names, pool.map(fingerprint, files), strict=True))
+        seal = dict(zip(names, pool.map(lambda name: fingerprint(folder / name), names), strict=True))
     (folder / NAME).write_text(json.dumps(seal, indent=1))
 
 
@@ -34,6 +33,9 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
         return f"{NAME} is not JSON"
     if not isinstance(seal, dict) or not seal:
         return f"{NAME} names no files"
+    unsealed = next((name for name in _names(folder) if name not in seal), None)
+    if unsealed is not None:
+        return f"{NAME} does not name {unsealed[:200]!r}"
     names = [name for name in seal if name.split("/")[0] != leave_out][part::parts]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda name: _readable(folder / name), names)
@@ -43,6 +45,12 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
             if now != seal[name]:
                 return f"{name} has changed: size and checksum are {now}, expected {seal[name]}"
     return None
+
+
+def _names(folder: Path) -> list[str]:
+    """The files that a seal covers, by their paths in `folder`."""
+    files = (file for file in sorted(folder.glob("*/**/*")) if file.is_file() and file.name != "commit_success.txt")
+    return [str(file.relative_to(folder)) for file in files]
 
 
 def fingerprint(path: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """Damaged checkpoints: whatever file is hit, the newest whole checkpoint is restored exactly and the rest is named."""
 
+import json
 import logging
 import random
 import shutil
@@ -72,6 +73,16 @@ def test_a_step_that_cannot_be_read_is_refused_by_name(run, tmp_path):
     (copy_of(run, tmp_path) / "metrics" / "metrics").write_bytes(b"")
     with pytest.raises(CheckpointError, match="checkpoints/2 cannot be used: metrics/metrics has changed"):
         Checkpoints(tmp_path, read_only=True).restore(make_state(), step=2)
+
+
+@pytest.mark.parametrize("part", ["state", "meta", "metrics"])
+def test_a_seal_that_leaves_files_out_is_not_believed(run, tmp_path, caplog, part):
+    seal = copy_of(run, tmp_path) / "seal.json"
+    kept = {name: value for name, value in json.loads(seal.read_text()).items() if not name.startswith(part)}
+    seal.write_text(json.dumps(kept))
+    with caplog.at_level(logging.WARNING, "marl_jax"):
+        assert Checkpoints(tmp_path, read_only=True).restore(make_state()).step == 1
+    assert f"step 2 cannot be used (seal.json does not name '{part}/" in caplog.text
 
 
 def test_with_nothing_readable_the_run_is_refused(run, tmp_path):
