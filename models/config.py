@@ -111,8 +111,13 @@ class ModelConfig:
             _check(name, getattr(self, name), right, "ids from 0 up")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads, {self.n_kv_heads}")
-        if not FAMILIES.get(self.family).learned_positions:
+        if self.learned_positions is None:
             _check("head_dim", self.head_dim, self.head_dim % 2 == 0, "an even number, because positions turn pairs")
+
+    @property
+    def learned_positions(self) -> int | None:
+        """How many positions there are; None where they are computed, and a text may be longer than those learned."""
+        return self.max_positions if FAMILIES.get(self.family).learned_positions else None
 
     @property
     def n_params(self) -> int:

@@ -28,8 +28,7 @@ class Model:
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
-        self._family = FAMILIES.get(cfg.family)
-        self._modules = self._family.modules
+        self._modules = FAMILIES.get(cfg.family).modules
         self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
         block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
         self._block_def, self._block = nnx.split(block)
@@ -122,8 +121,8 @@ class Model:
         if positions is None and isinstance(layout, Conversations):
             positions = layout.positions
         readable, skip = (0, 0) if prefix is None else jax.tree.leaves(prefix)[0].shape[-4:-2]
-        if self._family.learned_positions and positions is None and skip + time > self.cfg.max_positions:
-            known = self.cfg.max_positions
+        known = self.cfg.learned_positions
+        if known and positions is None and skip + time > known:
             raise ValueError(f"tokens are {skip + time} wide; this model has learned {known} positions")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths if rows is None else cache.lengths[rows]

@@ -10,6 +10,7 @@ Axis letters: C = B·P conversations, that of seat p of game b has number b·P +
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -115,7 +116,8 @@ class History:
         later = min(self.turns, self.own_turns(self.horizon)) - 1
         least = self.more_length + self.team.width if later else self.team.width
         exact = backbone.prompt_length + max(later * self.usual_length, least)
-        return -(-exact // 64) * 64
+        known = backbone.model.cfg.learned_positions or math.inf
+        return min(-(-exact // 64) * 64, known - len(backbone.policy.prefix))
 
     def begin(self, games: int, sampling: bool = True) -> Threads:
         """Conversations that have yet to begin; without `sampling` there are no caches, and nobody can be asked."""

@@ -8,7 +8,10 @@ import pytest
 from envs.games import registry
 from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
+from marl_jax.modes import setup as setups
 from tests.faults import fuzz
+from tests.marl_jax import tiny_run
+from tests.marl_jax.test_validate import changed
 
 MODES = ("train", "eval", "play", "report", "export", "compile")
 TIC_TAC_TOE, PLAN_PATH = "experiments/tic_tac_toe_selfplay.py", "experiments/plan_path.py"
@@ -42,6 +45,34 @@ def test_what_cannot_work_is_refused(override, words):
     with pytest.raises(ConfigError) as caught:
         check(override)
     assert words in str(caught.value)
+
+
+LEARNED = dict(family="gpt2", n_kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    "changes, needed",
+    [
+        (dict(), 10),
+        (dict(env__text="full"), 291),
+        (dict(env__text="full", env__context="history"), 291),
+        (dict(env__text="full", rollout__answer="free", rollout__max_new_tokens=12), 307),
+        (dict(env__text="full", algo__critic="central"), 640),
+    ],
+)
+def test_a_table_of_positions_that_is_too_short_is_refused(changes, needed):
+    config = changed(tiny_run.get_config(), **changes)
+    config.model.shape.update(dict(LEARNED, max_positions=needed - 1))
+    words = f"config.model.shape.max_positions is {needed - 1}, and prompts and answers of tic_tac_toe need {needed};"
+    with pytest.raises(ConfigError, match=words):
+        setups.make(config)
+    config.model.shape.max_positions = needed
+    setup = setups.make(config)
+    if setup.history_turns:  # a conversation that has no position left begins again
+        history = setup.rollout.context.history
+        assert history.slots(setup.backbone) == needed - len(setup.backbone.policy.prefix)
+    config.model.shape.update(dict(family="qwen2", max_positions=8))  # computed: beyond those that were learned, too
+    setups.make(config)
 
 
 @pytest.mark.parametrize("experiment", ["math_reasoning", "code_generation"])

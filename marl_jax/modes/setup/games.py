@@ -29,6 +29,8 @@ from marl_jax.rollouts.best_of import BestOf
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.rollouts.opponents import Opponents, make_sections
+from marl_jax.rollouts.threads import History
+from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
 from models import chat
 from models.config import ModelConfig
@@ -143,7 +145,9 @@ def make(
     backbones = make_backbones(config, algorithm, mesh, find, world)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
-    return GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)
+    setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)
+    _check_positions(setup)
+    return setup
 
 
 def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
@@ -165,6 +169,32 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
                 f"policies differ ({words}); accepted: 'head', 'separate', or models with one tokenizer"
             ]
         )
+
+
+def _check_positions(setup: GameSetup) -> None:
+    """Refuses models with a table of positions that is too short for what is read in one go."""
+    problems = []
+    for backbone in setup.backbones:
+        known, needed = backbone.model.cfg.learned_positions, _longest(setup, backbone)
+        if known and known < needed:
+            name = backbone.name
+            field = f"policies.{name}.model" if setup.config.policies[name].get("model") else "model"
+            given = f"shape.max_positions is {known}"
+            if backbone.place is not None:
+                given = f"name is {backbone.config.name!r}, which has learned {known} positions"
+            what = f"prompts and answers of {setup.game.name} need {needed}"
+            problems.append(f"config.{field}.{given}, and {what}; accepted: {needed} and more")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _longest(setup: GameSetup, backbone: Backbone) -> int:
+    """Tokens of the longest text that a model reads in one go, padding included."""
+    policy, behind = backbone.policy, [backbone.row]
+    if setup.history_turns:
+        behind.append(History(setup.game, setup.team, setup.seating, setup.history_turns, 1).more_length)
+    views = setup.game.n_players * backbone.prompt.opening_length if policy.critic == "central" else 0
+    return max(len(policy.prefix) + max(behind), row_length(views, 1))
 
 
 def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answers:
