@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         if values.mode != "report":
-            check(config, values.mode)
+            check(config, values.mode, workdir)
         if values.mode in TRAINED:
             config = stages.started(config, workdir)
         if values.compilation_cache != "off" and values.mode not in ("compile", "report", "config"):
@@ -106,11 +106,11 @@ def check_mode(argv: list[str]) -> None:
         raise ConfigError([f"--mode={mode}: accepted are {', '.join(MODES)}{hint}"])
 
 
-def check(config: ConfigDict, mode: str) -> None:
+def check(config: ConfigDict, mode: str, workdir: Path) -> None:
     """Refuses the config, or nothing; imported late, because the list of games brings JAX along."""
     from marl_jax.config import validate
 
-    validate.check(config, mode)
+    validate.check(config, mode, workdir)
 
 
 def prepare_to_compile(name: str) -> None:

@@ -38,6 +38,7 @@ class Source(Protocol):
     """Where the weights of a backbone come from when a run continues another one's (`modes/init_from.py`)."""
 
     lora: bool
+    resumed: bool
 
     def params(self, backbone: Backbone) -> dict:
         """The model's parameters, in the backbone's dtype and on its mesh."""

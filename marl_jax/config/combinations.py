@@ -171,5 +171,5 @@ def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
 
 COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights, _ports)
 
-ONLY_LEARNING = (_warm_start,)
-"""Conditions that do not matter where nothing is learnt: all that is needed may be in the run's own checkpoint."""
+ONLY_AT_START = (_warm_start,)
+"""Conditions of runs that begin to learn: later all that is needed may be in a checkpoint of the run itself."""

@@ -39,14 +39,19 @@ def first_stage(config: ConfigDict) -> ConfigDict | None:
 
 
 def started(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """The config of the run in `workdir`, whose models start from the stage before it if it is there."""
+    """The config of the run in `workdir`, whose models start from the stage before it if it is there, or was."""
     folder = Path(workdir).absolute() / FOLDER
-    if not config.first_stage or not (folder / "config.json").is_file():
+    if not config.first_stage or not ((folder / "config.json").is_file() or has_begun(workdir)):
         return config
     config = config.copy_and_resolve_references().unlock()
     for model in (config.model, *(policy.model for policy in config.policies.values() if policy.get("model"))):
         model.init_from = str(folder)
     return config.lock()
+
+
+def has_begun(workdir: Path) -> bool:
+    """Whether a run has a folder for its checkpoints, and so may have brought all it needs into them."""
+    return (Path(workdir) / "checkpoints").is_dir()
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

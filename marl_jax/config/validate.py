@@ -8,6 +8,7 @@ collects every problem, so that a user can fix them all at once; each names the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,27 +24,29 @@ from registries import load_plugins
 LEARNING_MODES = ("train", "compile")
 
 
-def check(config: ConfigDict, mode: str = "train") -> None:
+def check(config: ConfigDict, mode: str = "train", workdir: Path | None = None) -> None:
     """Raises `ConfigError` with every problem of the config; combinations come once fields and names are right.
 
-    Where nothing is learnt (`mode`), no best checkpoint is chosen, and its metric may name whom it likes.
+    Where nothing is learnt (`mode`), no best checkpoint is chosen, and its metric may name whom it likes. A run
+    that has begun in `workdir`, or whose first stage has, may do without the folder it started from.
     """
     try:
         load_plugins(config.get("plugins", ()))
     except ValueError as error:
         raise ConfigError([f"config.plugins: {error}"]) from error
-    if problems := _problems(config, mode):
+    begun = workdir is not None and (stages.has_begun(workdir) or stages.has_begun(workdir / stages.FOLDER))
+    if problems := _problems(config, mode, begun):
         raise ConfigError(problems)
 
 
-def _problems(config: ConfigDict, mode: str) -> list[str]:
+def _problems(config: ConfigDict, mode: str, begun: bool) -> list[str]:
     problems = [*_single_fields(config)]
     problems = problems or [*_names(config)]
     problems = problems or [*_parameters(config)]
-    problems = problems or [*_combinations(config, mode)]
+    problems = problems or [*_combinations(config, mode, begun)]
     if problems or mode not in LEARNING_MODES or (stage := stages.first_stage(config)) is None:
         return problems
-    return [f"first stage: {problem}" for problem in _problems(stage, mode)]
+    return [f"first stage: {problem}" for problem in _problems(stage, mode, begun)]
 
 
 def check_fields(config: ConfigDict) -> None:
@@ -152,8 +155,10 @@ def _parameters(config: ConfigDict) -> Iterator[str]:
         yield f"config.{group}.params: {error}"
 
 
-def _combinations(config: ConfigDict, mode: str) -> Iterator[str]:
+def _combinations(config: ConfigDict, mode: str, begun: bool) -> Iterator[str]:
     world = game_combinations if config.env.name else task_combinations
+    left_out = () if mode in LEARNING_MODES else (*combinations.ONLY_AT_START, *world.ONLY_LEARNING)
+    left_out += combinations.ONLY_AT_START if begun else ()
     for condition in (*combinations.COMBINATIONS, *world.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
-        if mode in LEARNING_MODES or condition not in (*combinations.ONLY_LEARNING, *world.ONLY_LEARNING):
+        if condition not in left_out:
             yield from condition(config)

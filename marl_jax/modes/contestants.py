@@ -86,7 +86,7 @@ def _setup_of(folder: Path, setup: Setup) -> Setup:
         config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
         config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
         config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
-        return setups.make(config)
+        return setups.make(config, workdir=folder)
     except (AttributeError, KeyError, ValueError) as error:
         raise RunError(f"{folder / 'config.json'} is of no run that this version can play: {error}") from error
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def main(config: ConfigDict, workdir: Path) -> list[Path]:
     """Writes every policy of the checkpoint that `eval.step` names (the newest by default)."""
-    setup = setups.make(config)
+    setup = setups.make(config, workdir=workdir)
     if setup.algorithm.verifies:
         raise RunError(f"{workdir} is a verifier, whose head has no place in these folders; see --mode=serve_reward")
     with jax.set_mesh(setup.mesh):

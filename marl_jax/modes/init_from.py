@@ -4,16 +4,18 @@ From a run that trained all weights come all weights; LoRA adapters may be put o
 adapters come its base and its adapters, and the reference of a KL is then that run's policy, not the bare base.
 
 Weights that are only read are fetched again from there whenever a run continues, so a checkpoint remembers which they
-were (`Start.identity`), and another checkpoint in the same folder is not taken for it.
+were (`Start.identity`), and another checkpoint in the same folder is not taken for it. A run that trains all weights
+has them in its own checkpoints, and continues where that folder is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,7 @@ class Start:
     name          of the model there
     model         what that run noted about it: {"model", "shape", "lora", "policies", …}
     number        its place among that run's models
+    resumed       whether the run that starts here has checkpoints of its own
     """
 
     folder: Path
@@ -43,6 +46,7 @@ class Start:
     name: str
     model: dict[str, Any]
     number: int = 0
+    resumed: bool = False
 
     @property
     def lora(self) -> bool:
@@ -52,8 +56,7 @@ class Start:
     @property
     def identity(self) -> dict[str, Any]:
         """What tells these weights from others, wherever the folder lies."""
-        seal = (self.folder / "checkpoints" / str(self.step) / seals.NAME).read_bytes()
-        return {"step": self.step, "model": self.name, "seal": hashlib.sha256(seal).hexdigest()[:16]}
+        return {"step": self.step, "model": self.name, "seal": _fingerprint(self.folder, self.step)}
 
     def config(self) -> ConfigDict:
         """The config of that run."""
@@ -77,7 +80,7 @@ class Start:
             base = dataclasses.replace(
                 backbone,
                 config=chosen,
-                source=find(chosen.init_from, self.name),
+                source=find(chosen.init_from, self.name, self.folder),
                 place=None if chosen.weights == "random" else backbone.place,
                 number=self.number,
                 seed=there.seed,
@@ -98,13 +101,79 @@ class Start:
         return jax.device_put(jax.tree.map(repeat, found, wanted), jax.tree.map(lambda x: x.sharding, wanted))
 
 
-def find(place: str, name: str) -> Start | None:
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """The start of a run that has checkpoints of its own, where it can no longer be read.
+
+    identity  as the checkpoints have it
+    problem   why it cannot be read
+    """
+
+    identity: dict[str, Any]
+    problem: str
+    lora = False
+    resumed = True
+
+    def refuse(self, backbone: Backbone) -> NoReturn:
+        """Raises `RunError`, which says what the start is needed for."""
+        if backbone.policy.lora is not None:
+            why = "the base of adapters is in no checkpoint"
+        elif not any(backbone.learns):
+            why = "a model that does not learn is in no checkpoint"
+        elif backbone.reference:
+            why = "the reference of config.algo.kl_coef is in no checkpoint"
+        else:
+            why = "the weights at the start are in no checkpoint"
+        raise RunError(f"{self.problem}; it is needed, because {why}")
+
+    def params(self, backbone: Backbone) -> dict:
+        """Refused."""
+        self.refuse(backbone)
+
+    def adapters(self, backbone: Backbone) -> None:
+        """None are known."""
+
+
+def find(place: str, name: str, workdir: Path | None = None) -> Start | Lost | None:
     """The model that a run named `name` here starts from; None where `place` ("", FOLDER or FOLDER@STEP) is empty.
 
     It is the one of the same name there, or the only one.
+
+    workdir  of the run that starts from it: one with checkpoints continues with the start that it had
     """
     if not place:
         return None
+    noted = _noted(workdir, name)
+    try:
+        return dataclasses.replace(_found(place, name, noted), resumed=bool(noted))
+    except RunError as error:
+        if not noted:
+            raise
+        return Lost(noted, str(error))
+
+
+def _noted(workdir: Path | None, name: str) -> dict[str, Any]:
+    """What the newest checkpoint in a folder has as the start of a model; nothing without one."""
+    if workdir is None or not (workdir / "checkpoints").is_dir():
+        return {}
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        if checkpoints.latest is None:
+            return {}
+        models = checkpoints.meta(checkpoints.latest).get("run", {}).get("models", {})
+        return models.get(name, {}).get("init_from", {})
+
+
+def _fingerprint(folder: Path, step: int) -> str:
+    """What tells a checkpoint from others, wherever it lies; "" where there is none."""
+    try:
+        seal = (folder / "checkpoints" / str(step) / seals.NAME).read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(seal).hexdigest()[:16]
+
+
+def _found(place: str, name: str, noted: dict[str, Any]) -> Start:
+    """As `find`; of a folder that has gone on, the checkpoint that is `noted`."""
     folder, _, step = place.partition("@")
     if step and not STEP.holds(step):
         raise RunError(f"config.model.init_from is {place!r}; accepted: FOLDER, or FOLDER@STEP with {STEP.accepted}")
@@ -113,7 +182,7 @@ def find(place: str, name: str) -> Start | None:
         raise RunError(f"config.model.init_from is {place!r}, and {path} has no checkpoints")
     checkpoints = Checkpoints(path, read_only=True)
     try:
-        number = checkpoints.named(step or "newest")
+        number = _number(checkpoints, path, step or "newest", noted)
         run = checkpoints.meta(number).get("run", {})
     except CheckpointError as error:
         raise RunError(f"config.model.init_from is {place!r}: {error}") from error
@@ -126,6 +195,14 @@ def find(place: str, name: str) -> Start | None:
             f"config.model.init_from is {place!r}, whose models are {', '.join(models)}; none is for {name!r}"
         )
     return Start(path, number, found, models[found], list(models).index(found))
+
+
+def _number(checkpoints: Checkpoints, folder: Path, step: str, noted: dict[str, Any]) -> int:
+    """The step that is meant: the one that is noted where it is still there, else the newest whole one, or as named."""
+    if not step.isdecimal() and noted and _fingerprint(folder, noted["step"]) == noted["seal"]:
+        return noted["step"]
+    whole = checkpoints.newest_whole() if step == "newest" else None
+    return checkpoints.named(step) if whole is None else whole
 
 
 def check(start: Start, model: str, shape: dict, lora: dict, policies: tuple[str, ...]) -> None:

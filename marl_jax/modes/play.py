@@ -216,7 +216,7 @@ class _Terminal:
 
 def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
-    setup = setups.make(config)
+    setup = setups.make(config, workdir=workdir)
     if setup.host:
         with contextlib.closing(setup):
             return task_play.play(setup, contestants.present_weights(setup, workdir)[1])

@@ -151,7 +151,7 @@ def close_all(sources: Sequence[Source]) -> None:
 
 
 def _own_run(config: ConfigDict, workdir: Path) -> Source:
-    setup = setups.make(config)
+    setup = setups.make(config, workdir=workdir)
     with jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
     names = setup.team.policies if len(setup.team.policies) > 1 else (setup.backbones[0].config.name,)
@@ -165,7 +165,7 @@ def _other_run(place: Place, config: ConfigDict, share: float) -> Source:
     other = saved.read(place.folder).unlock()
     load_plugins(other.plugins)
     other.mesh, other.distributed = config.mesh, config.distributed
-    setup = setups.make(other)
+    setup = setups.make(other, workdir=place.folder)
     with jax.set_mesh(setup.mesh):
         if (place.folder / "checkpoints").is_dir():
             number, weights = restore_weights(setup, place.folder, step)

@@ -35,6 +35,7 @@ from marl_jax.modes import evaluate, records, report
 from marl_jax.modes import setup as setups
 from marl_jax.modes.fitting import FittingUpdate
 from marl_jax.modes.identity import identity
+from marl_jax.modes.init_from import Lost
 from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.modes.setup import Setup
@@ -62,8 +63,8 @@ def train(config: ConfigDict, workdir: Path) -> None:
 def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
     """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
     stage, folder = stages.first_stage(config), workdir / stages.FOLDER
-    if stage is not None and not all_steps_done(folder, stage.steps):
-        setups.make(config)  # what does not fit together is refused before the first stage, not behind it
+    if stage is not None and not _has_checkpoint(workdir) and not all_steps_done(folder, stage.steps):
+        setups.make(config, workdir=folder)  # what does not fit is refused before the first stage, not behind it
         log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
         if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
             return False
@@ -77,11 +78,18 @@ def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: 
 
 
 def all_steps_done(workdir: Path, steps: int) -> bool:
-    """Whether the run in a folder has a checkpoint of its last step."""
+    """Whether the run in a folder has a whole checkpoint of its last step."""
     if not (workdir / "checkpoints").is_dir():
         return False
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
-        return (checkpoints.latest or 0) >= steps
+        return (checkpoints.newest_whole() or 0) >= steps
+
+
+def _has_checkpoint(workdir: Path) -> bool:
+    if not (workdir / "checkpoints").is_dir():
+        return False
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        return checkpoints.latest is not None
 
 
 def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
@@ -100,6 +108,8 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
     restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
+    if start < config.steps:
+        _check_starts(setup.backbones)
     if main:
         write_config(given, workdir, done=start >= config.steps)
         if setup.drawing:
@@ -205,7 +215,7 @@ def optimiser_of(config: ConfigDict):
 def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
     """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
     states = {
-        b.name: new_train_state(*b.weights_at_start(), optimiser, setup.mesh, averages_of(setup, b))
+        b.name: new_train_state(*_initial_weights(b), optimiser, setup.mesh, averages_of(setup, b))
         for b in setup.backbones
     }
     weights = all_weights(states)
@@ -220,6 +230,21 @@ def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str
         )
 
     return states, placement.init_sharded(rollout.init, places, key, weights)
+
+
+def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
+    """The weights at the start; zeros where the run has a checkpoint, which brings all of them, or they are lost."""
+    shapes, source = backbone.abstract(), backbone.source
+    if source is None or not source.resumed or (shapes[1] and not isinstance(source, Lost)):
+        return backbone.weights_at_start()
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
+
+
+def _check_starts(backbones: tuple[Backbone, ...]) -> None:
+    """Refuses to continue where weights that are only read are lost."""
+    for backbone in backbones:
+        if isinstance(backbone.source, Lost) and backbone.abstract()[1]:
+            backbone.source.refuse(backbone)
 
 
 def averages_of(setup: Setup, backbone: Backbone) -> Callable[[dict], dict]:

@@ -181,31 +181,46 @@ class Checkpoints:
         partial: `like` has only some of the entries (the parameters without the optimiser).
         """
         self._settle()
-        steps = sorted({*self._manager.all_steps(), *self._unreadable}, reverse=True) if step is None else [step]
+        damaged: list[int] = []
+        if step is None:
+            step, damaged = self._newest_whole()
+        elif damage := self._damage(step):
+            raise CheckpointError(f"checkpoint {self._folder / str(step)} cannot be used: {damage}")
+        if step is None:
+            return None
+        restored = self._read(step, like, run, partial)
+        for other in damaged:  # only now: with nothing whole, the next start must find them and refuse too
+            self._put_aside(other)
+        return restored
+
+    def newest_whole(self) -> int | None:
+        """The newest step that is not damaged, None without checkpoints; those that are passed over are logged."""
+        return self._newest_whole()[0]
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def _newest_whole(self) -> tuple[int | None, list[int]]:
+        """The newest step that is not damaged, and the damaged ones after it."""
+        steps = sorted({*self._manager.all_steps(), *self._unreadable}, reverse=True)
         if any(others != steps for others in processes.gather(steps)):
             raise CheckpointError(
                 f"{self._folder}: this process finds the checkpoints {steps} and another one others; all processes "
                 "need one --workdir, on a disk that they share"
             )
-        damaged = []
-        for candidate in steps:
-            # Every process looks at its share of the files, and all of them hear what was found.
-            share = seals.damage(self._folder / str(candidate), jax.process_index(), jax.process_count())
-            damage = processes.first(self._unreadable.get(candidate) or share)
+        for number, step in enumerate(steps):
+            damage = self._damage(step)
             if damage is None:
-                restored = self._read(candidate, like, run, partial)
-                for other in damaged:  # only now: with nothing whole, the next start must find them and refuse too
-                    self._put_aside(other)
-                return restored
-            if step is not None:
-                raise CheckpointError(f"checkpoint {self._folder / str(step)} cannot be used: {damage}")
-            log.warning("checkpoint of step %d cannot be used (%s); trying the one before it", candidate, damage)
-            damaged.append(candidate)
+                return step, steps[:number]
+            words = "%s: checkpoint of step %d cannot be used (%s); trying the one before it"
+            log.warning(words, self._folder, step, damage)
         if steps:
-            raise CheckpointError(f"{self._folder}: none of the checkpoints {steps} is whole; use another --workdir")
-        return None
+            raise CheckpointError(f"{self._folder}: none of the checkpoints {steps} is whole; use another folder")
+        return None, []
 
-    # ------------------------------------------------------------------------------------------------ reading
+    def _damage(self, step: int) -> str | None:
+        """What is wrong with a checkpoint: every process looks at its share of the files, and all hear of it."""
+        share = seals.damage(self._folder / str(step), jax.process_index(), jax.process_count())
+        return processes.first(self._unreadable.get(step) or share)
 
     def _read(self, step: int, like: Any, run: Mapping[str, Any] | None, partial: bool) -> Restored:
         meta = self.meta(step)

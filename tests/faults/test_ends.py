@@ -102,15 +102,13 @@ def test_processes_of_two_configs_do_not_become_one_run(monkeypatch):
         processes.check_same(one)
 
 
-def test_a_run_with_all_weights_needs_its_warm_start_only_to_learn():
+def test_a_warm_start_that_is_gone_is_refused():
     config = tiny_run.get_config()
     config.model.init_from = "/gone/long/ago"
     with pytest.raises(ConfigError, match="config.model.init_from is '/gone/long/ago', where no run is, or none any"):
         validate.check(config)
     validate.check(config, mode="eval")
-    assert setups.make(config).backbones[0].source is None
-    config.model.lora.rank = 2  # the base of adapters is in no checkpoint
-    with pytest.raises(RunError, match="/gone/long/ago has no checkpoints"):
+    with pytest.raises(RunError, match="/gone/long/ago has no checkpoints"):  # nor has the run itself
         setups.make(config)
 
 

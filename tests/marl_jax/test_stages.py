@@ -121,6 +121,27 @@ def test_a_run_interrupted_in_its_first_stage_equals_one_that_was_not(run, tmp_p
         jax.tree.map(np.testing.assert_array_equal, state(workdir / folder).state, state(again / folder).state)
 
 
+def test_a_first_stage_whose_last_checkpoint_is_damaged_is_finished_again(run, tmp_path):
+    _, workdir = run
+    again = tmp_path / "again"
+    shutil.copytree(workdir, again)
+    shutil.rmtree(again / "checkpoints")
+    (again / stages.FOLDER / "checkpoints" / "2" / "state" / "_METADATA").write_bytes(b"{}")
+    train.train(saved.read(again), again)
+    for folder in ("", stages.FOLDER):
+        jax.tree.map(np.testing.assert_array_equal, state(workdir / folder).state, state(again / folder).state)
+
+
+def test_a_finished_run_is_done_without_its_first_stage(run, tmp_path, caplog):
+    _, workdir = run
+    again = tmp_path / "again"
+    shutil.copytree(workdir, again)
+    shutil.rmtree(again / stages.FOLDER)
+    with caplog.at_level("INFO", "marl_jax"):
+        train.train(saved.read(again), again)
+    assert "all 4 steps are done" in caplog.text and not (again / stages.FOLDER).exists()
+
+
 def test_a_stop_in_the_first_stage_keeps_the_second_from_starting(tmp_path):
     config = get_config()
     stop = types.SimpleNamespace(asked=True, name="SIGTERM")

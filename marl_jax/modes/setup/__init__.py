@@ -29,7 +29,7 @@ def make(
 
     devices  those of the mesh; None: all
     find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
-    workdir  where a rollout may keep what it needs to be repeated; None: nowhere
+    workdir  of the run, where its checkpoints are and a rollout may keep what it needs to be repeated; None: nowhere
     """
     world = tasks if config.task.name else games
     return world.make(config, devices, find or found, workdir)

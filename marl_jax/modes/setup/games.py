@@ -142,7 +142,7 @@ def make(
         history = config.env.context == "history"
         return prompt, dict(answers=_answers(config, prompt, tokenizer), rules=prompt.prefix, keeps_cache=history)
 
-    backbones = make_backbones(config, algorithm, mesh, find, world)
+    backbones = make_backbones(config, algorithm, mesh, find, world, workdir)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
     setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)

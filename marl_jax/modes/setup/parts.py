@@ -15,7 +15,6 @@ from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms.algorithm import Algorithm
-from marl_jax.config.combinations import exists
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.modes import init_from
@@ -128,32 +127,31 @@ def make_backbones(
     mesh: Mesh,
     find: Find,
     world: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
+    workdir: Path | None = None,
 ) -> tuple[Backbone, ...]:
     """The models of a run.
 
     world  from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of `Policy`
            that depend on the world
+    workdir  of the run, whose checkpoints may say where its models started
     """
     return tuple(
-        _backbone(config, algorithm, number, chosen, names, mesh, find, world)
+        _backbone(config, algorithm, number, chosen, names, mesh, find, world, workdir)
         for number, (chosen, names) in enumerate(models_of(config))
     )
 
 
 def _backbone(
-    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names: Sequence[str], mesh, find, world
-) -> Backbone:
+    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names: Sequence[str], mesh, find, world,
+    workdir,
+) -> Backbone:  # fmt: skip
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     prompt, settings = world(cfg, tokenizer)
     built = build(cfg)
     learns = tuple(not config.policies[name].frozen for name in names)
-    in_checkpoint = not chosen.lora.rank and all(learns)  # then a run that is only evaluated brings all its weights
-    if in_checkpoint and not exists(chosen.init_from.partition("@")[0], "config.json"):
-        source = None
-    else:
-        source = init_from.find(chosen.init_from, names[0])
-    if source is not None:
+    source = init_from.find(chosen.init_from, names[0], workdir)
+    if isinstance(source, init_from.Start):
         adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
         init_from.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
     lora = chosen.lora

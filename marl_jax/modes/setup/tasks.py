@@ -195,7 +195,7 @@ def make(
             )
         return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
 
-    team = Team(make_backbones(config, algorithm, mesh, find, world), policies)
+    team = Team(make_backbones(config, algorithm, mesh, find, world, workdir), policies)
     names = seat_names(config.agents, task.roles)
     seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)
