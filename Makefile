@@ -17,7 +17,7 @@ WORKERS ?= 2
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
 # requirements-NAME.txt with ranges, or with LOCKED=1 exactly what locks/ has, checked by hash.
-SETS = requirements requirements-gpu requirements-tpu requirements-test requirements-serving-test
+SETS = $(basename $(wildcard requirements*.txt))
 install = $(VENV)/bin/python -m pip install -q $(if $(LOCKED),--require-hashes -r locks/$(1).lock,-r $(1).txt)
 
 .PHONY: run quick test test-matrix soak lint gpu tpu lock licences clean

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-SETS = ("requirements", "requirements-gpu", "requirements-tpu", "requirements-test", "requirements-serving-test")
+SETS = sorted(path.stem for path in ROOT.glob("requirements*.txt"))
 
 IMPORTS = """
 import importlib, pkgutil, socket, sys
