@@ -30,9 +30,9 @@ def user_errors() -> tuple[type[Exception], ...]:
     return RunError, MergeError, DataError, FetchError, ModelFileError
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint at the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """A hint at the nearest known word, or nothing; `cutoff` is how much they must have in common, 1 being all."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -37,43 +36,76 @@ REASONS = {
 }
 """Why, by the beginning of the old field."""
 
-ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "batch_size": ("rollout.games", "task.n_episodes", "algo.minibatches"),
-    "beta": ("algo.kl_coef",),
-    "clip_eps": ("algo.clip_low", "algo.clip_high"),
-    "clip_range": ("algo.clip_low", "algo.clip_high"),
-    "clip_ratio": ("algo.clip_low", "algo.clip_high"),
-    "cliprange": ("algo.clip_low", "algo.clip_high"),
-    "ent_coef": ("algo.entropy_coef",),
-    "epsilon": ("algo.clip_low", "algo.clip_high"),
-    "epsilon_high": ("algo.clip_high",),
-    "gae_lambda": ("algo.lam",),
-    "gradient_accumulation_steps": ("algo.grad_accum_steps",),
-    "init_kl_coef": ("algo.kl_coef",),
-    "learning_rate": ("optim.lr",),
-    "lora_alpha": ("model.lora.alpha",),
-    "lora_r": ("model.lora.rank",),
-    "lora_rank": ("model.lora.rank",),
-    "loss_type": ("algo.loss_agg",),
-    "lr": ("optim.lr",),
-    "max_completion_length": ("task.max_new_tokens", "rollout.max_new_tokens"),
-    "max_steps": ("steps",),
-    "max_tokens": ("task.max_new_tokens", "rollout.max_new_tokens"),
-    "mini_batch_size": ("algo.minibatches",),
-    "model_name_or_path": ("model.name", "model.weights"),
-    "num_envs": ("rollout.games",),
-    "num_epochs": ("algo.epochs",),
-    "num_generations": ("algo.group_size",),
-    "num_iterations": ("algo.epochs",),
-    "num_minibatches": ("algo.minibatches",),
-    "num_train_epochs": ("steps",),
-    "per_device_train_batch_size": ("rollout.games", "task.n_episodes"),
-    "ppo_epochs": ("algo.epochs",),
-    "total_timesteps": ("steps",),
-    "vf_coef": ("algo.value_coef",),
-    "warmup_steps": ("optim.warmup",),
+_ELSEWHERE: dict[tuple[str, ...], str] = {
+    ("--workdir",): "output_dir save_dir logging_dir log_dir default_local_dir resume_from_checkpoint resume_mode",
+    ("algo.clip_high",): "epsilon_high clip_ratio_high",
+    ("algo.clip_low",): "epsilon_low clip_ratio_low",
+    ("algo.clip_low", "algo.clip_high"): "clip_eps clip_epsilon clip_range clip_ratio cliprange epsilon",
+    ("algo.dual_clip",): "clip_ratio_c delta",
+    ("algo.entropy_coef",): "ent_coef entropy_coeff",
+    ("algo.epochs",): "n_epochs num_epochs num_iterations num_ppo_epochs ppo_epochs update_epochs",
+    ("algo.grad_accum_steps",): "gradient_accumulation_steps micro_batch_size ppo_micro_batch_size "
+    "ppo_micro_batch_size_per_gpu",
+    ("algo.group_size",): "n n_samples_per_prompt num_generations num_return_sequences",
+    ("algo.group_std",): "norm_adv_by_std_in_grpo scale_rewards",
+    ("algo.kl_coef",): "beta init_kl_coef kl_coeff kl_loss_coef use_kl_loss",
+    ("algo.kl_in",): "use_kl_in_reward",
+    ("algo.kl_kind",): "kl_estimator kl_loss_type kl_penalty",
+    ("algo.lam",): "gae_lambda lambda",
+    ("algo.loss_agg",): "loss_agg_mode loss_type",
+    ("algo.minibatches",): "mini_batch_size n_minibatches num_mini_batches num_minibatches ppo_mini_batch_size",
+    ("algo.name",): "adv_estimator algorithm",
+    ("algo.overlong",): "mask_truncated_completions",
+    ("algo.ratio",): "importance_sampling_level",
+    ("algo.tis_clip",): "tis_imp_ratio_cap vllm_importance_sampling_cap",
+    ("algo.value_clip",): "clip_range_vf cliprange_value",
+    ("algo.value_coef",): "vf_coef",
+    ("checkpoint.best_metric",): "metric_for_best_model",
+    ("checkpoint.best_mode",): "greater_is_better",
+    ("checkpoint.every",): "save_freq save_interval save_steps",
+    ("checkpoint.keep",): "max_to_keep save_total_limit",
+    ("distributed.processes",): "nnodes num_nodes",
+    ("env.name",): "env_id env_name game",
+    ("eval.every",): "eval_freq eval_interval eval_steps test_freq",
+    ("eval.games",): "eval_batch_size n_eval_episodes num_eval_episodes per_device_eval_batch_size val_batch_size",
+    ("log.every",): "log_freq log_interval logging_steps",
+    ("log.wandb", "log.tensorboard"): "logger report_to use_wandb wandb_project",
+    ("mesh.data",): "n_gpus_per_node num_gpus",
+    ("mesh.fsdp",): "fsdp_size",
+    ("mesh.tensor",): "tensor_model_parallel_size tensor_parallel_size tp_size",
+    ("model.dtype",): "bf16 fp16 precision torch_dtype",
+    ("model.lora.alpha",): "lora_alpha",
+    ("model.lora.rank",): "lora_r lora_rank r",
+    ("model.lora.targets",): "lora_target_modules target_modules",
+    ("model.name", "model.weights"): "base_model model_id model_name model_name_or_path model_path path pretrained",
+    ("model.remat",): "enable_gradient_checkpointing gradient_checkpointing",
+    ("name",): "experiment_name run_name",
+    ("optim.b1",): "adam_beta1 beta1",
+    ("optim.b2",): "adam_beta2 beta2",
+    ("optim.critic_lr",): "value_lr",
+    ("optim.eps",): "adam_epsilon",
+    ("optim.lr",): "actor_lr learning_rate lr",
+    ("optim.max_grad_norm",): "clip_grad clip_grad_norm grad_clip gradient_clipping",
+    ("optim.min_lr_ratio",): "min_lr min_lr_rate",
+    ("optim.schedule",): "lr_scheduler lr_scheduler_type lr_warmup_style warmup_style",
+    ("optim.warmup",): "lr_warmup_steps lr_warmup_steps_ratio warmup_ratio warmup_steps",
+    ("rollout.games",): "n_envs num_envs",
+    ("rollout.games", "task.n_episodes"): "per_device_train_batch_size rollout_batch_size train_batch_size",
+    ("rollout.games", "task.n_episodes", "algo.minibatches"): "batch_size",
+    ("rollout.temperature",): "temperature",
+    ("rollout.turns", "steps"): "n_steps num_steps",
+    ("sampling.memory_frac",): "gpu_memory_utilization vllm_gpu_memory_utilization",
+    ("seed",): "data_seed",
+    ("steps",): "max_steps num_train_epochs num_train_steps total_episodes total_epochs total_steps total_timesteps "
+    "total_training_steps train_steps training_steps",
+    ("task.max_length",): "max_model_len max_prompt_length max_seq_len max_seq_length",
+    ("task.max_new_tokens", "rollout.max_new_tokens"): "max_completion_length max_new_tokens max_response_length "
+    "max_tokens response_length",
+    ("task.name", "task.params"): "dataset dataset_name train_files",
 }
-"""What other libraries call a field → what it is called here."""
+
+ELSEWHERE = {name: meant for meant, names in _ELSEWHERE.items() for name in names.split()}
+"""What other libraries (TRL, Transformers, verl, CleanRL …) call a field → what it is called here, or a flag."""
 
 VALUES: dict[tuple[str, Any], str] = {
     ("algo.whiten", True): "agent",
@@ -101,10 +133,14 @@ def field(name: str) -> str | None:
     return f"config.{name} is now config.{place}{RENAMED[old]}{why}" if RENAMED[old] else f"config.{name} is gone{why}"
 
 
-def usual(name: str, known: Iterable[str]) -> str:
-    """A hint at the fields that are meant by the last word of a name that is usual elsewhere, or nothing."""
-    meant = [here for here in ELSEWHERE.get(name.rpartition(".")[2].lower(), ()) if here in known]
-    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+def elsewhere(name: str) -> tuple[str, ...]:
+    """What is meant by the last word of a name that is usual elsewhere: fields, or flags."""
+    return ELSEWHERE.get(last_word(name).lower(), ())
+
+
+def last_word(name: str) -> str:
+    """The field without its groups; dashes count as underscores."""
+    return name.rpartition(".")[2].replace("-", "_")
 
 
 def value(name: str, found: Any) -> str | None:

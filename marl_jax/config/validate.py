@@ -7,7 +7,7 @@ collects every problem, so that a user can fix them all at once; each names the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +78,33 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
-    hint = renamed.usual(name, {*known, *own, *schema.FIELDS}) or _of_others(name)
+    hint = _meant(name, {*known, *own, *schema.FIELDS}) or _of_others(name)
     if name.startswith("algo.") and own and not hint:
         names = ", ".join(key.removeprefix("algo.") for key in own)
         return f"config.{name} is not a field of {algorithm}; its fields: {names}"
-    return f"config.{name} is not a field{hint or did_you_mean(name, known)}"
+    return f"config.{name} is not a field{hint or _near(name, known)}"
+
+
+def _meant(name: str, known: Container[str]) -> str:
+    """A hint at the fields or flags that are meant by a name that is usual elsewhere, or nothing."""
+    meant = [here for here in renamed.elsewhere(name) if here in known or here.startswith("--")]
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def _of_others(name: str) -> str:
     """A hint at a field of other algorithms that is meant by a name that is usual elsewhere, or nothing."""
-    for meant in renamed.ELSEWHERE.get(name.rpartition(".")[2].lower(), ()):
+    for meant in renamed.elsewhere(name):
         if owners := [algorithm for algorithm in ALGORITHMS if meant in algorithm_fields(algorithm)]:
             return f"; with algo.name {' or '.join(owners)} it is {meant}"
     return ""
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """A hint at the nearest field, or at all that have the same name in other groups."""
+    word, written = renamed.last_word(name), name.replace("-", "_")
+    if same := [field for field in known if renamed.last_word(field) == word]:
+        return did_you_mean(written, same, cutoff=0.75) or f"; did you mean {' or '.join(same)}?"
+    return did_you_mean(written, known, cutoff=0.7) or "; --help lists all fields"
 
 
 def _single_fields(config: ConfigDict) -> Iterator[str]:

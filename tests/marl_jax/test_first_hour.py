@@ -41,10 +41,35 @@ def problem(*overrides):
         ("algo.clip_range", "algo.clip_low or algo.clip_high"),
         ("optim.warmup_steps", "optim.warmup"),
         ("rollout.gmaes", "rollout.games"),
+        ("output_dir", "--workdir"),
+        ("optim.learning-rate", "optim.lr"),
+        ("optim.weight-decay", "optim.weight_decay"),
+        ("weight_decay", "optim.weight_decay"),
+        ("temperature", "rollout.temperature"),
+        ("optim.rank", "model.lora.rank"),
+        ("train.every", "checkpoint.every or eval.every or log.every"),
+        ("chekpoint.every", "checkpoint.every"),
+        ("num_train_epochs", "steps"),
+        ("max_steps", "steps"),
+        ("logging_steps", "log.every"),
+        ("save_steps", "checkpoint.every"),
+        ("eval_steps", "eval.every"),
+        ("per_device_train_batch_size", "rollout.games or task.n_episodes"),
+        ("gradient_accumulation_steps", "algo.grad_accum_steps"),
+        ("lr_scheduler_type", "optim.schedule"),
+        ("max_completion_length", "task.max_new_tokens or rollout.max_new_tokens"),
+        ("report_to", "log.wandb or log.tensorboard"),
+        ("data_seed", "seed"),
+        ("actor_rollout_ref.actor.kl_loss_coef", "algo.kl_coef"),
+        ("trainer.test_freq", "eval.every"),
     ],
 )
 def test_names_that_are_usual_elsewhere_lead_to_ours(name, meant):
     assert problem(f"--config.{name}=1") == f"--config.{name} is not a field; did you mean {meant}?"
+
+
+def test_a_name_like_no_other_gets_no_hint():
+    assert problem("--config.top_p=1") == "--config.top_p is not a field; --help lists all fields"
 
 
 def test_generations_are_a_group_where_there_are_groups():
@@ -58,7 +83,9 @@ def test_every_hint_is_a_field():
     from marl_jax.config import renamed, schema
 
     known = {*schema.FIELDS, *(f"algo.{key}" for name in ALGORITHMS for key in ALGORITHMS.get(name).fields)}
-    assert {here for meant in renamed.ELSEWHERE.values() for here in meant} <= known
+    hinted = {here for meant in renamed.ELSEWHERE.values() for here in meant}
+    assert {here for here in hinted if not here.startswith("--")} <= known
+    assert sum(len(names.split()) for names in renamed._ELSEWHERE.values()) == len(renamed.ELSEWHERE)
 
 
 def test_the_nearest_games_can_be_reached():
