@@ -33,7 +33,14 @@ _FAILURES = (
 
 
 class ChatTemplateError(ModelFileError):
-    """A chat template that fails, asks for too much, or cannot be cut into parts."""
+    """A chat template that fails, asks for too much, or cannot be cut into parts.
+
+    problem  the message without `source`, the file that holds the template
+    """
+
+    def __init__(self, problem: str, source: str = ""):
+        super().__init__(f"{source}: {problem}" if source else problem)
+        self.problem = problem
 
 
 # ---------------------------------------------------------------------------------------------------- rendering
@@ -202,16 +209,18 @@ def chat_parts(tokenizer, **options) -> ChatParts:
     second = tokenizer.chat([user, answer, again], **options)
     ended = tokenizer.chat([user, answer], add_generation_prompt=False, **options)
 
-    system_open, between, reply = _cut(with_system, s, u)
-    start, alone = _cut(without, u)
-    opened, history, reply_close_and_user, last = _cut(second, u, a, v)
+    cut = functools.partial(_cut, tokenizer.template_source)
+    system_open, between, reply = cut(with_system, s, u)
+    start, alone = cut(without, u)
+    opened, history, reply_close_and_user, last = cut(second, u, a, v)
     if not (reply == alone == last and start == opened and reply.startswith(history.rstrip(" "))):
-        raise ChatTemplateError(
+        problem = (
             f"the chat template of {tokenizer.name} writes turns differently in different places: after a user text "
             f"{reply!r}, {alone!r}, {last!r}, and {history!r} in the history; before the first {start!r} and {opened!r}"
         )
+        raise ChatTemplateError(problem, tokenizer.template_source)
     # Where the system turn ends inside `between` matters to readers only: what also closes an answer closes it.
-    closed = _cut(ended, u, a)[2]
+    closed = cut(ended, u, a)[2]
     shared = len(os.path.commonprefix([between, closed]))
     default = None
     if start.startswith(system_open) and start.endswith(between) and len(start) > len(system_open) + len(between):
@@ -219,13 +228,13 @@ def chat_parts(tokenizer, **options) -> ChatParts:
     return ChatParts(system_open, between[:shared], between[shared:], reply, reply_close_and_user, start, default)
 
 
-def _cut(text: str, *marks: str) -> list[str]:
+def _cut(source: str, text: str, *marks: str) -> list[str]:
     """The pieces of `text` around the marks, each of which stands in it once and in order."""
     pieces = []
     for mark in marks:
         if text.count(mark) != 1:
             times = f"{text.count(mark)} times or out of order"
-            raise ChatTemplateError(f"the chat template writes a message {times}, not once")
+            raise ChatTemplateError(f"the chat template writes a message {times}, not once", source)
         piece, text = text.split(mark)
         pieces.append(piece)
     return [*pieces, text]

@@ -180,7 +180,9 @@ async def opening(model: ServedModel, asked: Asked) -> list[int]:
         return model.speaker.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     try:
         return await render(asked, model.renderer.opening)
-    except (ChatTemplateError, ValueError) as error:
+    except ChatTemplateError as error:  # without the name of the file, which is no client's business
+        raise ApiError(400, error.problem[:500], param="messages") from None
+    except ValueError as error:
         raise ApiError(400, str(error)[:500], param="messages") from None
 
 

@@ -57,7 +57,8 @@ class Renderer:
         marked = [*messages[:known], {"role": "assistant", "content": MARK}, *messages[known + 1 :]]
         before, mark, rest = self._text(marked, tools, options).partition(MARK)
         if not mark or MARK in rest:
-            raise chat.ChatTemplateError("the chat template does not write an earlier answer once")
+            problem = "the chat template does not write an earlier answer once"
+            raise chat.ChatTemplateError(problem, self.tokenizer.template_source)
         return self._ids(rest)
 
     @functools.cached_property

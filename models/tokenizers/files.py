@@ -88,14 +88,16 @@ def _with_companions(rust: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
     if "bos_token" not in config:
         bos_id = rust.token_to_id("<s>")
     stop = _read_json(folder / "generation_config.json").get("eos_token_id", [])
+    template, source = _template(config, folder)
     return build(
         folder.resolve().name,
         rust,
-        _template(config, folder),
+        template,
         bos_id=bos_id,
         eos_id=eos_id,
         pad_id=pad_id,
         stop_ids=_stop_ids(stop, folder),
+        template_source=str(source),
     )
 
 
@@ -106,13 +108,14 @@ def _stop_ids(found: Any, folder: Path) -> list[int | None]:
     return stops
 
 
-def _template(config: dict[str, Any], folder: Path) -> str | None:
+def _template(config: dict[str, Any], folder: Path) -> tuple[str | None, Path]:
+    """The chat template, if there is one, and its file."""
     if (file := folder / "chat_template.jinja").exists():
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8"), file
     template = config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    return template, folder / CONFIG
 
 
 def _add_tokens(rust: tokenizers.Tokenizer, added: dict[str, dict], path: Path) -> None:

@@ -59,6 +59,7 @@ def from_gguf(path: str | Path) -> Tokenizer:
         pad_id=ids["padding"],
         stop_ids=(ids["eot"], ids["eom"]),
         add_bos=add_bos,
+        template_source=f"{path} (tokenizer.chat_template)",
     )
 
 

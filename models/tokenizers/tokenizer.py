@@ -30,8 +30,8 @@ _PROBE = "I'll  pay 1234.5€ in caf\u00e9/cafe\u0301,\n\n\tOK?  \r\n ½ 二十 
 class Tokenizer:
     """Text to token ids and back, with the special ids and the chat template of the model.
 
-    `rust` does the work. `template` is Jinja text. `add_bos` says whether the model was trained with the bos token
-    in front of every text; `encode` never adds it.
+    `rust` does the work. `template` is Jinja text, `template_source` the file that holds it. `add_bos` says whether the
+    model was trained with the bos token in front of every text; `encode` never adds it.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Tokenizer:
     pad_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     add_bos: bool = False
+    template_source: str = dataclasses.field(default="", repr=False)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens written in it count as such, nothing is added."""
@@ -57,14 +58,17 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options) -> str:
         """The text of a conversation of `{"role", "content"}` messages; `options` go to the template."""
-        return chat.render(
-            self.template,
-            messages,
-            bos_token=self.token(self.bos_id),
-            eos_token=self.token(self.eos_id),
-            add_generation_prompt=add_generation_prompt,
-            **options,
-        )
+        try:
+            return chat.render(
+                self.template,
+                messages,
+                bos_token=self.token(self.bos_id),
+                eos_token=self.token(self.eos_id),
+                add_generation_prompt=add_generation_prompt,
+                **options,
+            )
+        except chat.ChatTemplateError as error:
+            raise chat.ChatTemplateError(error.problem, self.template_source) from error
 
     def token(self, token_id: int | None) -> str:
         """The text of one id in the vocabulary, "" for None."""
@@ -101,7 +105,7 @@ class Tokenizer:
         template = chat_templates.BUILTIN.get(style, style)
         if "{" not in template:
             raise ValueError(f"chat is {style!r}; accepted: {', '.join(chat_templates.BUILTIN)}, or a Jinja template")
-        return dataclasses.replace(self, template=template)
+        return dataclasses.replace(self, template=template, template_source="")
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, from which `load` and `transformers` read this back."""
@@ -139,6 +143,7 @@ def build(
     pad_id: int | None = None,
     stop_ids: Sequence[int | None] = (),
     add_bos: bool | None = None,
+    template_source: str = "",
 ) -> Tokenizer:
     """A `Tokenizer` whose template, ids that end a turn and `add_bos` are told from the vocabulary if not given."""
     # A tokenizer.json may carry the padding and truncation of whoever saved it.
@@ -149,7 +154,8 @@ def build(
     if wrong := [i for i in (bos_id, pad_id, *ends) if i is not None and not (type(i) is int and i >= 0)]:
         raise TokenizerError(f"the tokenizer {name} has the special id {wrong[0]!r}; accepted: whole numbers from 0 up")
     if template is not None and not isinstance(template, str):
-        raise TokenizerError(f"the tokenizer {name} has a chat template of type {type(template).__name__}, not text")
+        where = template_source or f"the tokenizer {name}"
+        raise TokenizerError(f"{where}: the chat template is of type {type(template).__name__}, not text")
     if add_bos is None:
         add_bos = bos_id is not None and rust.encode("", add_special_tokens=True).ids[:1] == [bos_id]
     return Tokenizer(
@@ -161,6 +167,7 @@ def build(
         pad_id=pad_id,
         stop_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         add_bos=add_bos,
+        template_source=template_source if template else "",
     )
 
 

@@ -11,6 +11,7 @@ from tokenizers import pre_tokenizers
 
 from marl_jax.errors import user_errors
 from models import errors, hf_config, peft, tokenizers, weights
+from models.chat import chat_parts
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
 from models.weights import safetensors_folder
@@ -60,10 +61,35 @@ def test_a_bad_tokenizer_folder_is_a_line_for_the_user(tmp_path, change, words):
     assert isinstance(caught.value, user_errors())
 
 
-def test_a_template_that_fails_is_a_line_for_the_user(tmp_path):
-    changed(tokenizer_folder(tmp_path) / "tokenizer_config.json", chat_template="{{ 1 / 0 }}")
-    with pytest.raises(user_errors(), match="the chat template failed: ZeroDivisionError"):
-        tokenizers.load(tmp_path).chat([{"role": "user", "content": "u"}])
+def template_in_config(folder, template):
+    changed(tokenizer_folder(folder) / "tokenizer_config.json", chat_template=template)
+    return folder, folder / "tokenizer_config.json"
+
+
+def template_in_jinja(folder, template):
+    file = tokenizer_folder(folder) / "chat_template.jinja"
+    file.write_text(template)
+    return folder, file
+
+
+def template_in_gguf(folder, template):
+    file = folder / "model.gguf"
+    test_tokenizers.write_gguf(file, test_tokenizers.small_fields() | {"tokenizer.chat_template": template})
+    return file, f"{file} (tokenizer.chat_template)"
+
+
+@pytest.mark.parametrize("put", [template_in_config, template_in_jinja, template_in_gguf])
+def test_a_template_that_fails_is_a_line_that_names_its_file(tmp_path, put):
+    place, named = put(tmp_path, "{{ 1 / 0 }}")
+    with pytest.raises(user_errors()) as caught:
+        tokenizers.load(place).chat([{"role": "user", "content": "u"}])
+    assert str(caught.value) == f"{named}: the chat template failed: ZeroDivisionError: division by zero"
+    place, named = put(tmp_path, "{{ messages[0].content }}" * 2)
+    with pytest.raises(user_errors()) as caught:
+        chat_parts(tokenizers.load(place))
+    assert str(caught.value) == f"{named}: the chat template writes a message 2 times or out of order, not once"
+    with pytest.raises(user_errors(), match="^the chat template failed"):  # a template of one's own is in no file
+        tokenizers.load(place, chat="{{ 1 / 0 }}").chat([{"role": "user", "content": "u"}])
 
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_a_line_for_the_user():

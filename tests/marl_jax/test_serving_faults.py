@@ -1,6 +1,7 @@
 """What goes wrong: clients that hang up, repeat themselves, send nonsense or have the wrong key, and a kill."""
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import logging
@@ -16,6 +17,7 @@ import pytest
 
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile, read_traces
+from tests.marl_jax.tiny_host import merging_tokenizer
 from tests.marl_jax.tiny_serving import Parrot, endpoint, post, read_until, wait_for
 
 HELLO = {"model": "one", "messages": [{"role": "user", "content": "hello"}]}
@@ -169,6 +171,15 @@ def test_nonsense_by_the_thousand_is_refused_and_leaves_no_trace(caplog):
             assert response.status < 500, body
     assert 200 in statuses and 400 in statuses
     assert not caplog.records
+
+
+def test_a_template_that_fails_does_not_name_its_file_to_clients():
+    broken = dict(template="{{ 1 / 0 }}", template_source="/models/tokenizer_config.json")
+    sampler = Parrot(tokenizer=dataclasses.replace(merging_tokenizer(), **broken))
+    with endpoint(sampler) as (url, _):
+        status, found = post(url, "/v1/chat/completions", HELLO)
+    assert status == 400
+    assert found["error"]["message"] == "the chat template failed: ZeroDivisionError: division by zero"
 
 
 def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
