@@ -38,6 +38,8 @@ def from_tiktoken(path: str | Path, generation: str = "qwen2.5") -> Tokenizer:
     ordered = sorted(ranks, key=ranks.__getitem__)
     if [ranks[token] for token in ordered] != list(range(len(ordered))):
         raise ValueError(f"{path}: the ranks are not 0..{len(ordered) - 1}, each once")
+    if absent := [byte for byte in range(256) if bytes([byte]) not in ranks]:  # without it a text could not be written
+        raise ValueError(f"{path}: {len(absent)} of the 256 single bytes are missing, the first is {absent[0]:#04x}")
     merges = [_halves(token, ranks, path) for token in ordered if len(token) > 1]
     control, user = SPECIAL[generation]
     tokens = [*map(spell, ordered), *control, *user]

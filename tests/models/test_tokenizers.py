@@ -449,6 +449,12 @@ def test_truncated_files_are_refused(tmp_path):
             load(path)
 
 
+def tiktoken_lines(*longer: bytes) -> str:
+    """A .tiktoken file of the single bytes and some longer tokens."""
+    tokens = [bytes([byte]) for byte in range(256)] + list(longer)
+    return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
+
+
 def test_bad_text_files_are_refused(tmp_path):
     def refused(name: str, text: str, message: str):
         (tmp_path / name).write_text(text)
@@ -458,7 +464,8 @@ def test_bad_text_files_are_refused(tmp_path):
 
     refused("x.tiktoken", "IQ== 0\nnot base64!\n", "line 2 is")
     refused("x.tiktoken", "IQ== 0\nIg== 2\n", r"ranks are not 0\.\.1")
-    refused("x.tiktoken", "IQ== 0\nIg== 1\nIyQl 2\n", "cannot be made from two earlier ones")
+    refused("x.tiktoken", "IQ== 0\n", "255 of the 256 single bytes are missing, the first is 0x00")
+    refused("x.tiktoken", tiktoken_lines(b"#$%"), "cannot be made from two earlier ones")
     refused("tokenizer.json", '{"model": 3}', "not a readable tokenizer.json")
     refused("weights.bin", "", "not a tokenizer; accepted: a folder")
     with pytest.raises(ValueError, match="generation is 'qwen9'"):
