@@ -25,6 +25,7 @@ from marl_jax.modes.setup.parts import Setup
 from marl_jax.modes.task_evaluation import TaskEvaluation
 from marl_jax.modes.verifier_evaluation import VerifierEvaluation
 from marl_jax.running.metrics import replace_text
+from marl_jax.serving.remote import check_reachable
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def evaluation_of(setup: Setup, part: str = "validation") -> GameEvaluation | Ta
 
 def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
     """`--mode=eval`: a run's checkpoint, or the untuned model, on the games or episodes of the config."""
+    check_reachable(config.eval.opponents, "eval.opponents")
     setup = setups.make(config, workdir=workdir)
     if not setup.host and setup.game.competitive and not config.eval.opponents and not is_exact(setup):
         raise RunError(f"config.eval.opponents is empty, so there is nothing to evaluate in {config.env.name}")

@@ -32,6 +32,7 @@ from marl_jax.modes.setup import Setup
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.host.episodes import Episode
 from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.serving.remote import check_reachable
 from marl_jax.serving.remote_bot import remote_failures
 
 HELP = """\
@@ -216,6 +217,7 @@ class _Terminal:
 
 def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     """`--mode=play`: the person sits in seat `play.seat` (-1: nobody, to watch), `play.opponent` in the others."""
+    check_reachable([config.play.opponent], "play.opponent")
     setup = setups.make(config, workdir=workdir)
     if setup.host:
         with contextlib.closing(setup):

@@ -47,6 +47,7 @@ from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.samples import Samples
+from marl_jax.serving.remote import check_reachable
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +130,10 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     if restored is not None:
         learn.factor = restored.meta.get("update_factor", 1)
     sampler, ahead = SamplerParams(setup), Ahead()
-    evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     evaluates_first = start == 0 and config.eval.every > 0
+    if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
+        check_reachable(config.eval.opponents, "eval.opponents")
+    evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     alone = jax.process_count() == 1  # several would have to compile in the same order
     if alone and rollout.jitted and not sampler.apart and start < config.steps:
         matches = functools.partial(evaluation.compile_ahead, baselines=True) if evaluates_first else None

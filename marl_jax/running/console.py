@@ -11,6 +11,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from marl_jax.errors import RunError
+
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +38,9 @@ class _RunLog(logging.FileHandler):
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
+    # JAX logs a traceback of what is raised inside of a compiled program; one of ours is reported in a line.
+    if record.exc_info and isinstance(record.exc_info[1], RunError):
+        return False
     # Orbax, and asyncio for it, log pages of tracebacks for what `checkpoint.py` handles and says in one line.
     return "orbax" not in (record.getMessage() if record.name == "asyncio" else record.pathname)
 

@@ -13,11 +13,13 @@ import dataclasses
 import functools
 import http.client
 import json
+import logging
 import os
+import socket
 import time
 import urllib.parse
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,11 @@ from models.chat import ChatParts, chat_parts
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 KEY = "OPENAI_API_KEY"
 LONGEST_WAIT = 10.0
+CONNECTING = 5.0  # seconds in which a server takes a connection
+SLOW = 10.0  # seconds after which a wait is logged
 MOST_BYTES = 1 << 20  # of a chat
 MOST_ANSWER_BYTES = 16 << 20
+log = logging.getLogger(__name__)
 
 
 class RemoteError(RunError):
@@ -50,6 +55,17 @@ class RemoteLost(EpisodeError):
 def is_remote(name: str) -> bool:
     """Whether a player is a remote model."""
     return name.startswith(("http://", "https://"))
+
+
+def check_reachable(names: Sequence[str], field: str) -> None:
+    """Refuses remote models whose server takes no connection; to be called before anything is compiled."""
+    for name in filter(is_remote, names):
+        host, port = RemoteModel.parse(name).address
+        try:
+            socket.create_connection((host, port), timeout=CONNECTING).close()
+        except OSError as error:
+            problem = f"no connection to {host}:{port}: {error.strerror or error}"
+            raise RemoteError(f"config.{field} has {name!r}, {problem}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +85,20 @@ class RemoteModel:
     def parse(cls, name: str) -> RemoteModel:
         """From URL#MODEL; the URL ends with the version of the API, such as /v1."""
         url, _, model = name.partition("#")
-        parts = urllib.parse.urlsplit(url)
-        if not is_remote(name) or not parts.hostname or not model or parts.query:
+        remote = cls(url.rstrip("/"), model)
+        try:
+            whole = is_remote(name) and model and all(remote.address) and not urllib.parse.urlsplit(url).query
+        except ValueError:  # a port that is no number, brackets that do not match
+            whole = False
+        if not whole:
             raise RemoteError(f"{name!r} is no remote model; accepted: http://HOST:PORT/v1#MODEL")
-        return cls(url.rstrip("/"), model)
+        return remote
+
+    @property
+    def address(self) -> tuple[str | None, int]:
+        """Host and port of the server."""
+        parts = urllib.parse.urlsplit(self.url)
+        return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
     @property
     def name(self) -> str:
@@ -108,9 +134,18 @@ class RemoteModel:
         """One answer to each chat, asked side by side; equal chats are asked once where answers are greedy."""
         keys = [json.dumps(list(chat)) if settings.get("temperature", 0.0) == 0 else i for i, chat in enumerate(chats)]
         unique = dict(zip(keys, chats, strict=True))
-        asked = self.threads.map(lambda chat: self.ask(chat, **settings)[0][0], unique.values())
-        answers = dict(zip(unique, asked, strict=True))
-        return [answers[key] for key in keys]
+        asked = {key: self.threads.submit(self.ask, chat, **settings) for key, chat in unique.items()}
+        begin, waiting = time.monotonic(), asked.values()
+        while waiting:
+            done, waiting = wait(waiting, SLOW, FIRST_EXCEPTION)
+            if failed := next(filter(None, (future.exception() for future in done)), None):
+                for future in waiting:
+                    future.cancel()
+                raise failed
+            if waiting:
+                seconds = time.monotonic() - begin
+                log.info("%s: %d of %d answers after %.0f s", self.name, len(asked) - len(waiting), len(asked), seconds)
+        return [asked[key].result()[0][0] for key in keys]
 
     @functools.cached_property
     def threads(self) -> ThreadPoolExecutor:
@@ -121,7 +156,7 @@ class RemoteModel:
         """(status, seconds to wait that the server asks for, JSON value) of one attempt."""
         parts = urllib.parse.urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname, parts.port, timeout=max(seconds, 0.1))
+        connection = kind(*self.address, timeout=max(seconds, 0.1))
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY, ""):
             headers["Authorization"] = f"Bearer {key}"

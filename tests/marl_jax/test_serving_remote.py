@@ -1,9 +1,12 @@
 """Remote models as players: a bot behind HTTP plays as the same bot here does, and tasks take them for any role."""
 
 import asyncio
+import contextlib
 import dataclasses
 import io
 import re
+import socket
+import time
 from pathlib import Path
 
 import jax
@@ -11,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import launch
 from envs.games import text as texts
 from envs.games.bots import UniformBot
 from envs.games.registry import make
@@ -24,6 +28,7 @@ from marl_jax.rollouts import matches
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.matches import Match
 from marl_jax.sampling.settings import Sampling
+from marl_jax.serving import remote as remotes
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.remote import RemoteError, RemoteModel, messages_of, remote_speaker
@@ -130,8 +135,41 @@ def test_messages_are_found_again_in_a_chat():
         messages_of("x", parts)
 
 
+@contextlib.contextmanager
+def mute():
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "play"])
+def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys):
+    with mute() as url:
+        pass
+    name = f"{url}/v1#m"
+    field, value = ("play.opponent", name) if mode == "play" else ("eval.opponents", f"('random', '{name}')")
+    command = ["--config=tests/marl_jax/tiny_run.py", f"--mode={mode}", f"--workdir={tmp_path}"]
+    begin = time.monotonic()
+    assert launch.main(["launch.py", *command, f"--config.{field}={value}", "--config.eval.every=1"]) == 1
+    address = url.removeprefix("http://")
+    expected = f"launch.py: config.{field} has {name!r}, no connection to {address}: Connection refused"
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+    assert time.monotonic() - begin < 30
+
+
+def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(game, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(remotes, "SLOW", 0.1)
+    monkeypatch.setattr(RemoteModel, "parse", lambda name: RemoteModel(name.partition("#")[0], "m", deadline=0.5))
+    command = ["--config=tests/marl_jax/tiny_run.py", "--mode=play", f"--workdir={tmp_path}", "--config.play.seat=1"]
+    with mute() as url:
+        assert launch.main(["launch.py", *command, f"--config.play.opponent={url}/v1#m"]) == 1
+    shown = capsys.readouterr().err
+    assert "/v1#m: 0 of 1 answers after 0 s" in shown and "Traceback" not in shown
+    assert shown.endswith("gave no answer in 0.5 s; last: timed out\n")
+
+
 def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
-    for wrong in ("http://", "http://host/v1", "ftp://host/v1#m", "runs/mine"):
+    for wrong in ("http://", "http://host/v1", "ftp://host/v1#m", "runs/mine", "http://h:99999/v1#m"):
         with pytest.raises(RemoteError, match="accepted: http"):
             RemoteModel.parse(wrong)
     down = dataclasses.replace(RemoteModel.parse("http://127.0.0.1:9/v1#m"), deadline=0.3)
