@@ -29,7 +29,8 @@ def refuse_malformed(kind: type[ModelFileError], path: str | Path) -> Iterator[N
     except MALFORMED as error:
         raise kind(_message(path, error)) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust code; it has no name that could be imported
+        # Rust code raises Exception itself, or a PanicException, which has no name that could be imported.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise kind(_message(path, error)) from error
 

@@ -149,6 +149,7 @@ def build(
     # A tokenizer.json may carry the padding and truncation of whoever saved it.
     rust.no_padding()
     rust.no_truncation()
+    rust.encode(_PROBE)  # a damaged normaliser fails when it is first used
     special = {token.content: i for i, token in rust.get_added_tokens_decoder().items()}
     ends = [eos_id, *stop_ids, *(special.get(token) for token in END_OF_TURN)]
     if wrong := [i for i in (bos_id, pad_id, *ends) if i is not None and not (type(i) is int and i >= 0)]:

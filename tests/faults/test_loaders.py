@@ -4,8 +4,10 @@ import json
 import random
 import resource
 import shutil
+import struct
 import time
 
+import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -14,6 +16,7 @@ from models import errors, hf_config, peft, tokenizers, weights
 from models.chat import chat_parts
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
+from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN
 from models.weights import safetensors_folder
 from tests.faults import fuzz
 from tests.models import test_gguf, test_peft, test_tokenizers
@@ -39,6 +42,19 @@ def changed(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def damaged_normaliser(at, text):
+    """A tokenizer.model whose compiled normaliser has other bytes somewhere."""
+
+    def change(folder):
+        sentencepiece_tokenizer(folder)
+        (folder / "tokenizer.json").unlink()
+        content = (folder / "tokenizer.model").read_bytes()
+        start = content.index(charsmap()) + at
+        (folder / "tokenizer.model").write_bytes(content[:start] + text + content[start + len(text) :])
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -51,6 +67,8 @@ def changed(path, **values):
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "accepted: ids of"),
         (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648 among 2 tokens"),
+        (damaged_normaliser(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
+        (damaged_normaliser(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
     ],
 )
 def test_a_bad_tokenizer_folder_is_a_line_for_the_user(tmp_path, change, words):
@@ -142,6 +160,11 @@ def huggingface(folder):
     return lambda: weights.load(folder)
 
 
+def shards(folder):
+    write_folder(folder, *golden("llama"), shards=2)
+    return lambda: weights.load(folder)
+
+
 def gguf(folder):
     cfg = test_gguf.config_of("llama")
     test_gguf.write_gguf(folder / "model.gguf", cfg, test_gguf.gguf_tensors(cfg, make("llama")[1]))
@@ -187,7 +210,44 @@ def gguf_tokenizer(folder):
     return chats(lambda: tokenizers.load(folder / "model.gguf"))
 
 
-KINDS = [huggingface, gguf, adapter, json_tokenizer, vocab_tokenizer, gguf_tokenizer]
+def field(number, value):
+    """One field of a protocol buffer message: a varint below 128, a float, or bytes of any length."""
+    if isinstance(value, int):
+        return bytes([number << 3 & 0x7F | 0x80, number >> 4, value])
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    return bytes([number << 3 | 2, len(value) & 0x7F | 0x80, len(value) >> 7]) + value
+
+
+def charsmap():
+    """A compiled normaliser: a double-array trie in which "B" leads to the text "b", and the texts."""
+    units = np.zeros(256, "<u4")
+    units[ord("B")] = (ord("B") ^ 1) << 10 | 1 << 8 | ord("B")  # the label, a leaf, and the way to unit 1
+    units[1] = 1 << 31  # a leaf: its text begins at 0
+    return struct.pack("<I", units.nbytes) + units.tobytes() + b"b\0"
+
+
+def sentencepiece_tokenizer(folder):
+    special = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    words = [(word, NORMAL) for word in ("▁", "a", "b", "u", "▁a", "▁b", "ab")]
+    pieces = special + [(f"<0x{byte:02X}>", BYTE) for byte in range(256)] + words
+    numbered = enumerate(pieces)
+    parts = [field(1, field(1, word.encode()) + field(2, -float(i)) + field(3, kind)) for i, (word, kind) in numbered]
+    parts.append(field(2, field(3, 2) + field(41, 1) + field(42, 2)))  # the trainer: BPE, and the ids of bos and eos
+    parts.append(field(3, field(2, charsmap()) + field(3, 1) + field(4, 0)))  # the normaliser: doubled spaces stay
+    (folder / "tokenizer.model").write_bytes(b"".join(parts))
+    return chats(lambda: tokenizers.load(folder))
+
+
+def tiktoken_tokenizer(folder):
+    (folder / "qwen.tiktoken").write_text(test_tokenizers.tiktoken_lines(b"ab", b" a", b"abc", b" ab"))
+    return chats(lambda: tokenizers.load(folder))
+
+
+KINDS = [
+    huggingface, shards, gguf, adapter, json_tokenizer, vocab_tokenizer, gguf_tokenizer, sentencepiece_tokenizer,
+    tiktoken_tokenizer,
+]  # fmt: skip
 
 
 @fuzz.sharded
