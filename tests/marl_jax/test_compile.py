@@ -185,6 +185,8 @@ def test_topologies_by_name():
         ("h100:2x4", "h100 takes a number: h100:8"),
         ("cpu", "cpu takes a number"),
         ("v5e:0x4", "v5e takes 2 sizes"),
+        ("cpu:100000", "--topology=cpu:100000: at most 2,048 devices"),
+        ("h100:100000", "--topology=h100:100000: at most 2,048 devices"),
         ("", "needs --topology"),
     ],
 )
