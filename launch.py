@@ -58,6 +58,7 @@ def main(argv: list[str]) -> int:
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         if values.mode != "report":
+            console.set_up(None, verbose=values.verbose)  # a check that generates levels says how far it is
             check(config, values.mode, workdir)
         if values.mode in TRAINED:
             config = stages.started(config, workdir)

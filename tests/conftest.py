@@ -2,9 +2,11 @@
 
 import gc
 import importlib.metadata
+import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -52,6 +54,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.quick)
     names = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+
+
+@pytest.fixture
+def own_console():
+    """What `marl_jax.running.console.set_up` changes is put back after the test."""
+    loggers = [logging.getLogger(name) for name in (None, "marl_jax", "envs.games")]
+    before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+    for logger, handlers, level in before:
+        for handler in set(logger.handlers) - set(handlers):
+            handler.close()
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
 
 
 def pytest_collection_finish():

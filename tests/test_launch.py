@@ -330,7 +330,7 @@ def test_what_a_user_can_mend_has_no_traceback(monkeypatch, capsys, tmp_path):
 
 def test_a_folder_that_cannot_be_written_has_no_traceback(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("marl_jax.running.console.set_up", lambda workdir, **_: workdir.mkdir(parents=True))
+    monkeypatch.setattr("marl_jax.running.console.set_up", lambda workdir, **_: workdir and workdir.mkdir(parents=True))
     assert launch.main(["launch.py", TIC_TAC_TOE, "--workdir=file/x"]) == 1
     assert capsys.readouterr().err == f"launch.py: {tmp_path}/file/x: Not a directory\n"
 

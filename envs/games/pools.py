@@ -11,7 +11,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,9 @@ MOST_LEVELS = 1_000_000
 """Of one part of a generated pool, so that a slip is refused rather than waited for."""
 TEST_EVERY = 5
 """One key in this many belongs to the test part."""
+SILENT, EVERY = 5.0, 15.0
+"""Seconds of generating before the first line about it, and between lines."""
+log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, np.ndarray]
 Schema = Mapping[str, tuple[str, str]]
@@ -125,6 +130,7 @@ def generate(
     rows: dict[str, list[dict]] = {part: [] for part in PARTS}
     seen = set()
     barren = 0
+    progress = _Progress(game, n_train + n_test)
     while barren < patience:
         before = len(seen)
         arrays, keys = draw(rng)
@@ -137,6 +143,7 @@ def generate(
                 seen.add(content)
                 rows[part].append(row)
         barren = 0 if len(seen) > before else barren + 1
+        progress.update(len(seen))
         if all(len(rows[part]) == wanted[part] for part in PARTS):
             break
     else:
@@ -148,6 +155,21 @@ def generate(
         return Levels({name: np.stack([row[name] for row in made]) if made else none for name, none in empty.items()})
 
     return Pool(game, stack("train"), stack("test"), source)
+
+
+class _Progress:
+    """Logs now and then how many levels there are, and how long the others may take."""
+
+    def __init__(self, game: str, wanted: int):
+        self._game, self._wanted, self._begin = game, wanted, time.monotonic()
+        self._next = self._begin + SILENT
+
+    def update(self, made: int) -> None:
+        now = time.monotonic()
+        if now >= self._next and made < self._wanted:
+            self._next = now + EVERY
+            left = (now - self._begin) * (self._wanted - made) / max(made, 1)
+            log.info("%s: %d of %d levels generated, about %.0f s left", self._game, made, self._wanted, left)
 
 
 def grade_seed(seed: int, number: int, grades: int) -> int | tuple[int, int]:

@@ -69,7 +69,8 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(logging.WARNING)
-    logging.getLogger("marl_jax").setLevel(level)
+    for name in ("marl_jax", "envs.games"):
+        logging.getLogger(name).setLevel(level)
 
 
 def note(level: int, message: str, *values: object) -> None:

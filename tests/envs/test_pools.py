@@ -1,5 +1,7 @@
 """Pools: disjoint parts, fingerprints, files that are whole or refused."""
 
+import logging
+import re
 import zipfile
 
 import numpy as np
@@ -97,6 +99,14 @@ def test_more_levels_to_evaluate_on_leave_those_of_training_alone(name):
 def test_how_many_levels_there_are_to_evaluate_on():
     assert [len(make(name, n_train=1).pool.test) for name in ("plan_path", "sudoku")] == [512, 512]
     assert make("sudoku", size=4, n_train=1, n_test=3, part="test").n_levels == 3
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_long_generation_says_how_far_it_is(name, monkeypatch, caplog):
+    monkeypatch.setattr(pools, "SILENT", 0.0)
+    with caplog.at_level(logging.INFO, "envs.games"):
+        ROOMS[name].generate.__wrapped__(n_train=600, n_test=150)
+    assert re.search(rf"{name}: \d+ of 750 levels generated, about \d+ s left\n", caplog.text)
 
 
 def test_fingerprint_sees_names_types_shapes_and_contents():

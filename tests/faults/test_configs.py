@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from envs.games import registry
+import launch
+from envs.games import pools, registry
 from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import setup as setups
@@ -88,6 +89,13 @@ def test_a_huge_group_and_a_huge_pool_are_refused_at_once():
     with pytest.raises(ConfigError, match="plan_path: n_train must be an integer from 0 to 1,000,000, found 1000"):
         check("env.params.n_train=100000000000", config=PLAN_PATH)
     assert time.monotonic() - start < 20
+
+
+def test_what_a_check_takes_long_over_is_shown(monkeypatch, capsys, own_console):
+    monkeypatch.setattr(pools, "SILENT", 0.0)
+    command = [f"--config={PLAN_PATH}", "--mode=config", "--config.env.params.n_train=1234"]
+    assert launch.main(["launch.py", *command]) == 0
+    assert "levels generated, about" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """How runs end badly: the reason is in the log of the run, stopped tables say so, and clocks that jump do no harm."""
 
 import json
-import logging
 import time
 
 import jax
@@ -18,16 +17,7 @@ from marl_jax.running import console, processes
 from models import tokenizers
 from tests.marl_jax import tiny_run
 
-
-@pytest.fixture(autouse=True)
-def log_of_a_run(monkeypatch):
-    """Puts the handlers of the root logger back."""
-    before = logging.getLogger().handlers[:]
-    yield
-    for handler in logging.getLogger().handlers:
-        if handler not in before:
-            handler.close()
-    logging.getLogger().handlers[:] = before
+pytestmark = pytest.mark.usefixtures("own_console")
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,8 @@ def test_a_start_on_a_full_disk_changes_nothing(config, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
-def test_a_full_disk_costs_log_lines_and_is_told_once(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_costs_log_lines_and_is_told_once(tmp_path, monkeypatch, capsys, own_console):
     root, ours = logging.getLogger(), logging.getLogger("marl_jax")
-    monkeypatch.setattr(root, "handlers", root.handlers[:])  # and all of these as they were, afterwards
-    for logger in (root, ours):
-        monkeypatch.setattr(logger, "level", logger.level)
     console.set_up(tmp_path)
     handler = root.handlers[-1]
     monkeypatch.setattr(handler.stream, "write", no_space)

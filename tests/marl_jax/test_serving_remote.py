@@ -143,7 +143,7 @@ def mute():
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "play"])
-def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys):
+def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys, own_console):
     with mute() as url:
         pass
     name = f"{url}/v1#m"
@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys):
     assert time.monotonic() - begin < 30
 
 
-def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(game, monkeypatch, capsys, tmp_path):
+def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(monkeypatch, capsys, tmp_path, own_console):
     monkeypatch.setattr(remotes, "SLOW", 0.1)
     monkeypatch.setattr(RemoteModel, "parse", lambda name: RemoteModel(name.partition("#")[0], "m", deadline=0.5))
     command = ["--config=tests/marl_jax/tiny_run.py", "--mode=play", f"--workdir={tmp_path}", "--config.play.seat=1"]
