@@ -74,13 +74,18 @@ def _score_backward(width, kept, grads):
         to_temperature = -jnp.sum(to_logits * logits, axis=-1) / temperature[:, None]
         # In float32 both products would run at half the speed.
         to_logits = constrain((to_logits / temperature[:, None, None]).astype(hidden.dtype), "BTV")
-        to_weight += jnp.tensordot(hidden, to_logits, ((0, 1), (0, 1)), preferred_element_type=jnp.float32)
-        return to_weight, (to_logits @ ready, to_temperature)
+        tokens_of = (x.reshape(*parts, -1, x.shape[-1]) for x in (hidden, to_logits))
+        to_weight += jnp.einsum("...nd,...nv->...dv", *tokens_of, preferred_element_type=jnp.float32)
+        return constrain(to_weight, letters), (to_logits @ ready, to_temperature)
 
-    nothing = jnp.zeros(weight.T.shape, jnp.float32)
+    # Each part into which a mesh splits the batch has a sum of its own: a common one would go over the network once for
+    # every piece.
+    parts = (n,) if (n := ways("B", len(hidden))) > 1 else ()
+    letters = "BDV" if parts else "DV"
+    nothing = constrain(jnp.zeros((*parts, *weight.T.shape), jnp.float32), letters)
     given = (hidden, targets, *sums, *grads)
     to_weight, (to_hidden, to_temperature) = _over_time(width, piece, nothing, *given)
-    to_weight = constrain(to_weight.T, "VD").astype(weight.dtype)
+    to_weight = constrain((jnp.sum(to_weight, axis=0) if parts else to_weight).T, "VD").astype(weight.dtype)
     return to_weight, to_hidden, None, jnp.sum(to_temperature, axis=1)
 
 

@@ -87,8 +87,12 @@ def test_hidden_logits_logprobs_and_gradients_equal_one_device(name, capfd):
     check(values, expected_values)
     check(gradients, expected)
     # Weights may travel, [V, D] among them; an array that ends in V is made of logits and must not.
-    travelled = re.findall(r"f32\[([\d,]*)\]\S* all-(?:gather|to-all)\(", program.as_text())
-    assert not [shape for shape in travelled if shape.endswith(f",{model.cfg.vocab_size}")]
+    vocab, width, text = model.cfg.vocab_size, model.cfg.d_model, program.as_text()
+    travelled = re.findall(r"f32\[([\d,]*)\]\S* all-(?:gather|to-all)\(", text)
+    assert not [shape for shape in travelled if shape.endswith(f",{vocab}")]
+    # The gradient of the head is summed over the mesh once, not for every piece of time.
+    in_loops = re.findall(r"f32\[([\d,]*)\]\S* all-reduce\(", text.partition("\nENTRY ")[0])
+    assert f"{width},{vocab // mesh.shape['tensor']}" not in in_loops
     assert "Involuntary full rematerialization" not in capfd.readouterr().err
 
 
