@@ -113,6 +113,8 @@ class ModelConfig:
             raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads, {self.n_kv_heads}")
         if self.learned_positions is None:
             _check("head_dim", self.head_dim, self.head_dim % 2 == 0, "an even number, because positions turn pairs")
+        else:  # GPT-2, whose heads share no keys and values
+            _check("n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads, f"{self.n_heads}, as n_heads")
 
     @property
     def learned_positions(self) -> int | None:

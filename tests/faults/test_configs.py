@@ -48,6 +48,11 @@ def test_what_cannot_work_is_refused(override, words):
     assert words in str(caught.value)
 
 
+def test_the_heads_of_gpt2_share_nothing():
+    with pytest.raises(ConfigError, match="config.model.shape: n_kv_heads is 1; accepted: 2, as n_heads"):
+        check("model.shape.family='gpt2'", "model.shape.n_heads=2", "model.shape.n_kv_heads=1")
+
+
 LEARNED = dict(family="gpt2", n_kv_heads=2)
 
 
