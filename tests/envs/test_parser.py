@@ -147,7 +147,7 @@ def questions(draw, sets, whole=False):
 @given(data=st.data())
 def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     key, written, legal = data.draw(questions(KINDS[kind]))
-    tokenizer, marked = tokenizer_of(kind), data.draw(st.booleans())
+    tokenizer, marked = tokenizer_of(kind), kind == "pieces" and data.draw(st.booleans())  # one kind: all compile twice
     rows = [tokenizer.encode(text.encode(errors="replace").decode())[-WIDTH:] for text in written]
     wanted = [
         answers.parse(names_of(key), tokenizer.decode(row, skip_special=True), allowed, marked)
