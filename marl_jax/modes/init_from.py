@@ -154,7 +154,7 @@ def find(place: str, name: str, workdir: Path | None = None) -> Start | Lost | N
 
 def _noted(workdir: Path | None, name: str) -> dict[str, Any]:
     """What the newest checkpoint in a folder has as the start of a model; nothing without one."""
-    if workdir is None or not (workdir / "checkpoints").is_dir():
+    if workdir is None or not stages.has_begun(workdir):
         return {}
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         if checkpoints.latest is None:

@@ -80,14 +80,14 @@ def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: 
 
 def all_steps_done(workdir: Path, steps: int) -> bool:
     """Whether the run in a folder has a whole checkpoint of its last step."""
-    if not (workdir / "checkpoints").is_dir():
+    if not stages.has_begun(workdir):
         return False
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         return (checkpoints.newest_whole() or 0) >= steps
 
 
 def _has_checkpoint(workdir: Path) -> bool:
-    if not (workdir / "checkpoints").is_dir():
+    if not stages.has_begun(workdir):
         return False
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         return checkpoints.latest is not None

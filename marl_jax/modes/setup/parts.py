@@ -131,8 +131,8 @@ def make_backbones(
 ) -> tuple[Backbone, ...]:
     """The models of a run.
 
-    world  from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of `Policy`
-           that depend on the world
+    world    from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of
+             `Policy` that depend on the world
     workdir  of the run, whose checkpoints may say where its models started
     """
     return tuple(
