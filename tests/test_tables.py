@@ -46,6 +46,20 @@ def test_unequal_budgets_are_refused(tmp_path):
         planning.check_budgets(flags, chosen(""))
 
 
+def test_an_evaluation_whose_episodes_all_failed_is_a_dash(tmp_path):
+    failed = {"step": 0, "opponent": "self", "games": 2, "distinct": 2, "failed": 2, "failed/timeout": 2}
+    rate = {"success": 0.5, "success_low": 0.25, "success_high": 0.75}
+    (tmp_path / "eval.jsonl").write_text(json.dumps(failed) + "\n" + json.dumps(failed | rate | {"step": 5}) + "\n")
+    assert runs.evaluation(tmp_path, "self", first=True) is None
+    assert runs.evaluation(tmp_path, "self") == runs.Rate(0.5, 0.25, 0.75)
+    (tmp_path / "answers").mkdir()
+    answers = tmp_path / "answers" / "test_00000005.jsonl"
+    answers.write_text('{"success": 0.0, "failed": "timeout"}\n')
+    assert runs.episodes(tmp_path) == []
+    answers.write_text(answers.read_text() + '{"success": 0.0, "failed": null}\n')
+    assert len(runs.episodes(tmp_path)) == 2
+
+
 def test_rows_are_asked_for_by_name(tmp_path):
     assert len(chosen("")) == 3 * 7
     assert chosen("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]

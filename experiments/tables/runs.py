@@ -110,18 +110,25 @@ class Rate:
 
 
 def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
-    """The success rate of a run in its first or newest evaluation; of a run that was only evaluated, in that one."""
+    """Read the success rate of a run's first or newest evaluation, or of its only one if it was not trained.
+
+    Returns:
+        None if there is no such evaluation, or if every episode of it failed.
+    """
     rows = evaluations(folder)
     if not rows and (folder / "evaluation.json").exists():
         rows = [{"step": 0, **row} for row in json.loads((folder / "evaluation.json").read_text())["rows"]]
     rows = [row for row in rows if row["opponent"] == opponent and (row["step"] == 0 or not first)]
-    return Rate(*(rows[-1][f"success{end}"] for end in ("", "_low", "_high"))) if rows else None
+    if not rows or "success" not in rows[-1]:
+        return None
+    return Rate(*(rows[-1][f"success{end}"] for end in ("", "_low", "_high")))
 
 
 def episodes(folder: Path) -> list[dict]:
-    """The episodes of an evaluation on the test part, question by question; none where there was none."""
+    """Read the episodes of the newest evaluation on the test split; none if there is none or all of them failed."""
     files = sorted((folder / "answers").glob("test_*.jsonl"))
-    return lines_of(files[-1]) if files else []
+    found = lines_of(files[-1]) if files else []
+    return found if any(not episode["failed"] for episode in found) else []
 
 
 def counted(folder: Path) -> int | None:

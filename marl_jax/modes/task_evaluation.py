@@ -3,10 +3,11 @@
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --workdir=runs/mine --mode=eval --config.eval.samples=16 --config.eval.temperature=0.7
 
-While it trains, a run is evaluated on the validation part; `--mode=eval` takes `eval.part`, by default the test part.
+During training a run is evaluated on the validation part; `--mode=eval` takes `eval.part`, by default the test part.
 At most `eval.games` examples are played, chosen by `eval.seed`. Answers are greedy by default; several samples need a
-temperature. What the numbers are stands in `task_scores`. Every episode is written to `answers/PART_STEP.jsonl`: what
-each role read and replied, the verdicts and their reasons, and what verifiers and tools returned.
+temperature. `task_scores` defines the metrics. An evaluation whose episodes all failed has none of them, and the log
+says why. Every episode is written to `answers/PART_STEP.jsonl`: what each role read and replied, the verdicts and their
+reasons, and what verifiers and tools returned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class TaskEvaluation:
         return [row, *rows]
 
     def _row(self, name: str, runner: EpisodeRunner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The metrics of one player, and its episodes."""
+        """Play all episodes with one player and return its metrics and the episodes."""
         number, count = self._setup.process
         journal = Journal(None)
         episodes = runner.play(self._jobs[number::count], journal)
@@ -89,9 +90,17 @@ class TaskEvaluation:
         found = [one for part in processes.gather(played) for one in part]
         records = sorted(found, key=lambda one: (one["example"], one["sample"]))
         row = {"opponent": name, "part": self._part, **task_scores.row(records, self._config.confidence)}
-        log.info("evaluation on %s, %s (%d episodes of %d examples, %d failed)", self._part, stats.describe(row),
-                 row["games"], row["distinct"], row["failed"])  # fmt: skip
+        if number == 0:
+            self._report(row, records)
         return row, records
+
+    def _report(self, row: Mapping[str, Any], records: Sequence[task_scores.Record]) -> None:
+        """Log the result of an evaluation, or why it has none."""
+        log.info("evaluation on %s, %s (%d episodes of %d examples)", self._part, stats.describe(row), row["games"],
+                 row["distinct"])  # fmt: skip
+        if row["failed"] == row["games"]:
+            log.warning("evaluation on %s, %s: every episode failed, so there is no success rate. The first error: %s",
+                        self._part, row["opponent"], records[0]["error"])  # fmt: skip
 
     def write(self, workdir: Path, step: int) -> None:
         """Writes the episodes of the last call; process 0 does."""

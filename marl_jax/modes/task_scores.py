@@ -1,4 +1,4 @@
-"""What the episodes of an evaluation come to: rates with intervals, over one sample of every example or several.
+"""Success rates of an evaluation with their intervals, from one or several samples of every example.
 
 With k samples of each of n examples:
 
@@ -9,8 +9,10 @@ With k samples of each of n examples:
     best_by_reward@k     the one with the highest reward, which knows the right answer
     right/ROLE/turn_T    share of right replies of a role at a turn, where the task judges replies
 
-An episode that failed is no success and has no vote. Only examples are independent of each other, so intervals are as
-wide as for n of them: Wilson's for shares of examples, the bootstrap over examples for means of several samples.
+An episode that failed (a timeout, an exception) counts as no success with a reward of 0, and it has no vote. If every
+episode failed, nothing was measured: the row has the counts only, and no rate. Only examples are independent of each
+other, so intervals are as wide as for n of them: Wilson's for shares of examples, the bootstrap over examples for means
+of several samples.
 """
 
 from __future__ import annotations
@@ -32,15 +34,30 @@ Record = Mapping[str, Any]
 
 
 def row(records: Sequence[Record], confidence: float) -> dict[str, Any]:
-    """All metrics of an evaluation, those with intervals first: NAME, NAME_low and NAME_high."""
+    """Compute all metrics of an evaluation.
+
+    Returns:
+        The counts `games` and `distinct`, NAME, NAME_low and NAME_high of every metric with an interval, the other
+        metrics, and how many episodes `failed`, also by reason. Only the counts if every episode failed.
+    """
     groups = list(by_example(records).values())
+    failed = collections.Counter(record["failed"] for record in records if record["failed"])
+    found: dict[str, Any] = {"games": len(records), "distinct": len(groups)}
+    if failed.total() < len(records):
+        measured = _measured(records, groups, confidence)
+        found |= {name: value for name, value in measured.items() if name not in found}
+    return found | {"failed": failed.total(), **{f"failed/{reason}": n for reason, n in sorted(failed.items())}}
+
+
+def _measured(records: Sequence[Record], groups: Sequence[Sequence[Record]], confidence: float) -> dict[str, float]:
+    """Compute everything that needs an episode that did not fail, metrics with an interval first."""
     intervals = {
         "success": _mean([[r["success"] for r in group] for group in groups], confidence),
         "reward": stats.bootstrap(sorted(np.mean([r["reward"] for r in group]) for group in groups), confidence),
         **dict(_of_several(groups, confidence)),
         **dict(_of_turns(records, confidence)),
     }
-    found: dict[str, Any] = {"games": len(records), "distinct": len(groups)}
+    found: dict[str, float] = {}
     for name, interval in intervals.items():
         found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     values = collections.defaultdict(list)
@@ -49,9 +66,7 @@ def row(records: Sequence[Record], confidence: float) -> dict[str, Any]:
             values[name].append(value)
         for turn in record["turns"]:
             values[f"reward/{turn['role']}/turn_{turn['turn'] + 1}"].append(sum(turn["rewards"].values()))
-    found |= {name: float(np.mean(those)) for name, those in sorted(values.items()) if name not in found}
-    failed = collections.Counter(record["failed"] for record in records if record["failed"])
-    return found | {"failed": failed.total(), **{f"failed/{reason}": n for reason, n in sorted(failed.items())}}
+    return found | {name: float(np.mean(those)) for name, those in sorted(values.items()) if name not in found}
 
 
 def by_example(records: Sequence[Record]) -> dict[int, list[Record]]:

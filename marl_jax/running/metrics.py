@@ -87,7 +87,7 @@ class Metrics:
         self._every, self._steps = config.log.every, config.steps
         self._sinks: list = []
         self._main = main
-        self._results: dict[str, float] = {}
+        self._results: dict[str, dict[str, float]] = {}  # by opponent
         self._progress = Progress(config.steps, start, enabled=main and config.log.progress)
         if not main:
             return
@@ -103,20 +103,26 @@ class Metrics:
         if not self._main:
             return
         metrics = {name: float(value) for name, value in metrics.items()}
-        self._progress.update(step, {**self._results, **{name: metrics[name] for name in BAR if name in metrics}})
+        results = {name: value for own in self._results.values() for name, value in own.items()}
+        self._progress.update(step, {**results, **{name: metrics[name] for name in BAR if name in metrics}})
         if step % self._every == 0 or step == self._steps or last:
             self._rows.write({"step": step, "time": time.time(), **metrics})
             self._pass_on(step, metrics)
 
     def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The result against each opponent: rows of `opponent`, `games` and metrics, each with `<figure>_low/_high`."""
+        """Write the result against each opponent.
+
+        Args:
+            rows: `opponent`, `games`, metrics, each with its interval as `<metric>_low` and `<metric>_high`, and of
+                tasks how many episodes `failed`. The progress bar shows the first metric and the failures.
+        """
         if not self._main:
             return
         for row in rows:
             self._evals.write({"step": step, "time": time.time(), **row})
             first = next((name for name in row if f"{name}_low" in row), None)
-            if first is not None:
-                self._results[f"{row['opponent']}/{first}"] = float(row[first])
+            shown = [first] * (first is not None) + ["failed"] * bool(row.get("failed"))
+            self._results[row["opponent"]] = {f"{row['opponent']}/{name}": float(row[name]) for name in shown}
             numbers = {f"eval/{row['opponent']}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
             self._pass_on(step, numbers)
 

@@ -33,10 +33,16 @@ def is_metrics(row: dict[str, Any]) -> bool:
 
 
 def is_eval(row: dict[str, Any]) -> bool:
-    """A step, an opponent, and metrics, where those with an interval are numbers."""
+    """Check for a step, an opponent and metrics, where metrics with an interval are numbers.
+
+    Failed episodes are counted, in all and by reason, together with the number of games. An evaluation whose episodes
+    all failed has no metrics.
+    """
     measured = [key for name in row if f"{name}_low" in row for key in (name, f"{name}_low", f"{name}_high")]
     numbers = all(row.get(key) is None or is_number(row[key]) for key in measured)
-    return _is_step(row.get("step")) and isinstance(row.get("opponent"), str) and numbers
+    counted = [name for name in row if name == "failed" or name.startswith("failed/")]
+    counts = all(_is_step(row.get(key)) for key in [*counted, *(["games"] if counted else [])])
+    return _is_step(row.get("step")) and isinstance(row.get("opponent"), str) and numbers and counts
 
 
 def is_game(row: dict[str, Any]) -> bool:

@@ -110,13 +110,15 @@ def _values(values) -> np.ndarray:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """A line of at most `LINE` characters about a row of metrics: the first with its interval, the others without.
+    """Describe a row of an evaluation in a line of about `LINE` characters.
 
-    Those of single seats are left out, and so are the last ones if they do not fit.
+    The first metric is shown with its interval, the others without. Metrics of single seats are left out, and so are
+    the last ones if they do not fit. The number of failed episodes always comes last.
     """
     names = [name for name in row if f"{name}_low" in row and "_seat_" not in name]
+    failed = failures(row)
     if not names:
-        return str(row["opponent"])
+        return f"{row['opponent']}: {failed}" if failed else str(row["opponent"])
     first, *others = names
     words = [f"{first.replace('_', ' ')} {Interval(row[first], row[f'{first}_low'], row[f'{first}_high'])}"]
     words += [f"{name.removesuffix('_rate').replace('_', ' ')} {row[name]:.3f}" for name in others]
@@ -124,4 +126,13 @@ def describe(row: Mapping[str, Any]) -> str:
     more = ", …"
     while shown < len(words) and len(line) + len(words[shown]) + 2 + len(more) * (shown + 1 < len(words)) <= LINE:
         line, shown = f"{line}, {words[shown]}", shown + 1
-    return line if shown == len(words) else line + more
+    line = line if shown == len(words) else line + more
+    return f"{line}; {failed}" if failed else line
+
+
+def failures(row: Mapping[str, Any]) -> str:
+    """Describe how many episodes of an evaluation failed, "12 of 512 failed (timeout: 12)"; "" if none did."""
+    if not row.get("failed"):
+        return ""
+    reasons = {name.removeprefix("failed/"): n for name, n in row.items() if name.startswith("failed/")}
+    return f"{row['failed']} of {row['games']} failed ({', '.join(f'{reason}: {n}' for reason, n in reasons.items())})"

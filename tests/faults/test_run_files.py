@@ -59,6 +59,8 @@ def use(folder):
         {"step": 1, "players": ["a"], "outcome": "draw", "winner": -1, "scores": [], "moves": [{}], "result": ""},
         {"step": 1, "opponent": "x", "win_rate": "high", "win_rate_low": [], "win_rate_high": {}},
         {"step": 1, "time": "now", "reward": "much"},
+        {"step": 1, "opponent": "self", "failed": 3},
+        {"step": 1, "opponent": "self", "games": 3, "failed": 3, "failed/timeout": "all"},
     ],
 )
 def test_a_row_of_another_kind_is_left_out(tmp_path, name, row):

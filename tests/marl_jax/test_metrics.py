@@ -60,6 +60,21 @@ def test_the_bar_shows_the_newest_results_first(config, tmp_path, monkeypatch):
     assert shown == [[("random/win_rate", 0.5), ("entropy", 1.5)]]
 
 
+def test_the_bar_shows_failed_episodes_and_no_rate_of_an_earlier_evaluation(config, tmp_path, monkeypatch):
+    shown = []
+    metrics = Metrics(config, tmp_path)
+    monkeypatch.setattr(metrics._progress, "update", lambda step, found: shown.append(found))
+    row = {"opponent": "self", "games": 8, "success": 0.5, "success_low": 0.2, "success_high": 0.8, "failed": 2}
+    metrics.write_eval(0, [row, {"opponent": "self/b", "win_rate": 1.0, "win_rate_low": 0.9}])
+    metrics.write(1, {})
+    metrics.write_eval(1, [{"opponent": "self", "games": 8, "failed": 8, "failed/timeout": 8}])
+    metrics.write(2, {})
+    assert shown == [
+        {"self/success": 0.5, "self/failed": 2.0, "self/b/win_rate": 1.0}, {"self/failed": 8.0, "self/b/win_rate": 1.0}
+    ]  # fmt: skip
+    assert len(read_json_lines(tmp_path / "eval.jsonl")) == 3
+
+
 def test_every_nth_step_and_the_last_are_written(config, tmp_path):
     config.log.every = 4
     write_run(config, tmp_path, range(1, 11))

@@ -114,6 +114,23 @@ def test_shares_are_in_per_cent_and_what_is_no_number_is_left_out(workdir):
     assert "50.0 % [25.0, 75.0]" in words and "100.0 % [50.0, 100.0]" in words
 
 
+def test_failed_episodes_are_counted_and_an_evaluation_that_failed_has_no_rate(workdir):
+    ends = dict(success=0.5, success_low=0.25, success_high=0.75)
+    failed = {"failed": 6, "failed/timeout": 6}
+    rows = [
+        dict(step=0, opponent="self", games=6, **failed),
+        {"step": 5, "opponent": "self", "games": 512, **ends, "failed": 12, "failed/error": 2, "failed/timeout": 10},
+    ]
+    (workdir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert "12 of 512 failed (error: 2, timeout: 10)" in words and "episodes failed, self12 of 512" in words
+    assert "self06–6 of 6 failed (timeout: 6)" in words.replace("\n", "") and "0.0 % [0.0" not in words
+    assert "Every episode failed, so there is no success rate: step 0 (self)." in words
+    (workdir / "eval.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert "6 of 6 failed (timeout: 6)" in words and "no points yet" not in words
+
+
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(defaults.get_config().to_dict()))
     assert "No step has been logged yet" in report.main(tmp_path).read_text()

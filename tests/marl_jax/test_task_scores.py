@@ -127,6 +127,28 @@ def test_rates_per_role_and_turn():
     assert not [k for k in row([sample(0, 1, turns=[turn("a", 0, 1)])], 0.95) if k.startswith("right/")]
 
 
+def test_a_failed_episode_among_others_is_no_success_and_is_counted_by_its_reason():
+    failed = [sample(3, 0, failed="timeout"), sample(4, 0, failed="error")]
+    found = row([*(sample(i, 1) for i in range(3)), *failed], 0.95)
+    assert found["success"] == pytest.approx(3 / 5) and found["games"] == 5
+    assert (found["failed"], found["failed/timeout"], found["failed/error"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_an_evaluation_whose_episodes_all_failed_has_no_rate(samples):
+    records = [
+        sample(i, 0, failed="timeout" if i else "error", turns=[turn("a", 0, 1), turn("b", 0, 1)], number=k)
+        for i in range(4)
+        for k in range(samples)
+    ]
+    found = row(records, 0.95)
+    counts = {"failed": 4 * samples, "failed/error": samples, "failed/timeout": 3 * samples}
+    assert found == {"games": 4 * samples, "distinct": 4, **counts}
+    assert stats.describe({"opponent": "self", **found}) == (
+        f"self: {4 * samples} of {4 * samples} failed (error: {samples}, timeout: {3 * samples})"
+    )
+
+
 # ---------------------------------------------------------------------------------------------------- what changed
 
 
@@ -193,6 +215,29 @@ def test_a_run_writes_its_answers_and_is_not_continued_on_other_data(tmp_path):
     config.steps = 2
     with pytest.raises(CheckpointError, match=r"task.data is '\d+ examples of train, sha256 .*' there and '.*' here"):
         train.train(config, tmp_path / "run")
+
+
+def test_a_run_whose_evaluations_all_fail_says_so_and_has_no_best_checkpoint(tmp_path, caplog):
+    config, _ = small(tmp_path)
+    config.task.max_length = 16  # no question fits
+    config.eval.update(dict(every=1, games=3))
+    config.checkpoint.best_metric = "self/success"
+    with caplog.at_level("INFO", "marl_jax"):
+        train.train(config, tmp_path / "run")
+    for one in read_json_lines(tmp_path / "run" / "eval.jsonl"):
+        assert set(one) - {"step", "time", "opponent", "part"} == {
+            "games", "distinct", "failed", "failed/too_long",
+        }  # fmt: skip
+    assert "every episode failed, so there is no success rate. The first error: ChatFull: a chat of" in caplog.text
+    assert "self: 3 of 3 failed (too_long: 3)" in caplog.text
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "3 of 3 failed (too_long: 3)" in page and "What has changed" not in page
+    config.eval.step = "best"
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        evaluate.main(config, tmp_path / "run")
+    config.eval.step = "newest"
+    (found,) = evaluate.main(config, tmp_path / "run")
+    assert found["failed"] == 3 and "success" not in found
 
 
 def test_several_greedy_samples_and_samples_of_games_are_refused(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from marl_jax.config import saved, stages
 from marl_jax.modes.report import changes
 from marl_jax.modes.report.curves import Series, chart, label, legend
-from marl_jax.running import rows
+from marl_jax.running import rows, stats
 from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
@@ -148,6 +148,8 @@ def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping])
         for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
             value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
+        if row.get("failed"):
+            shown.append((f"episodes failed, {row['opponent']}", f"{row['failed']} of {row['games']}"))
     for name, words in (("games_per_s", "games/s"), ("episodes_per_s", "episodes/s"), ("tokens_per_s", "tokens/s")):
         values = sorted(row[name] for row in metrics if isinstance(row.get(name), int | float))
         if values:  # the median: the first steps compile
@@ -185,14 +187,22 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     opponents = list(dict.fromkeys(str(row["opponent"]) for row in evals))
     metrics = [name for name in evals[-1] if f"{name}_low" in evals[-1] and f"{name}_high" in evals[-1]]
     metrics = list(dict.fromkeys([*metrics, *(n for row in evals for n in row if f"{n}_low" in row)]))
+    failing = any(row.get("failed") for row in evals)
     yield '<div class="scroll"><table><tr><th>against</th><th>step</th><th>games</th>'
-    yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in metrics) + "</tr>"
+    yield "".join(f"<th>{text(name.replace('_', ' '))}</th>" for name in metrics)
+    yield ("<th>failed episodes</th>" if failing else "") + "</tr>"
     for opponent in opponents:
         own = [row for row in evals if str(row["opponent"]) == opponent]
         for row in {r["step"]: r for r in (own[0], own[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
-            yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics) + "</tr>"
+            yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics)
+            yield (f"<td>{text(stats.failures(row) or 'none')}</td>" if failing else "") + "</tr>"
     yield "</table></div>"
+    if lost := [row for row in evals if row.get("failed") and row["failed"] == row["games"]]:
+        which = ", ".join(f"step {row['step']} ({row['opponent']})" for row in lost)
+        yield f'<p class="bad">Every episode failed, so there is no success rate: {text(which)}.</p>'
+    if not metrics:
+        return
     yield f'<div style="margin-top:14px">{legend(opponents)}</div><div class="grid">'
     for name in metrics:
         lines = []

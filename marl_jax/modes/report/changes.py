@@ -30,9 +30,10 @@ def read(workdir: Path) -> Evaluations:
 
 
 def sections(evaluations: Evaluations) -> Iterator[str]:
-    """HTML for every part that was evaluated at two steps."""
+    """Yield HTML for every part that was evaluated at two steps and whose episodes did not all fail."""
     for part, (first, last) in evaluations.items():
-        if first and last and first[0]["step"] != last[0]["step"]:
+        measured = all(any(not episode.get("failed") for episode in episodes) for episodes in (first, last))
+        if measured and first[0]["step"] != last[0]["step"]:
             yield from _section(part, first, last)
 
 

@@ -72,18 +72,22 @@ export function curves(state) {
     const rows = runs.flatMap((run) => run.evals.rows.map((row) => [run, row]));
     const names = unique(rows.flatMap(([, row]) => Object.keys(row).filter((n) => `${n}_low` in row && `${n}_high` in row)));
     const lines = unique(rows.map(([run, row]) => JSON.stringify([run.id, row.opponent, row.part ?? ""]))).map((text) => JSON.parse(text));
-    if (!names.filter(wanted).length) return [];
     const several = runs.length > 1;
     const named = lines.map(([id, opponent, part], colour) => ({
       id, opponent, part, colour, name: [several ? id : "", opponent, part].filter(Boolean).join(", "),
     }));
     const legend = el("div", { class: "row" }, named.map((line) => el("span", {}, el("span", { class: `swatch k${line.colour % COLOURS}` }), line.name)));
+    const failures = named.map((line) => {
+      const last = rows.findLast(([run, row]) => run.id === line.id && row.opponent === line.opponent && (row.part ?? "") === line.part)[1];
+      return last.failed > 0 ? el("p", { class: "bad" }, `${line.name}: ${failed(last)} at step ${last.step}`) : null;
+    });
     const charts = names.filter(wanted).map((name) => el("div", { class: "card" }, el("h3", {}, words(name)),
       chart(named.map((line) => ({ ...line, points: rows
         .filter(([run, row]) => run.id === line.id && row.opponent === line.opponent
           && (row.part ?? "") === line.part && typeof row[name] === "number")
         .map(([run, row]) => [x(run, row), row[name], row[`${name}_low`] ?? row[name], row[`${name}_high`] ?? row[name]]) })), label)));
-    return [el("h2", {}, "Evaluation"), legend, el("div", { class: "grid" }, charts)];
+    if (!charts.length && !failures.some(Boolean)) return [];
+    return [el("h2", {}, "Evaluation"), legend, failures, el("div", { class: "grid" }, charts)];
   }
 
   function training(runs, x, label, wanted) {
@@ -128,6 +132,12 @@ function matches(found) {
     el("tr", {}, el("th"), names.map((name) => el("th", {}, name)), elo ? el("th", {}, "Elo") : null),
     matrix.map((row, i) => el("tr", {}, el("td", {}, names[i]), row.map((value, j) => el("td", {}, elo && i === j ? "–" : number(value))),
       elo ? el("td", {}, number(elo[names[i]])) : null))));
+}
+
+/** How many episodes of an evaluation failed, by reason. */
+function failed(row) {
+  const reasons = Object.keys(row).filter((name) => name.startsWith("failed/")).map((name) => `${name.slice(7)}: ${row[name]}`);
+  return `${row.failed} of ${row.games} episodes failed (${reasons.join(", ")})`;
 }
 
 const unique = (items) => [...new Set(items)];
