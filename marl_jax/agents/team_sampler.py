@@ -95,6 +95,11 @@ class TeamSampler:
         """As `BatcherThread.usage`; zeros before the first weights."""
         return Usage() if self._thread is None else self._thread.usage
 
+    @property
+    def compile_seconds(self) -> float:
+        """As `Batcher.compile_seconds`; 0 before the first weights."""
+        return 0.0 if self._thread is None else self._thread.compile_seconds
+
     def close(self) -> None:
         """Ends the thread. Weights that are published later start another one."""
         if self._thread is not None:

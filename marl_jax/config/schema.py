@@ -72,7 +72,7 @@ TASK = {
     "params": Field({}, OPEN, "parameters of the task"),
     "part": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
     "n_episodes": Field(64, integer(1, 1 << 20), "episodes per step"),
-    "time_limit": Field(60.0, number(0, above=True), "seconds after which an episode is ended"),
+    "time_limit": Field(60.0, number(0, above=True), "time limit of an episode in seconds, not counting compilation"),
     "max_new_tokens": Field(256, integer(1, 1 << 17), "tokens of an answer at most"),
     "rows": Field(64, integer(1, 1 << 16), "conversations that are answered at once"),
     "max_length": Field(2048, integer(2, 1 << 21), "tokens of a conversation at most"),

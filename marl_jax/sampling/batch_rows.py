@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from marl_jax.sampling import decode
-from marl_jax.sampling.compiling import CompiledPrograms
+from marl_jax.sampling.compiling import CompileClock, CompiledPrograms
 from marl_jax.sampling.conversation import round_up
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.pages import PagePool
@@ -63,6 +63,8 @@ class BatchRows:
         self._line_counts = tuple(sorted({round_up(count, n) for count in few_many[1 if fixed else 0 :]}))
         self._row_counts = [rows] if fixed else _row_counts(rows, n)
         self._compiled: CompiledPrograms | None = None
+        self._called: set[tuple] = set()  # keys of programs that compiled in their first call
+        self.compile_clock = CompileClock()
         self._begun: Begun | None = None
         self._since: float | None = None  # when the device was given the first program of a chunk
         self._bound: Sequence[np.ndarray] = ()
@@ -207,7 +209,7 @@ class BatchRows:
         count = next(n for n in self._row_counts if n // len(self.parts) >= most)
         rows = self._row_batch(going, count)
         lazy = functools.partial(self._decode_lazily, steps=steps)
-        run = self._program(_decode_key(count, rows), lazy) if rows.allowed is None else lazy
+        run = self._program(_decode_key(count, rows), lazy)
         weights, pages, since = self.engine.weights, self.pages, self._since
         self._since = None
 
@@ -291,8 +293,24 @@ class BatchRows:
             self._compiled.wait()
 
     def _program(self, key: tuple, lazy: Callable) -> Callable:
-        """The compiled program of a shape, or a function that compiles it when it is called."""
-        return (None if self._compiled is None else self._compiled.get(key)) or lazy
+        """Return the program of a shape, compiled in the background or by its first call.
+
+        Either way `compile_clock` counts the wait. A first call also runs the program, which is short by comparison.
+        """
+        if self._compiled is not None:
+            with self.compile_clock.running():
+                compiled = self._compiled.get(key)
+            if compiled is not None:
+                return compiled
+        if key in self._called:
+            return lazy
+        self._called.add(key)
+
+        def first_call(*arguments):
+            with self.compile_clock.running():
+                return lazy(*arguments)
+
+        return first_call
 
     def _decode_lazily(self, weights, pages, rows, steps):
         return self.engine._decode_rows(weights, pages, rows, steps)
@@ -314,9 +332,9 @@ def _shape(x):
 
 
 def _decode_key(count: int, rows: RowBatch) -> tuple:
-    """What a decoding program depends on."""
+    """Return everything that the shapes of a decoding program depend on."""
     kind = None if rows.filters is None else rows.filters.seen is not None
-    return "decode", count, rows.stop_ids.shape[1], kind
+    return "decode", count, rows.stop_ids.shape[1], kind, rows.allowed is not None
 
 
 def _with_allowed(batch: RowBatch, vocab: int) -> RowBatch:

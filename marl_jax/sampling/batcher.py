@@ -288,6 +288,11 @@ class Batcher:
             self._counts, running=running, waiting=len(self._open) - running, versions=versions
         )
 
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that requests have waited for the compiler so far, including now; any thread may read this."""
+        return self._rows.compile_clock.seconds
+
     def memory(self) -> Memory:
         """What pages hold at this moment."""
         return self._rows.memory()

@@ -199,6 +199,11 @@ class BatcherThread:
         """As of the last chunk."""
         return self._usage
 
+    @property
+    def compile_seconds(self) -> float:
+        """As `Batcher.compile_seconds`."""
+        return self._batcher.compile_seconds
+
     def _call(self, command: Callable[[], None], future: Future | None = None, waits: bool = False):
         """Leaves a command for the thread; `future` fails if the thread ends before it is done.
 

@@ -152,6 +152,11 @@ class Batchers:
         return min((d for b in self.batchers if (d := b.next_deadline) is not None), default=None)
 
     @property
+    def compile_seconds(self) -> float:
+        """Sum of `Batcher.compile_seconds`; one batcher runs at a time, so all requests wait for each of them."""
+        return sum(batcher.compile_seconds for batcher in self.batchers)
+
+    @property
     def usage(self) -> Usage:
         """Sums over the batchers; versions by policy."""
         usages = [batcher.usage for batcher in self.batchers]

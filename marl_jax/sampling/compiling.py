@@ -1,16 +1,40 @@
-"""Programs of the sampler, compiled beside the work: who needs one early waits for that one alone."""
+"""Background compilation of the sampler's programs, and the time that the sampler spends waiting for it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from marl_jax.devices.ahead import Ahead
 
 log = logging.getLogger(__name__)
+
+
+class CompileClock:
+    """Seconds that one thread at a time has waited for the compiler; any thread may read them."""
+
+    def __init__(self):
+        self._state: tuple[float, float | None] = (0.0, None)  # total, start of the current wait; replaced at once
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time in this context."""
+        total, started = self._state[0], time.monotonic()
+        self._state = total, started
+        try:
+            yield
+        finally:
+            self._state = total + time.monotonic() - started, None
+
+    @property
+    def seconds(self) -> float:
+        """The total so far, including the current wait."""
+        total, started = self._state
+        return total if started is None else total + time.monotonic() - started
 
 
 class CompiledPrograms:

@@ -16,6 +16,7 @@ from marl_jax.rollouts.host.conversation import SamplerError
 from marl_jax.rollouts.host.journal import JournalError
 from marl_jax.rollouts.host.watchdog import Watchdog
 from marl_jax.sampling import loop_futures
+from marl_jax.sampling.compiling import CompileClock
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, conversation, make_rollout
 
@@ -157,6 +158,35 @@ def test_a_bad_episode_costs_one_episode(bad, reason, caplog):
         m = n if samples.episode[n, s] < failed else n + 2
         np.testing.assert_array_equal(samples.targets[n, x], expected.targets[m, x])
         np.testing.assert_array_equal(samples.tokens[n, : samples.lengths[n]], expected.tokens[m, : samples.lengths[n]])
+
+
+class Compiling(FakeSampler):
+    """A sampler whose first request waits for a compiler that takes 1.2 seconds, and so do the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock, self.compiled = CompileClock(), None
+
+    async def answer(self, *args, **kwargs):
+        if self.compiled is None:
+            self.compiled = asyncio.ensure_future(self.compile())
+        await asyncio.shield(self.compiled)
+        return await super().answer(*args, **kwargs)
+
+    async def compile(self):
+        with self.clock.running():
+            await asyncio.sleep(1.2)
+
+
+def test_compiling_does_not_count_against_the_time_limit_of_episodes(caplog):
+    sampler = Compiling()
+    settings = dict(time_limit=0.3, compile_seconds=lambda: sampler.clock.seconds, n_examples=7, samples=1)
+    with contextlib.closing(make_rollout(spoiled(hangs), sampler, **settings)) as rollout:
+        started = time.monotonic()
+        _, _, metrics = rollout({}, rollout.init(None, None))
+    assert metrics["episodes/finished"] == 6 and metrics["episodes/failed/timeout"] == 1, "the one that is slow itself"
+    assert time.monotonic() - started > 1.4
+    assert "the episode took longer than task.time_limit (0.3 s). Raise it, or" in caplog.text
 
 
 def test_when_every_episode_fails_the_samples_are_empty():

@@ -1,6 +1,8 @@
 """Continuous batching: whatever decodes together, a request gets what it would get alone."""
 
 import dataclasses
+import threading
+import time
 import types
 
 import jax
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 
 from marl_jax.sampling.batcher import Batcher
+from marl_jax.sampling.batcher_thread import BatcherThread
+from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.settings import Sampling, sample_seed
 from tests.marl_jax.tiny_engine import CONFIG, full_logits, greedy_chain, make_engine, model_and_params, random_prompts
 
@@ -212,13 +216,39 @@ def test_programs_may_be_compiled_before_the_first_request(engine, requests, exp
     batcher = make(engine)
     batcher.compile()
     programs = batcher._rows._compiled._programs
-    assert list(programs)[:3] == [("read", 1), ("decode", 1, 4, None), ("_copy_pages",)], "what one request needs first"
+    first = [("read", 1), ("decode", 1, 4, None, False), ("_copy_pages",)]
+    assert list(programs)[:3] == first, "what one request needs first"
     sizes = {"read": {1, 8}, "decode": {1, 2, 4}}
     assert {kind: {key[1] for key in programs if key[0] == kind} for kind in sizes} == sizes
     before = [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")]
     check_same(answer_all(batcher, requests), expected)
     assert [getattr(engine, p)._cache_size() for p in ("_read_lines", "_decode_rows")] == before
     batcher.close()
+
+
+def test_the_first_call_of_every_program_counts_as_compiling(engine, requests):
+    batcher = make(engine)
+    assert batcher.compile_seconds == 0
+    answer_all(batcher, requests)
+    first = batcher.compile_seconds
+    assert first > 0
+    answer_all(batcher, requests)
+    assert batcher.compile_seconds == first, "the same shapes again"
+    other = make(engine)
+    answer_all(other, requests[:1])
+    assert Batchers([batcher, other]).compile_seconds == first + other.compile_seconds
+
+
+def test_a_wait_for_the_compiler_is_counted_while_it_lasts(engine, monkeypatch):
+    compiled, read = threading.Event(), engine._read_lines
+    monkeypatch.setitem(engine.__dict__, "_read_lines", lambda *args: compiled.wait(60) and read(*args))
+    with BatcherThread(make(engine)) as sampler:
+        answer = sampler.ask(random_prompts([5])[0], Sampling(max_new_tokens=2))
+        while sampler.compile_seconds < 0.1:
+            assert not answer.done()
+            time.sleep(0.01)
+        compiled.set()
+        answer.result(60)
 
 
 def test_a_program_that_cannot_be_compiled_fails_whoever_needs_it(engine, monkeypatch):

@@ -25,6 +25,7 @@ from marl_jax.modes.identity import check_run, identity
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.sampling.batch_rows import BatchRows
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
 
@@ -176,6 +177,22 @@ def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- evaluation and logs
+
+
+def test_a_first_evaluation_that_compiles_for_longer_than_the_time_limit(tmp_path, monkeypatch):
+    decode = BatchRows._decode_lazily
+
+    def compile_slowly(self, *args, **kwargs):
+        time.sleep(0.0 if hasattr(self, "slept") else 3.0)
+        self.slept = True
+        return decode(self, *args, **kwargs)
+
+    monkeypatch.setattr(BatchRows, "_decode_lazily", compile_slowly)
+    config = tiny_task.get_config("grpo")
+    config.task.time_limit = 2.0
+    config.eval.update(dict(games=6, part="validation"))
+    (row,) = evaluate.main(config, tmp_path)
+    assert (row["games"], row["failed"]) == (6, 0)
 
 
 def test_evaluation_logs_and_report(tmp_path, capsys):

@@ -139,7 +139,9 @@ async def tree(ask, example):
 
 
 def make_rollout(task, sampler=None, *, n_examples=3, samples=2, candidates=1, max_length=4000, budget=8, **kwargs):
-    runner_names = ("seed", "time_limit", "block_limit", "concurrency", "workers", "seating", "server")
+    runner_names = (
+        "seed", "time_limit", "compile_seconds", "block_limit", "concurrency", "workers", "seating", "server"
+    )  # fmt: skip
     runner = {name: kwargs.pop(name) for name in runner_names if name in kwargs}
     sampler = sampler or FakeSampler()
     speakers = kwargs.pop("speakers", None) or [

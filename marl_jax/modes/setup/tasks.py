@@ -128,6 +128,7 @@ class TaskSetup(Setup):
             seed=seed,
             candidates=candidates,
             time_limit=c.time_limit,
+            compile_seconds=lambda: self.sampler.compile_seconds,
         )
         if getattr(task, "serves", False):
             settings |= dict(server=episode_server)

@@ -27,6 +27,7 @@ from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 log = logging.getLogger(__name__)
 LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
 AT_ONCE = 64  # episodes that start before the first of them ask: the device begins while others start
+LOOK = 0.1  # seconds between two looks at an episode whose time is almost up while the sampler compiles
 GRACE = 1.0  # seconds that an episode which ran into its limit has to clean up behind it
 END = "end"
 """The journal's name for how an episode ended."""
@@ -203,15 +204,16 @@ async def _entry(name: str, call) -> dict:
 class EpisodeRunner:
     """Plays episodes of a task.
 
-    speakers     the policies
-    seating      (seat, turn) -> number of the speaker
-    seed         of the run
-    candidates   K, for tasks that ask for several candidates per turn
-    time_limit   seconds for an episode, from when it starts
-    block_limit  seconds for which an episode may keep the event loop to itself
-    concurrency  episodes that are played at the same time
-    workers      processes for verifiers; None: one for each CPU, from 2 to 16
-    server       for tasks whose episodes are other programs: serves the roles while episodes are played
+    speakers         the policies
+    seating          (seat, turn) -> number of the speaker
+    seed             of the run
+    candidates       K, for tasks that ask for several candidates per turn
+    time_limit       seconds that an episode may take from its start, not counting `compile_seconds`
+    compile_seconds  returns the seconds that the samplers have spent compiling so far
+    block_limit      seconds for which an episode may keep the event loop to itself
+    concurrency      episodes that are played at the same time
+    workers          processes for verifiers; None: one for each CPU, from 2 to 16
+    server           for tasks whose episodes are other programs: serves the roles while episodes are played
     """
 
     def __init__(
@@ -223,6 +225,7 @@ class EpisodeRunner:
         seed: int = 0,
         candidates: int = 1,
         time_limit: float = 600.0,
+        compile_seconds: Callable[[], float] = lambda: 0.0,
         block_limit: float = 10.0,
         concurrency: int = 4096,
         workers: int | None = None,
@@ -230,7 +233,7 @@ class EpisodeRunner:
     ):
         self.task, self.speakers, self.seating, self.seed = task, tuple(speakers), seating, seed
         self.candidates, self.time_limit, self.concurrency = candidates, time_limit, concurrency
-        self.block_limit = block_limit
+        self.compile_seconds, self.block_limit = compile_seconds, block_limit
         self.server, self.open_session = server, None
         self.workers = Workers(min(max(os.cpu_count() or 2, 2), 16) if workers is None else workers)
         self._loop = asyncio.new_event_loop()
@@ -298,17 +301,19 @@ class EpisodeRunner:
                 self.open_session = None
 
     async def episode(self, job: Job, journal: Journal) -> Episode:
-        """One episode, whatever happens in it. How it ended is in the journal before the rollout is over."""
+        """Play one episode, whatever happens in it.
+
+        How it ended is in the journal before the rollout is over. An episode that ended in time does so again when it
+        is replayed, however slow the machine is by then.
+        """
         ended = journal.get(job.id, END)
         if ended is not None and ended["failed"]:
             return Episode(job, [], failed=ended["failed"], error=ended["error"])
-        # One that finished in time does so again, however slow the machine is by now.
-        limit = self.time_limit if ended is None else None
         ask, episode, started = EpisodeAsk(self, job, journal), Episode(job, []), time.monotonic()
         play = asyncio.ensure_future(play_safely(self.task, ask, job.example))
         try:
-            await asyncio.wait({play}, timeout=limit)
-            episode.outcome = _result(play, limit)
+            await (asyncio.wait({play}) if ended is not None else self._wait_in_time(play))
+            episode.outcome = _result(play)
         except RunError:
             raise
         except Exception as error:
@@ -322,6 +327,24 @@ class EpisodeRunner:
         if ended is None:
             journal.note(job.id, END, {"failed": episode.failed, "error": episode.error})
         return episode
+
+    async def _wait_in_time(self, play: asyncio.Future) -> None:
+        """Wait for an episode until its time is up, to which the time that the samplers compile is added.
+
+        Raises:
+            TimedOut: The episode has taken longer than `time_limit`.
+        """
+        started, compiled, left = time.monotonic(), self.compile_seconds(), self.time_limit
+        while left > 0:
+            await asyncio.wait({play}, timeout=left)
+            if play.done():
+                return
+            left = self.time_limit + self.compile_seconds() - compiled - (time.monotonic() - started)
+            left = max(left, LOOK) if left > 0 else left
+        raise TimedOut(
+            f"the episode took longer than task.time_limit ({self.time_limit:g} s). Raise it, or shorten episodes, for "
+            "example by lowering task.max_new_tokens"
+        )
 
 
 class TimedOut(EpisodeError):
@@ -350,9 +373,8 @@ async def play_safely(task: Task, ask: EpisodeAsk, example: Any) -> Outcome:
     return outcome
 
 
-def _result(play: asyncio.Future, limit: float | None) -> Outcome:
-    if not play.done():
-        raise TimedOut(f"more than {limit:g} s")
+def _result(play: asyncio.Future) -> Outcome:
+    """Return the outcome of an episode that has ended, or raise its error."""
     if play.cancelled():
         raise RuntimeError("the task cancelled its own episode")
     return play.result()
