@@ -1,6 +1,6 @@
 """What the rows of a run's files are: a file may have been edited or cut, and rows of another kind are left out.
 
-Whoever reads `metrics.jsonl`, `eval.jsonl`, `games.jsonl` or `evaluation.json` may rely on what is checked here.
+Readers of `metrics.jsonl`, `eval.jsonl`, `events.jsonl`, `games.jsonl` and `evaluation.json` rely on these checks.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ def is_eval(row: dict[str, Any]) -> bool:
     counted = [name for name in row if name == "failed" or name.startswith("failed/")]
     counts = all(_is_step(row.get(key)) for key in [*counted, *(["games"] if counted else [])])
     return _is_step(row.get("step")) and isinstance(row.get("opponent"), str) and numbers and counts
+
+
+def is_event(row: dict[str, Any]) -> bool:
+    """Check for an event as `events.Events` writes it, of any kind."""
+    texts = all(isinstance(row.get(key), str) for key in ("kind", "message"))
+    return _is_step(row.get("step")) and texts and (row.get("time") is None or is_number(row["time"]))
 
 
 def is_game(row: dict[str, Any]) -> bool:
@@ -116,6 +122,7 @@ def _is_turn(turn: Any) -> bool:
 KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "metrics.jsonl": is_metrics,
     "eval.jsonl": is_eval,
+    "events.jsonl": is_event,
     "games.jsonl": is_game,
 }
 """What a row of each file must be."""

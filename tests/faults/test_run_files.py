@@ -12,6 +12,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.modes import report
 from marl_jax.rollouts.host.journal import Journal, discard_before
 from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
+from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, read_json_lines
 from tests.faults import fuzz
 
@@ -20,6 +21,7 @@ GAME = GameRecord("tic_tac_toe", ("main", "random"), (MOVE,) * 2, "draw", (0.0, 
 ROWS = {
     "metrics.jsonl": {"step": 1, "time": 5.0, "reward": 0.5, "kl": None},
     "eval.jsonl": {"step": 1, "opponent": "random", "win_rate": 0.5, "win_rate_low": 0.4, "win_rate_high": 1},
+    "events.jsonl": {"step": 1, "time": 5.0, "kind": "rejected", "message": "lost 4.1 nats"},
     "games.jsonl": json.loads(json.dumps({"step": 1, **dataclasses.asdict(GAME), "result": "draw"})),
 }
 MATCHES = {"step": 1, "names": ["a", "b"], "matrix": [[0.5, 1], [0, 0.5]], "elo": {"a": 1.0, "b": 2.0}}
@@ -40,7 +42,7 @@ def use(folder):
     """Resumes the files and writes the report."""
     config = defaults.get_config()
     config.log.update(dict(tensorboard=False, progress=False))
-    for made in (Metrics(config, folder, start=5), GameLogs(config, folder, start=5)):
+    for made in (Metrics(config, folder, start=5), Events(folder, start=5), GameLogs(config, folder, start=5)):
         made.close()
     return report.main(folder).read_text()
 

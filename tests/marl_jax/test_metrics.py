@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from configs import defaults
 from marl_jax.errors import RunError
 from marl_jax.running import console
+from marl_jax.running.events import Events, fold_events, read_events
 from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
 from marl_jax.running.workdir_lock import workdir_lock
 
@@ -73,6 +74,32 @@ def test_the_bar_shows_failed_episodes_and_no_rate_of_an_earlier_evaluation(conf
         {"self/success": 0.5, "self/failed": 2.0, "self/b/win_rate": 1.0}, {"self/failed": 8.0, "self/b/win_rate": 1.0}
     ]  # fmt: skip
     assert len(read_json_lines(tmp_path / "eval.jsonl")) == 3
+
+
+def test_a_resumed_run_drops_later_events_and_other_processes_write_none(tmp_path):
+    for start in (0, 3):
+        events = Events(tmp_path, start=start)
+        for step in (2, 3, 4):
+            if step > start:
+                events.write(step, "rejected", f"from {start}")
+        events.close()
+    other = Events(tmp_path / "other", main=False)
+    other.write(1, "alarm", "")
+    other.close()
+    found = [(row["step"], row["kind"], row["message"]) for row in read_events(tmp_path)]
+    assert found == [(2, "rejected", "from 0"), (3, "rejected", "from 0"), (4, "rejected", "from 3")]
+    assert all(row["time"] > 0 for row in read_events(tmp_path)) and not (tmp_path / "other").exists()
+    assert read_events(tmp_path / "other") == []
+    with pytest.raises(ValueError, match="kind is 'reject', but must be one of: rejected, skipped, alarm"):
+        other.write(1, "reject", "")
+
+
+def test_events_of_one_kind_on_consecutive_steps_are_folded():
+    steps = [("rejected", 12), ("rejected", 13), ("skipped", 13), ("rejected", 13), ("rejected", 14), ("rejected", 16)]
+    events = [{"kind": kind, "step": step, "message": f"at {step}"} for kind, step in steps]
+    assert [(fold.steps, fold.kind, fold.message) for fold in fold_events(events)] == [
+        ("12-14", "rejected", "at 14"), ("13", "skipped", "at 13"), ("16", "rejected", "at 16")
+    ]  # fmt: skip
 
 
 def test_every_nth_step_and_the_last_are_written(config, tmp_path):

@@ -99,6 +99,11 @@ def test_rows_come_once_and_in_order(tmp_path):
     assert rows.read(file, rest["offset"], rest["mark"])["rows"] == []
 
 
+def test_events_are_rows_like_others(url):
+    status, found, _ = query(url, "rows", run="runs/mine", file="events.jsonl")
+    assert status == 200 and [(row["step"], row["kind"]) for row in found["rows"]] == [(3, "rejected"), (5, "solved")]
+
+
 def test_a_file_that_was_written_anew_is_read_from_its_beginning(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(tiny_page.lines(*map(tiny_page.metrics, range(1, 9))))

@@ -69,6 +69,9 @@ def test_curves_of_several_runs_follow_their_files(browser, url, runs):
         assert page.locator("nav a[aria-current]").inner_text() == "curves"
         lines = page.locator(".card:has(h3:text-is('entropy')) path.s")
         assert lines.count() == 1
+        marks = page.locator(".card:has(h3:text-is('entropy')) line.event")
+        assert marks.count() == 2
+        assert marks.nth(0).locator("title").text_content() == f"rejected, step 3: lost 4.1 nats {tiny_page.MARKUP}"
         page.locator(".runs label", has_text="runs/other" if page.locator(".runs input").nth(0).is_checked()
                      else "runs/mine").click()  # fmt: skip
         playwright.expect(lines).to_have_count(2)

@@ -1,6 +1,7 @@
 """The report: one page, nothing loaded, nothing run, everything a model wrote escaped."""
 
 import dataclasses
+import html
 import html.parser
 import json
 import xml.etree.ElementTree as ElementTree
@@ -129,6 +130,39 @@ def test_failed_episodes_are_counted_and_an_evaluation_that_failed_has_no_rate(w
     (workdir / "eval.jsonl").write_text(json.dumps(rows[0]) + "\n")
     words = "".join(read(report.main(workdir).read_text()).words)
     assert "6 of 6 failed (timeout: 6)" in words and "no points yet" not in words
+
+
+def test_events_are_a_table_and_marks_on_every_training_curve(workdir):
+    events = [{"step": s, "time": 1.0, "kind": "rejected", "message": f"lost 4.1 nats {ATTACK}"} for s in range(12, 16)]
+    events += [{"step": 59, "time": 1.0, "kind": "solved", "message": "success 0.99"}]
+    (workdir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    page = report.main(workdir).read_text()
+    words = "".join(read(page).words).replace("\n", "")
+    assert f"12-15rejectedlost 4.1 nats {ATTACK}59solvedsuccess 0.99" in words
+    training = page[page.index("<h2>Training</h2>") :]
+    assert training.count("<svg") > 0 and training.count('class="event solved"') == training.count("<svg")
+    assert training.count('class="event rejected"') == 4 * training.count("<svg")
+    assert f"<title>{html.escape(f'rejected, step 12: lost 4.1 nats {ATTACK}')}</title>" in training
+
+
+def test_many_events_stay_short(workdir):
+    events = [{"step": s, "time": 1.0, "kind": "rejected", "message": "x"} for s in range(0, 20_000, 2)]
+    (workdir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    page = report.main(workdir).read_text()
+    assert "The last 40 of 10000" in page and len(page) < 400_000
+
+
+def test_marks_stay_inside_the_axes():
+    line = curves.Series("loss", [10, 20, 30], [1.0, 2.0, 3.0])
+    marks = [curves.Mark("alarm", x, f"at {x}") for x in (0, 20, 20.01, 99)]
+    root = ElementTree.fromstring(curves.chart([line], marks))
+    drawn = {path.find("title").text: path.get("d") for path in root.iter("path") if path.get("class") == "event alarm"}
+    top, bottom = curves.TOP, curves.HEIGHT - curves.BOTTOM
+    middle = round((curves.LEFT + curves.WIDTH - curves.RIGHT) / 2)
+    ends = curves.LEFT, middle, curves.WIDTH - curves.RIGHT
+    assert drawn == {
+        title: f"M{x} {top}V{bottom}" for title, x in zip(("at 0", "at 20.01", "at 99"), ends, strict=True)
+    }
 
 
 def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):

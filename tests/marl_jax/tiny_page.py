@@ -56,6 +56,9 @@ def write_run(folder, config=CONFIG):
     evals = [{"step": s, "time": 1e9, "opponent": o, "win_rate": 0.5, "win_rate_low": 0.4, "win_rate_high": 0.6}
              for s in (0, 5) for o in ("random", "minimax")]  # fmt: skip
     (folder / "eval.jsonl").write_text(lines(*evals))
+    events = [{"step": 3, "time": 1e9 + 180, "kind": "rejected", "message": f"lost 4.1 nats {MARKUP}"},
+              {"step": 5, "time": None, "kind": "solved", "message": "success 1"}]  # fmt: skip
+    (folder / "events.jsonl").write_text(lines(*events))
     (folder / "games.jsonl").write_text(lines(game(1), game(5, "half of a pair \ud800")))
     (folder / "answers" / "validation_00000005.jsonl").write_text(lines(episode(5, 0, 1.0), episode(5, 1, 0.0)))
     return folder

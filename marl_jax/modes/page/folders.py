@@ -19,7 +19,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.modes.task_scores import FOLDER as ANSWERS
 from marl_jax.serving.errors import ApiError
 
-FILES = ("metrics.jsonl", "eval.jsonl", "games.jsonl")
+FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl", "games.jsonl")
 ANSWER_FILE = re.compile(r"\w[\w.+@-]*\.jsonl", re.ASCII)
 INSIDE_OF_RUNS = ("checkpoints", "logs", "tensorboard", "journal", ANSWERS)
 DEEPEST = 4

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: curves, evaluation, games move by move, config.
+"""One self-contained HTML page about a run: evaluation, events, curves, games move by move, config.
 
 The page loads nothing and runs no script. What models wrote is text, escaped; drawings are embedded as images, where
 a browser runs nothing either.
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from marl_jax.config import saved, stages
 from marl_jax.modes.report import changes
-from marl_jax.modes.report.curves import Series, chart, label, legend
+from marl_jax.modes.report.curves import Mark, Series, chart, label, legend
 from marl_jax.running import rows, stats
+from marl_jax.running.events import fold_events, read_events
 from marl_jax.running.metrics import read_json_lines, replace_text
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ WORKFLOW = "workflow.svg"
 
 GAMES_SHOWN = 6
 MOVES_SHOWN = 100
+EVENTS_SHOWN = 40
 
 
 def main(workdir: Path) -> Path:
@@ -42,6 +44,7 @@ def main(workdir: Path) -> Path:
         config=saved.load(workdir),
         metrics=read_json_lines(workdir / "metrics.jsonl"),
         evals=read_json_lines(workdir / "eval.jsonl"),
+        events=read_events(workdir),
         games=read_json_lines(workdir / "games.jsonl"),
         matches=_matches(workdir / "evaluation.json"),
         answers=changes.read(workdir),
@@ -61,7 +64,8 @@ def _first_stage(workdir: Path) -> list[str]:
     config = saved.load(workdir)
     metrics, evals = (read_json_lines(workdir / name) for name in ("metrics.jsonl", "eval.jsonl"))
     title = text(f"First stage: {config['algo'].get('name', '?')}")
-    shown = [*_head(config, metrics, evals), *_evaluation(evals), *_curves(metrics)]
+    events = read_events(workdir)
+    shown = [*_head(config, metrics, evals), *_evaluation(evals), *_events(events), *_curves(metrics, events)]
     earlier = _first_stage(workdir / stages.FOLDER)
     return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
 
@@ -93,6 +97,7 @@ def build(
     answers: changes.Evaluations,
     first_stage: Sequence[str] = (),
     workflow: str = "",
+    events: Sequence[Mapping] = (),
 ) -> str:
     """The page as one string.
 
@@ -100,6 +105,7 @@ def build(
     answers      those of tasks
     first_stage  lines about the stage before the run
     workflow     SVG of the task's workflow, "" where it has none
+    events       rows of `events.jsonl`
     """
     model = config["model"].get("name", "?")
     title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
@@ -113,7 +119,8 @@ def build(
             *_workflow(workflow),
             *_everyone(matches),
             *changes.sections(answers),
-            *_curves(metrics),
+            *_events(events),
+            *_curves(metrics, events),
             *first_stage,
             *_games(games, "Games" if _world(config) is config["env"] else "Episodes"),
             "<h2>Config</h2>",
@@ -249,7 +256,23 @@ def _interval(row: Mapping, name: str) -> str:
     return f'{value:.3g} <span class="quiet">[{low:.3g}, {high:.3g}]</span>'
 
 
-def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
+def _events(events: Sequence[Mapping]) -> Iterator[str]:
+    """Yield a table of the events, in the colors in which the curves mark them."""
+    folds = fold_events(events)
+    if not folds:
+        return
+    yield "<h2>Events</h2>"
+    if len(folds) > EVENTS_SHOWN:
+        yield f'<p class="quiet">The last {EVENTS_SHOWN} of {len(folds)}; all of them are in events.jsonl.</p>'
+    yield '<div class="scroll"><table class="events"><tr><th>step</th><th>event</th><th>message</th></tr>'
+    for fold in folds[-EVENTS_SHOWN:]:
+        yield f'<tr><td>{text(fold.steps)}</td><td><i class="{text(fold.kind)}"></i>{text(fold.kind)}</td>'
+        yield f"<td>{text(fold.message)}</td></tr>"
+    yield "</table></div>"
+
+
+def _curves(metrics: Sequence[Mapping], events: Sequence[Mapping] = ()) -> Iterator[str]:
+    marks = [Mark(e["kind"], e["step"], f"{e['kind']}, step {e['step']}: {e['message']}") for e in events]
     names = [n for n in dict.fromkeys(n for row in metrics for n in row) if n not in ("step", "time")]
     if not names:
         return
@@ -259,20 +282,20 @@ def _curves(metrics: Sequence[Mapping]) -> Iterator[str]:
     first = sorted((n for n in names if order[n] < len(FIRST)), key=order.get)
     rest = sorted(n for n in names if order[n] == len(FIRST))
     yield "<h2>Training</h2>"
-    yield f'<div class="grid">{"".join(_curve(metrics, name) for name in first)}</div>'
+    yield f'<div class="grid">{"".join(_curve(metrics, name, marks) for name in first)}</div>'
     if rest:
         yield f'<details{"" if first else " open"}><summary>{len(rest)} more curves</summary>'
-        yield f'<div class="grid">{"".join(_curve(metrics, name) for name in rest)}</div></details>'
+        yield f'<div class="grid">{"".join(_curve(metrics, name, marks) for name in rest)}</div></details>'
     if constant:
         values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]
         shown = ", ".join(f"{name} {'–' if value is None else label(value)}" for name, value in values)
         yield f'<p class="quiet">The same at every step: {text(shown)}.</p>'
 
 
-def _curve(metrics: Sequence[Mapping], name: str) -> str:
+def _curve(metrics: Sequence[Mapping], name: str, marks: Sequence[Mark]) -> str:
     own = [row for row in metrics if name in row]
     line = Series(name, [row["step"] for row in own], [row[name] for row in own], smooth=True)
-    return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line])}</div>'
+    return f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart([line], marks)}</div>'
 
 
 def _games(games: Sequence[Mapping], title: str) -> Iterator[str]:

@@ -25,8 +25,21 @@ class Series:
     smooth: bool = False
 
 
-def chart(series: Sequence[Series]) -> str:
-    """The SVG of one or more lines over the same axes; points that are not finite are left out."""
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Vertical line at `x`, in the color of its kind, with a title to point at."""
+
+    kind: str
+    x: float
+    title: str
+
+
+def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
+    """Draw one or more lines over the same axes as SVG.
+
+    Points that are not finite are left out. Of marks of the same kind on the same pixel the last one is drawn; those
+    outside the axis are drawn at its end.
+    """
     numbered = [(i, thinned(s)) for i, s in enumerate(map(_finite, series)) if s.x]  # the legend counts empty ones too
     series = [s for _, s in numbered]
     if not series:
@@ -50,6 +63,10 @@ def chart(series: Sequence[Series]) -> str:
         parts.append(f'<text x="{LEFT - 5}" y="{float(y) + 3:.1f}" text-anchor="end">{label(tick)}</text>')
     for x, anchor in ((left, "start"), (right, "end")) if right > left else ((left, "middle"),):
         parts.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{label(x)}</text>')
+    placed = {(round(px(min(max(mark.x, left), right))), mark.kind): mark for mark in marks}
+    for (x, kind), mark in placed.items():
+        title = f"<title>{html.escape(mark.title)}</title>"
+        parts.append(f'<path class="event {html.escape(kind)}" d="M{x} {TOP}V{HEIGHT - BOTTOM}">{title}</path>')
     for number, s in numbered:
         parts += _draw(s, f"var(--c{number % COLOURS})", px, py)
     return "".join([*parts, "</svg>"])

@@ -5,8 +5,9 @@ import { el, number, shape } from "./dom.js";
 const WIDTH = 360, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 24, POINTS = 300;
 export const COLOURS = 6;
 
-/** lines: [{name, colour, points: [[x, y, low?, high?], …] by x, smooth}]; the axis of x is that of `label`. */
-export function chart(lines, label = number) {
+/** lines: [{name, colour, points: [[x, y, low?, high?], …] by x, smooth}]; the axis of x is that of `label`.
+ *  marks: [{x, kind, title}], vertical lines; of those of one kind on one pixel the last is drawn. */
+export function chart(lines, label = number, marks = []) {
   const drawn = lines.map((line) => ({ ...line, points: thinned(line.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))) }))
     .filter((line) => line.points.length);
   if (!drawn.length) return el("p", { class: "quiet" }, "no points yet");
@@ -24,6 +25,13 @@ export function chart(lines, label = number) {
   }
   svg.append(shape("text", { x: LEFT, y: HEIGHT - 6 }, label(left)),
     shape("text", { x: WIDTH - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, right > left ? label(right) : ""));
+  const placed = new Map(marks.filter((mark) => Number.isFinite(mark.x)).map((mark) => {
+    const x = Math.round(px(Math.min(Math.max(mark.x, left), right)));
+    return [`${x} ${mark.kind}`, { ...mark, x }];
+  }));
+  for (const { x, kind, title } of placed.values()) {
+    svg.append(shape("line", { class: `event ${kind}`, x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }, shape("title", {}, title)));
+  }
   for (const line of drawn) svg.append(...drawLine(line, px, py));
   const cursor = shape("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const readout = el("div", { class: "readout quiet" });
@@ -36,8 +44,9 @@ export function chart(lines, label = number) {
     cursor.setAttribute("x1", px(at));
     cursor.setAttribute("x2", px(at));
     cursor.setAttribute("visibility", "visible");
+    const events = [...placed.values()].filter((mark) => Math.abs(mark.x - px(at)) < 3).map((mark) => mark.title);
     readout.textContent = `${label(at)}: ` + near.map(([line, p]) =>
-      `${drawn.length > 1 ? line.name + " " : ""}${number(p[1])}${p[2] === undefined ? "" : ` [${number(p[2])}, ${number(p[3])}]`}`).join(" · ");
+      `${drawn.length > 1 ? line.name + " " : ""}${number(p[1])}${p[2] === undefined ? "" : ` [${number(p[2])}, ${number(p[3])}]`}`).concat(events).join(" · ");
   });
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); readout.textContent = ""; });
   return el("div", {}, svg, readout);

@@ -38,7 +38,10 @@ export function curves(state) {
   }
 
   function feedsOf(id) {
-    if (!feeds.has(id)) feeds.set(id, { metrics: new Feed(id, "metrics.jsonl"), evals: new Feed(id, "eval.jsonl") });
+    if (!feeds.has(id)) {
+      const feed = (file) => new Feed(id, file);
+      feeds.set(id, { metrics: feed("metrics.jsonl"), evals: feed("eval.jsonl"), events: feed("events.jsonl") });
+    }
     return feeds.get(id);
   }
 
@@ -46,13 +49,13 @@ export function curves(state) {
     clearTimeout(timer);
     if (!document.hidden) {
       try {
-        const all = state.chosen.map(feedsOf).flatMap((f) => [f.metrics, f.evals]);
+        const all = state.chosen.map(feedsOf).flatMap((f) => Object.values(f));
         await Promise.all(all.map((feed) => feed.update()));
         state.note("");
       } catch (error) {
         state.note(error.message);
       }
-      const now = JSON.stringify(state.chosen.map((id) => [id, feedsOf(id).metrics.mark, feedsOf(id).evals.mark]));
+      const now = JSON.stringify(state.chosen.map((id) => [id, Object.values(feedsOf(id)).map((feed) => feed.mark)]));
       if (!stopped && now !== drawn) { drawn = now; draw(); }
     }
     if (!stopped) timer = setTimeout(refresh, EVERY);
@@ -91,12 +94,16 @@ export function curves(state) {
   }
 
   function training(runs, x, label, wanted) {
+    const several = runs.length > 1;
     const names = unique(runs.flatMap((run) => run.metrics.rows.slice(-50).concat(run.metrics.rows.slice(0, 50)).flatMap(Object.keys)))
       .filter((name) => name !== "step" && name !== "time" && wanted(name));
+    const events = runs.flatMap((run) => run.events.rows.map((row) => ({ run, ...row })));
+    const marks = events.map((event) => ({ x: x(event.run, event), kind: event.kind,
+      title: `${several ? `${event.run.id}: ` : ""}${event.kind}, step ${event.step}: ${event.message}` }));
     const order = (name) => { const at = FIRST.findIndex((start) => name.startsWith(start)); return at < 0 ? FIRST.length : at; };
     const one = (name) => el("div", { class: "card" }, el("h3", {}, words(name)),
       chart(runs.map((run) => ({ name: run.id, colour: run.colour, smooth: controls.smooth,
-        points: run.metrics.rows.filter((row) => typeof row[name] === "number").map((row) => [x(run, row), row[name]]) })), label));
+        points: run.metrics.rows.filter((row) => typeof row[name] === "number").map((row) => [x(run, row), row[name]]) })), label, marks));
     const first = names.filter((name) => order(name) < FIRST.length || controls.search).sort((a, b) => order(a) - order(b));
     const rest = names.filter((name) => !first.includes(name)).sort();
     if (!names.length) {
