@@ -126,7 +126,11 @@ def test_failed_episodes_are_counted_and_an_evaluation_that_failed_has_no_rate(w
     words = "".join(read(report.main(workdir).read_text()).words)
     assert "12 of 512 failed (error: 2, timeout: 10)" in words and "episodes failed, self12 of 512" in words
     assert "self06–6 of 6 failed (timeout: 6)" in words.replace("\n", "") and "0.0 % [0.0" not in words
-    assert "Every episode failed, so there is no success rate: step 0 (self)." in words
+    assert "An evaluation in which every episode failed has no success rate." in words
+    between = [rows[1] | {"step": step, "failed": step - 5} for step in (5, 6, 7, 8)]
+    (workdir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*between, between[0] | {"step": 9}]))
+    words = "".join(read(report.main(workdir).read_text()).words)
+    assert [f"{n} of 512 failed" in words for n in (1, 2, 3)] == [True] * 3
     (workdir / "eval.jsonl").write_text(json.dumps(rows[0]) + "\n")
     words = "".join(read(report.main(workdir).read_text()).words)
     assert "6 of 6 failed (timeout: 6)" in words and "no points yet" not in words

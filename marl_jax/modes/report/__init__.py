@@ -35,6 +35,7 @@ WORKFLOW = "workflow.svg"
 GAMES_SHOWN = 6
 MOVES_SHOWN = 100
 EVENTS_SHOWN = 40
+FAILED_SHOWN = 10  # evaluations with failed episodes between the first and the last one
 
 
 def main(workdir: Path) -> Path:
@@ -200,14 +201,14 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
     yield ("<th>failed episodes</th>" if failing else "") + "</tr>"
     for opponent in opponents:
         own = [row for row in evals if str(row["opponent"]) == opponent]
-        for row in {r["step"]: r for r in (own[0], own[-1])}.values():
+        failed = [row for row in own[1:-1] if row.get("failed")]
+        for row in {r["step"]: r for r in (own[0], *spread(failed, FAILED_SHOWN), own[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
             yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics)
             yield (f"<td>{text(stats.failures(row) or 'none')}</td>" if failing else "") + "</tr>"
     yield "</table></div>"
-    if lost := [row for row in evals if row.get("failed") and row["failed"] == row["games"]]:
-        which = ", ".join(f"step {row['step']} ({row['opponent']})" for row in lost)
-        yield f'<p class="bad">Every episode failed, so there is no success rate: {text(which)}.</p>'
+    if any(row.get("failed") and row["failed"] == row["games"] for row in evals):
+        yield '<p class="bad">An evaluation in which every episode failed has no success rate.</p>'
     if not metrics:
         return
     yield f'<div style="margin-top:14px">{legend(opponents)}</div><div class="grid">'
