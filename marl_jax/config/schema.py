@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax import fields
+from marl_jax.config.conditions import CONDITIONS
 from marl_jax.fields import OPEN, SEED, STEP, SWITCH, TEXT, TEXTS, Field, Rule, choice, integer, number, some_of
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -27,6 +28,18 @@ RUN = {
     "name": Field("", TEXT, "name of the experiment; '' is the name of its file"),
     "seed": Field(0, SEED, "of everything that is random"),
     "steps": Field(200, integer(1), "updates; a run that has done them all says so and stops"),
+    "stop_when": Field(
+        "",
+        CONDITIONS,
+        "Conditions on training metrics that end the run once they hold for three updates in a row, e.g. "
+        "'success>=0.99'.",
+    ),
+    "alarm": Field(
+        "warn",
+        choice("off", "warn", "rollback", "stop"),
+        "Reaction to a collapse or a standstill. rollback: return to the last good checkpoint at half the learning "
+        "rate, twice at most.",
+    ),
     "first_stage": Field({}, OPEN, "fields that differ in a stage before the run, from which it starts; {}: no stage"),
     "plugins": Field((), TEXTS, "modules to import first, which add games, tasks, algorithms, bots or model families"),
 }

@@ -25,12 +25,13 @@ FOLDER = "first_stage"
 def first_stage(config: ConfigDict) -> ConfigDict | None:
     """The config of the stage before a run, None where there is none.
 
-    A stage that names another algorithm has that one's defaults, not the values of the run.
+    A stage that names another algorithm gets the defaults of that algorithm, not the values of the run. `stop_when`
+    applies to the run only: its metrics may not exist in the stage.
     """
     changes = config.first_stage.to_dict()
     if not changes:
         return None
-    stage = config.to_dict() | {"first_stage": {}}
+    stage = config.to_dict() | {"first_stage": {}, "stop_when": ""}
     name = changes["algo"].get("name") if isinstance(changes.get("algo"), Mapping) else None
     if name is not None and name != config.algo.name:
         own = ALGORITHMS.get(name).fields if name in ALGORITHMS else {}

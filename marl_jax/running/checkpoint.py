@@ -33,7 +33,7 @@ from marl_jax.running import processes
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"
@@ -147,6 +147,12 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest step, whole or not."""
         return self._manager.latest_step()
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint, oldest first."""
+        self._settle()
+        return sorted(self._manager.all_steps())
 
     @property
     def best(self) -> int | None:
