@@ -3,7 +3,8 @@
 Our own defaults (`configs/algorithms.py`) differ: groups whose rewards are all equal are left out of the mean, the
 variance is divided by K rather than K - 1, and `tis_clip` corrects for a sampler that rounds otherwise. Here such
 groups stay in the mean as zeros unless the paper drops them, and nothing is corrected. The number of updates per
-rollout is the paper's where it gives one.
+rollout is the paper's where it gives one. The learning rate does not depend on the share of informative completions,
+and no update is rejected.
 """
 
 from ml_collections import ConfigDict
@@ -47,6 +48,9 @@ def gspo(group_size: int | None = None, **changes) -> ConfigDict:
     return _exactly(group_size, dict(std_ddof=1, ratio="sequence", clip_low=3e-4, clip_high=4e-4), changes)
 
 
+UNGUARDED = dict(guard="off")
+"""Settings that switch off this project's check of every update."""
+
 MAPORL_OPTIM = dict(lr=1e-5, b1=0.9, b2=0.95)
 """The optimiser of MAPoRL, AdamW under LoRA: `config.optim.update(published.MAPORL_OPTIM)`."""
 
@@ -62,11 +66,12 @@ def maporl(turns: int = 3, released: bool = False, **changes) -> ConfigDict:
     own = dict(
         gamma=0.0, gae="token", lam=0.95, gamma_token=1.0, clip_low=0.2, clip_high=0.2, value_clip=0.2, value_coef=0.1,
         epochs=4, entropy_coef=0.0, kl_coef=2e-3 if released else 2e-4, kl_in="reward", kl_kind="k1", whiten="turn",
-        critic="head", critic_reads="answer", train_turns=tuple(range(1, turns)), tis_clip=0.0,
+        critic="head", critic_reads="answer", train_turns=tuple(range(1, turns)), tis_clip=0.0, **UNGUARDED,
     )  # fmt: skip
     return algorithms.ppo(**own | changes)
 
 
 def _exactly(group_size: int | None, own: dict, changes: dict) -> ConfigDict:
     common = dict(tis_clip=0.0, filter_zero_std_groups=False, entropy_coef=0.0, epochs=1)
+    common |= dict(signal_frac=0.0, minibatch_groups=False, **UNGUARDED)
     return algorithms.grpo(group_size, **common | own | changes)

@@ -46,6 +46,7 @@ class Samples:
     group, member   int32            answers or episodes to be compared, numbered from 0, and the place in the group
     ends            bool             the episode ended with this answer
     loss_weights    float32          0 for answers that do not contribute: bots, snapshots, frozen policies, open ends
+    informative     bool             whether the rewards of the answer's group differ; None without groups
     rewards         float32 [N,S,P]  what the step paid to every seat, levels weighed and added
     version         int32            of the parameters that sampled it; None: the present ones
     action, legal   int32, bool [N,S,A]  what a constrained answer names and was allowed to name; None for free text.
@@ -101,6 +102,7 @@ class Samples:
     segment: jax.Array | None = None
     branch: jax.Array | None = None
     answer_at: jax.Array | None = None
+    informative: jax.Array | None = None
     lookahead: int = dataclasses.field(default=0, **STATIC)
     n_groups: int = dataclasses.field(default=0, **STATIC)
     group_size: int = dataclasses.field(default=1, **STATIC)

@@ -157,6 +157,8 @@ class ClippedObjective:
         correction = losses.truncated_importance(old, samples.logps, algo.tis_clip) if algo.tis_clip else 1.0
         # Of answers that do not count (an opponent's, or without room in a row) the scores may mean nothing.
         logps = jnp.where(weighed["policy"] > 0, scores.logps, old)
+        if algo.ratio_mask != "none":
+            correction *= losses.ratio_mask(samples, logps, old, algo.ratio_mask, algo.ratio_mask_limit)
         clip = losses.policy_loss(
             samples, logps, old, clip_low=algo.clip_low, clip_high=algo.clip_high, dual_clip=algo.dual_clip,
             ratio=algo.ratio, correction=correction,
@@ -171,7 +173,9 @@ class ClippedObjective:
             "ratio": total(clip.ratio),
             "clip_frac_low": total(clip.clip_frac_low),
             "clip_frac_high": total(clip.clip_frac_high),
-            "approx_kl": total(losses.kl(logps, old, "k3")),
+            "approx_kl": total(losses.kl(old, logps, "k3")),  # KL(old ‖ new): the tokens were drawn from old
+            "log_ratio_max": jnp.max(logps - old, initial=0.0),
+            "log_ratio_min": jnp.min(logps - old, initial=0.0),
             "logprob_diff": total(jnp.abs(logps - samples.logps)),
         }
         loss = metrics["policy_loss"]
@@ -190,6 +194,14 @@ class ClippedObjective:
             metrics["magnet_kl"] = total(losses.kl(logps, slow, algo.kl_kind))
             loss += algo.magnet_coef * metrics["magnet_kl"]
         return loss, {**metrics, "loss": loss}
+
+    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
+        """Compute the net advantage of each policy: far from 0, a minibatch pushes all its completions one way."""
+        own = (samples.policy == jnp.arange(n_policies)[:, None])[..., None] if n_policies > 1 else jnp.ones((1, 1, 1))
+        weights = own * samples.loss_weights  # [n, N, S]
+        mean = samples.to_answers(samples.advantages) / jnp.maximum(samples.answer_lengths, 1)
+        total = jnp.maximum(jnp.sum(weights, axis=(1, 2)), 1e-8)
+        return {"net_advantage": jnp.sum(weights * mean, axis=(1, 2)) / total}
 
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """How well the critic had foreseen the returns."""

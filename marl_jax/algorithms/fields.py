@@ -50,6 +50,23 @@ COMMON = {  # of every policy gradient
         "importance ratio per token; of a whole answer, the geometric mean (sequence, GSPO) or the product (RLOO)",
     ),
     "tis_clip": Field(2.0, off_or(number(1)), "bound on the importance weight of stale samples; 0 is off"),
+    "ratio_mask": Field(
+        "none",
+        choice("none", "probability", "sequence"),
+        "Tokens without a gradient. probability: those whose probability changed by more than ratio_mask_limit; "
+        "sequence: completions with a negative advantage and a mean KL per token above it.",
+    ),
+    "ratio_mask_limit": Field(0.2, number(0, above=True), "Limit of ratio_mask."),
+    "guard": Field(
+        "auto",
+        choice("auto", "on", "off"),
+        "Check that rejects an update after which sampled completions are much less likely, and lowers the learning "
+        "rate. auto: with adapters; on: also with full weights, at the price of a second copy of them.",
+    ),
+    "guard_drop": Field(
+        3.0, number(0, above=True), "Mean drop of a completion's log-probability, in nats, that rejects an update."
+    ),
+    "guard_completions": Field(32, integer(1, 1 << 16), "Conversations per policy that the guard scores."),
     "overlong": Field(
         "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
     ),
@@ -93,9 +110,20 @@ GRPO = {
     "group_size": Field(8, integer(2, 1 << 16), "samples that are compared with each other"),
     "group_std": Field(True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"),
     "group_baseline": Field("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO"),
-    "normalise": Field("group", choice("group", "agent"), "standard deviation per group, or per agent (Dr. MAS)"),
+    "normalise": Field(
+        "group",
+        choice("group", "agent", "batch"),
+        "Standard deviation per group, per agent (Dr. MAS) or over all informative groups of the batch (ScaleRL).",
+    ),
     "std_ddof": Field(0, integer(0, 1), "the variance of a group is divided by K (0) or by K - 1 (1, as torch does)"),
     "filter_zero_std_groups": Field(True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"),
+    "signal_frac": Field(
+        0.5,
+        number(0, 1),
+        "Share of informative completions from which the full learning rate applies; below it, the rate falls with the "
+        "square root of the share. 0 is off.",
+    ),
+    "minibatch_groups": Field(True, SWITCH, "Keep the completions of a group together in one minibatch."),
 }
 
 AT_GRPO = {

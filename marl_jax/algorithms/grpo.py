@@ -53,10 +53,10 @@ def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: Config
 
 
 def with_advantages(samples: Samples, advantages: jax.Array, informative: jax.Array, algo: ConfigDict) -> Samples:
-    """The samples with the advantages [N, S] of their answers; answers of uninformative groups may be left out."""
+    """Fill in the advantages [N, S] of the completions; those of uninformative groups may be left out."""
     if algo.filter_zero_std_groups:
         samples = samples.replace(loss_weights=samples.loss_weights * informative)
-    return samples.replace(advantages=samples.to_tokens(advantages) * samples.mask())
+    return samples.replace(advantages=samples.to_tokens(advantages) * samples.mask(), informative=informative)
 
 
 def group_settings(algo: ConfigDict) -> dict:

@@ -46,8 +46,12 @@ class Likelihood:
         metrics = {"loss": loss, "probability": jnp.sum(weighed * jnp.exp(answers))}
         return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_answers(scores.entropy))}
 
+    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
+        """Return no metrics."""
+        return {}
+
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
-        """Nothing more."""
+        """Return no metrics."""
         return {}
 
 

@@ -75,8 +75,12 @@ class CrossEntropy:
         }
         return loss, metrics
 
+    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
+        """Return no metrics."""
+        return {}
+
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
-        """Nothing more."""
+        """Return no metrics."""
         return {}
 
 

@@ -45,7 +45,8 @@ def advantages(
     std        divide by the standard deviation; without it, Dr.GRPO
     normalise  "group": that of each group; "agent": one for all groups of an agent (Dr. MAS), so
                that an agent whose rewards are small learns as fast as the others, and a nearly equal group is not
-               blown up
+               blown up; "batch": one for all informative groups of the batch (ScaleRL, Magistral), so that one failure
+               among seven successes does not weigh more than four among eight
     ddof       0: the variance of a group is divided by its K members; 1: by K - 1
     agents     int32 [...], whose group it is; needed for "agent", with their number `n_agents`
     """
@@ -56,6 +57,8 @@ def advantages(
     if std and normalise == "group":
         result = result / (group_std(rewards, members, ddof) + EPS)[..., None]
     elif std:
+        if normalise == "batch":
+            agents, n_agents = jnp.zeros(rewards.shape[:-1], jnp.int32), 1
         result = result / (agent_std(rewards, counted, agents, n_agents, ddof)[agents] + EPS)[..., None]
     return Groups(result, informative)
 

@@ -88,6 +88,28 @@ def policy_loss(
     return PolicyLoss(loss * correction, r, low.astype(jnp.float32), high.astype(jnp.float32))
 
 
+def ratio_mask(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: str, limit: float) -> jax.Array:
+    """Mask tokens that an update has moved too far from the policy that sampled them.
+
+    Args:
+      logps, old_logps: float32 [N, X].
+      kind: "probability" masks tokens whose probability has changed by more than `limit`. "sequence" masks completions
+        with a negative advantage whose mean KL(old ‖ new) per token exceeds `limit`.
+
+    Returns:
+      float32 [N, X], 0 where a token contributes no gradient.
+    """
+    if kind == "probability":
+        kept = jnp.abs(jnp.exp(logps) - jnp.exp(old_logps)) <= limit
+    elif kind == "sequence":
+        mean_kl = samples.to_answers(kl(old_logps, logps, "k3") * samples.mask())
+        mean_kl = samples.to_tokens(mean_kl / jnp.maximum(samples.answer_lengths, 1.0))
+        kept = (samples.advantages >= 0) | (mean_kl <= limit)
+    else:
+        raise ValueError(f"ratio_mask is {kind!r}, but must be one of: probability, sequence.")
+    return jax.lax.stop_gradient(kept.astype(jnp.float32))
+
+
 def truncated_importance(old_logps: jax.Array, behaviour_logps: jax.Array, limit: float) -> jax.Array:
     """min(learner / sampler, limit) per token: how much a sample counts that another policy drew."""
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logps - behaviour_logps), limit))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import optax
 from ml_collections import ConfigDict
@@ -27,7 +29,7 @@ def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
 
 def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> optax.GradientTransformation:
     """AdamW with clipping by the global norm; the critic may have its own learning rate."""
-    optim = ConfigDict({**optim, "warmup_updates": optim.warmup * updates_per_step})
+    optim = _by_updates(optim, updates_per_step)
     ratio = optim.critic_lr / optim.lr if optim.critic_lr else 1.0
 
     def critic_rate(updates, _):
@@ -40,6 +42,21 @@ def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
         optax.scale_by_learning_rate(schedule(optim, steps * updates_per_step)),
         optax.stateless(critic_rate),
     )
+
+
+def learning_rate(optim: ConfigDict, steps: int, updates_per_step: int, state: Any) -> jax.Array | None:
+    """Return the scheduled rate of the next optimiser step; None for an optimiser without a schedule.
+
+    Args:
+      state: the optimiser's state, whose count says how far the schedule has advanced.
+    """
+    is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_schedule) if is_schedule(x)]
+    return schedule(_by_updates(optim, updates_per_step), steps * updates_per_step)(found[0].count) if found else None
+
+
+def _by_updates(optim: ConfigDict, updates_per_step: int) -> ConfigDict:
+    return ConfigDict({**optim, "warmup_updates": optim.warmup * updates_per_step})
 
 
 def decays(params: dict) -> dict:

@@ -40,8 +40,15 @@ class Objective(Protocol):
     def loss(self, samples: Samples, weighed: Any, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
         """The loss of some rows and metrics, sums with the given weights; "loss" is among the metrics."""
 
+    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
+        """Compute metrics of one whole minibatch; entries of shape [n_policies] are reported per policy."""
+
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Metrics of all rows, once per update."""
+
+
+EXTREMES = {"log_ratio_max": (jnp.maximum, jnp.max), "log_ratio_min": (jnp.minimum, jnp.min)}
+"""Metrics that are not summed over the parts of a minibatch and not averaged over minibatches."""
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +61,7 @@ class TrainState:
     optimiser  the optimiser's state
     skipped    int32 [], updates skipped in a row because something was not finite
     averages   what follows without a gradient: {"magnet", "baseline"}, see `averages.py`
+    lr_factor  float32 [n], factor on the learning rate of each policy, which the guard lowers; see `stability.py`
     """
 
     trained: dict
@@ -61,6 +69,7 @@ class TrainState:
     optimiser: Any
     skipped: jax.Array
     averages: dict = dataclasses.field(default_factory=dict)
+    lr_factor: jax.Array | None = None
 
     @property
     def weights(self) -> dict:
@@ -81,7 +90,7 @@ def new_train_state(
     """
 
     def begin(trained):
-        return optimiser.init(trained), jnp.zeros((), jnp.int32), averages(trained)
+        return optimiser.init(trained), jnp.zeros((), jnp.int32), averages(trained), jnp.ones(n_policies(trained))
 
     if mesh is None:
         return TrainState(trained, frozen, *begin(trained))
@@ -89,37 +98,74 @@ def new_train_state(
     return TrainState(trained, frozen, *placement.init_sharded(begin, places, trained))
 
 
+def n_policies(trained: dict) -> int:
+    """Return the number of policies that share a set of trained weights: its adapters, or 1."""
+    adapters = jax.tree.leaves(trained.get("adapters", {}))  # [L, n, …, …]
+    return adapters[0].shape[1] if adapters else 1
+
+
 def make_update(
     policy: Policy, optimiser: optax.GradientTransformation, objective: Objective, algo: ConfigDict
 ) -> Callable:
-    """`update(train_state, samples, key) -> (train_state, metrics)` for samples that an algorithm has prepared."""
+    """Build `update(train_state, samples, key, lr_scale) -> (train_state, metrics)`.
 
-    def update(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+    The samples have their advantages already. `lr_scale`, float32 [n] with one entry per policy, multiplies the step
+    of the optimiser; None leaves it as it is.
+    """
+
+    def update(
+        state: TrainState, samples: Samples, key: jax.Array, lr_scale: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         size = samples.n // algo.minibatches
 
         def minibatch(state, picked):
             picked = take(samples, picked)
             grads, metrics = summed_gradients(policy, objective, algo, state, picked)
-            state, metrics = apply_gradients(policy, optimiser, state, grads, metrics, learning(policy, picked))
+            learns = learning(policy, picked)
+            state, metrics = apply_gradients(policy, optimiser, state, grads, metrics, learns, lr_scale)
+            metrics |= objective.minibatch_metrics(picked, len(learns))
             return state, {**metrics, "active": jnp.any(picked.active())}
 
-        orders = jax.vmap(lambda k: jax.random.permutation(k, samples.n))(jax.random.split(key, algo.epochs))
+        order = rows_by_group if algo.get("minibatch_groups", False) else rows_at_random
+        orders = jax.vmap(lambda k: order(k, samples))(jax.random.split(key, algo.epochs))
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
         if algo.grad_accum_steps > 1 and not algo.get("pack", 0):
             picks = active_first(picks, samples.active(), algo.grad_accum_steps)
         state, found = jax.lax.scan(minibatch, state, picks)
         active, skipped = found.pop("active"), found.pop("skipped")
-        metrics = {name: _mean(x, active) for name, x in found.items()}  # minibatches of nothing say nothing
+        extremes = {name: EXTREMES[name][1](found.pop(name)) for name in EXTREMES.keys() & found.keys()}
+        by_policy = {name: found.pop(name) for name in [name for name, x in found.items() if x.ndim > 1]}
+        metrics = {name: _mean(x, active) for name, x in found.items()} | extremes  # empty minibatches do not count
+        for name, values in by_policy.items():  # [minibatches, n]
+            metrics |= {f"{name}_min": jnp.min(values, axis=0), f"{name}_max": jnp.max(values, axis=0)}
         if "logprob_diff" in found:  # before the first step, learner and sampler should agree
             metrics["logprob_diff"] = found["logprob_diff"][jnp.argmax(active)]
         metrics |= {
             "skipped": jnp.sum(skipped),
             "skipped_in_a_row": state.skipped,
             "answers_trained": jnp.sum(samples.loss_weights > 0),
+            "optimiser_steps": jnp.sum(active & (skipped == 0)),
         }
         return state, metrics | objective.summary(samples, algo)
 
     return update
+
+
+def rows_at_random(key: jax.Array, samples: Samples) -> jax.Array:
+    """Draw a random order of the rows, int32 [N]."""
+    return jax.random.permutation(key, samples.n)
+
+
+def rows_by_group(key: jax.Array, samples: Samples) -> jax.Array:
+    """Draw a random order of the groups and return their rows in that order, int32 [N].
+
+    Minibatches cut from this order hold whole groups where their size is a multiple of the rows of a group. A group
+    that is split leaves one minibatch with its successes and another with its failures. Rows without a completion
+    are spread over all minibatches.
+    """
+    exists = samples.answer_lengths[:, 0] > 0
+    label = jnp.where(exists, samples.group[:, 0], samples.n_groups + jnp.arange(samples.n))
+    return jnp.argsort(jax.random.permutation(key, samples.n_groups + samples.n)[label], stable=True)
 
 
 def update_active_rows(update: Callable, state: TrainState, samples: Samples, key: jax.Array, max_rows: int) -> tuple:
@@ -193,7 +239,13 @@ def _over_packed_rows(part, algo, samples: Samples, weighed):
 def _sum_over(count: jax.Array, part: Callable, given: Callable[[int], tuple]):
     """The sum of part(*given(i)) for i < count: a loop, because sums that go into a branch are copied there."""
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given(0)))
-    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, part(*given(i))), nothing)
+
+    def add(i, total):
+        (all_grads, all_metrics), (grads, metrics) = total, part(*given(i))
+        joined = {name: EXTREMES.get(name, (jnp.add,))[0](all_metrics[name], x) for name, x in metrics.items()}
+        return jax.tree.map(jnp.add, all_grads, grads), joined
+
+    return jax.lax.fori_loop(0, count, add, nothing)
 
 
 def learning(policy: Policy, samples: Samples) -> jax.Array:
@@ -206,34 +258,72 @@ def learning(policy: Policy, samples: Samples) -> jax.Array:
 
 @jax.named_scope("optimiser")
 def apply_gradients(
-    policy: Policy, optimiser, state: TrainState, grads: dict, metrics: dict, learns: jax.Array
+    policy: Policy,
+    optimiser,
+    state: TrainState,
+    grads: dict,
+    metrics: dict,
+    learns: jax.Array,
+    lr_scale: jax.Array | None = None,
 ) -> tuple[TrainState, dict]:
-    """The train state after an optimiser step, and metrics; a loss or gradient that is not finite changes nothing.
+    """Take one optimiser step and return the new train state and metrics.
 
-    learns  of `learning`; the others keep parameters and moments. The optimiser's counts, by which the learning rate
-            goes, are of the whole run and always advance
+    A loss or gradient that is not finite changes nothing.
+
+    Args:
+      learns: bool [n], the policies with a completion in the minibatch. The others keep their parameters and moments.
+        The optimiser's counts, which the learning-rate schedule reads, always advance.
+      lr_scale: float32 [n], factor on the step of each policy. It is applied after Adam, which would undo a factor
+        on the gradients.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
     updates, moments = optimiser.update(grads, state.optimiser, state.trained)
+    if lr_scale is not None:
+        updates = map_policies(lambda scale, x: x * scale.astype(x.dtype), lr_scale, updates)
     trained = optax.apply_updates(state.trained, policy.mask_frozen_adapters(updates))
-
-    def keep(new, old):
-        return jax.tree.map_with_path(one, new, old)
-
-    def one(path, new, old):
-        names = {getattr(key, "key", None) for key in path}
-        if "adapters" in names:  # [L, n, …, …]
-            return jnp.where(finite & learns[:, None, None], new, old)
-        return jnp.where(finite & (jnp.any(learns) | names.isdisjoint(state.trained)), new, old)
-
     state = dataclasses.replace(
         state,
-        trained=keep(trained, state.trained),
-        optimiser=keep(moments, state.optimiser),
+        trained=where_policies(finite & learns, trained, state.trained),
+        optimiser=where_policies(finite & learns, moments, state.optimiser, counts=finite),
         skipped=jnp.where(finite, 0, state.skipped + 1),
     )
     return state, {**metrics, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
+
+
+def map_policies(function: Callable, per_policy: jax.Array, tree: Any) -> Any:
+    """Apply `function(value, array)` to every array of a tree of trained weights, with the value of its policy.
+
+    Args:
+      per_policy: [n]. Arrays of adapters are [L, n, …, …]; weights that all policies share get the largest value.
+    """
+
+    def one(path, x):
+        return function(per_policy[:, None, None] if _named("adapters", path) else jnp.max(per_policy), x)
+
+    return jax.tree.map_with_path(one, tree)
+
+
+def where_policies(chosen: jax.Array, new: Any, old: Any, counts: jax.Array | None = None) -> Any:
+    """Select the arrays of some policies from `new` and those of the others from `old`.
+
+    Args:
+      chosen: bool [n]. Weights that all policies share are new if any policy is chosen.
+      new, old: trees of trained weights, or optimiser states over them.
+      counts: bool [], the same choice for the counts of an optimiser; by default whether any policy is chosen.
+    """
+
+    def one(path, new, old):
+        if _named("adapters", path):
+            return jnp.where(chosen[:, None, None], new, old)
+        is_weight = any(_named(name, path) for name in ("model", "critic"))
+        return jnp.where(jnp.any(chosen) if is_weight or counts is None else counts, new, old)
+
+    return jax.tree.map_with_path(one, new, old)
+
+
+def _named(name: str, path: tuple) -> bool:
+    return any(getattr(key, "key", None) == name for key in path)
 
 
 def _mean(x, weights):

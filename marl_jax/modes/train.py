@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
-from marl_jax.config import stages
+from marl_jax.config import conditions, stages
 from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
 from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.errors import RunError
-from marl_jax.learning import averages, overlong
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning import averages, overlong, stability
+from marl_jax.learning.optimiser import learning_rate, make_optimiser
 from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
@@ -42,7 +42,9 @@ from marl_jax.modes.setup import Setup
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
+from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, replace_text, write_config
+from marl_jax.running.monitor import ROLLBACKS, Monitor
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
@@ -64,7 +66,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
 def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: Runs = ()) -> bool:
     """Whether all steps are done; `after` are the runs that start from this one, with their folders."""
     stage, folder = stages.first_stage(config), workdir / stages.FOLDER
-    if stage is not None and not _has_checkpoint(workdir) and not all_steps_done(folder, stage.steps):
+    if stage is not None and not _has_checkpoint(workdir) and not all_steps_done(folder, stage.steps, stage.stop_when):
         setups.make(config, workdir=folder)  # what does not fit is refused before the first stage, not behind it
         log.info("first stage: %s, %d steps, in %s", stage.algo.name, stage.steps, folder)
         if not _train_stages(stage, folder, stop, ((config, workdir), *after)):
@@ -78,12 +80,16 @@ def _train_stages(config: ConfigDict, workdir: Path, stop: GracefulStop, after: 
         return _train(setup, config, workdir, stop)
 
 
-def all_steps_done(workdir: Path, steps: int) -> bool:
-    """Whether the run in a folder has a whole checkpoint of its last step."""
+def all_steps_done(workdir: Path, steps: int, stop_when: str = "") -> bool:
+    """Return whether the newest whole checkpoint of a run is of its last step, or met `stop_when`."""
     if not stages.has_begun(workdir):
         return False
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
-        return (checkpoints.newest_whole() or 0) >= steps
+        newest = checkpoints.newest_whole()
+        if newest is None:
+            return False
+        stopped = Monitor(conditions.parse(stop_when), checkpoints.meta(newest).get("monitor")).solved
+        return newest >= steps or stopped
 
 
 def _has_checkpoint(workdir: Path) -> bool:
@@ -106,13 +112,20 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         states, rollout_state = at_start(setup, rollout, optimiser, key)
 
     c = config.checkpoint
-    checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=c.best_mode)
+    best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, the best is that of training success
+    checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=best_mode)
     restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
     start = 0 if restored is None else restored.step
-    if start < config.steps:
+    monitor = Monitor(
+        conditions.parse(config.stop_when),
+        None if restored is None else restored.meta["monitor"],
+        watch_success=not config.curriculum.enabled,
+    )
+    finished = start >= config.steps or monitor.solved
+    if not finished:
         _check_starts(setup.backbones)
     if main:
-        write_config(given, workdir, done=start >= config.steps)
+        write_config(given, workdir, done=finished)
         if setup.drawing:
             replace_text(workdir / report.WORKFLOW, setup.drawing)
     if restored is not None:
@@ -135,25 +148,28 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         check_reachable(config.eval.opponents, "eval.opponents")
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
     alone = jax.process_count() == 1  # several would have to compile in the same order
-    if alone and rollout.jitted and not sampler.apart and start < config.steps:
+    if alone and rollout.jitted and not sampler.apart and not finished:
         matches = functools.partial(evaluation.compile_ahead, baselines=True) if evaluates_first else None
         compile_ahead(setup, ahead, matches, roll, learn, (sampler(states), rollout_state), states, key, start)
 
     # ----------------------------------------------------------------------------------------------------- loop
     metrics = Metrics(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
+    events = Events(workdir, start=start, main=main)
     if start >= config.steps:
         log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
-    step, stopping, recompiles = start, False, Recompiles()
+    elif monitor.solved:
+        log.info("the run met stop_when (%s) at step %d; clear it to continue", config.stop_when, start)
+    step, stopping, failure, recompiles = start, False, None, Recompiles()
     trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
-        for resource in (setup, ahead, rollout, evaluation, logged, checkpoints, metrics, logs, trace):
+        for resource in (setup, ahead, rollout, evaluation, logged, checkpoints, metrics, logs, events, trace):
             closing.callback(resource.close)
         if evaluates_first:
             with sample_mesh():
                 metrics.write_eval(0, evaluation(sampler(states), baselines=True))
                 evaluation.write(workdir, 0)
-        while step < config.steps and not stopping:
+        while step < config.steps and not (stopping or monitor.solved or failure):
             with trace.step(step):
                 step_key, clock = jax.random.fold_in(key, step), Clock()
                 with sample_mesh():
@@ -164,21 +180,39 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                         jax.block_until_ready(samples.tokens)
                 del params
                 with train_mesh(), clock.phase("update"):
-                    states, more = learn(states, samples, step_key, step)
+                    states, more = learn(states, samples, step_key, step, monitor.lr_scale)
                     found = jax.device_get({**found, **more})
                 step += 1
                 recompiles.look(step, samples, clock.seconds("update"))
 
                 if step == start + 1:
                     warn_of_dropped(found.get("dropped_answers", 0.0))
+                alarms = monitor.observe(step, found)
+                report_update(events, step, found, algo=config.algo)
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
+                rolled_back = False
+                for alarm in alarms if config.alarm != "off" else ():
+                    log.warning("step %d: %s", step, alarm.message)
+                    events.write(step, "alarm", alarm.message)
+                if alarms and config.alarm == "stop":
+                    failure = RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
+                elif alarms and config.alarm == "rollback":
+                    with train_mesh():
+                        states, good = roll_back(checkpoints, monitor, states, arrays(rollout, rollout_state), step)
+                    message = f"Returned to the weights of step {good} at {monitor.lr_scale:g} of the learning rate."
+                    log.warning("step %d: %s", step, message)
+                    events.write(step, "rollback", message)
+                    rolled_back = True
+                elif monitor.solved:
+                    log.info("step %d: the run meets stop_when (%s)", step, config.stop_when)
+                    events.write(step, "solved", f"The run meets stop_when ({config.stop_when}).")
                 if rollout.changes_after(step):
                     with train_mesh():
                         rollout_state = after_update(rollout_state, all_weights(states), step)
-                metric = None
-                if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
+                metric, last = None, step == config.steps or monitor.solved
+                if config.eval.every and (step % config.eval.every == 0 or last):
                     with sample_mesh(), clock.phase("evaluation"):
                         rows = evaluation(sampler(states))
                     metrics.write_eval(step, rows)
@@ -191,9 +225,12 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 stopping = processes.anyone(stop.asked)
                 # A step whose update was skipped is no place to continue from.
                 wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
-                if wanted or checkpoints.improves(metric) or step == config.steps or stopping:
+                improves = checkpoints.improves(metric)
+                if not config.eval.every:
+                    metric = monitor.state.mean_success
+                if wanted or improves or last or stopping or rolled_back or failure:
                     kept = saved(states, arrays(rollout, rollout_state))
-                    noted = {"run": identity(setup), "update_factor": learn.factor}
+                    noted = {"run": identity(setup), "update_factor": learn.factor, "monitor": monitor.saved()}
                     noted |= {} if rollout.jitted else {"rollout": rollout_state}
                     checkpoints.save(step, kept, noted, metric)
                     rollout.checkpointed(checkpoints.durable)
@@ -207,7 +244,53 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
     if main:
         report.main(workdir)
-    return step >= config.steps
+    if monitor.nothing_learned and not stopping:
+        failure = failure or RunError(
+            f"every update up to step {step} was skipped: gradients were not finite, or the guard rejected them. "
+            "Lower optim.lr, or raise algo.guard_drop."
+        )
+    if failure:
+        raise failure
+    return step >= config.steps or monitor.solved
+
+
+def report_update(events: Events, step: int, found: Mapping[str, Any], algo: ConfigDict) -> None:
+    """Log an update that was skipped or rejected, and mark it as an event."""
+    if found["skipped"]:
+        events.write(step, "skipped", f"{found['skipped']:.0f} optimizer steps were skipped: not finite.")
+    if found.get("rejected", 0.0) > 0:
+        drop = f"completions lost {found['completion_drop']:.1f} nats on average"
+        message = f"The update was rejected: {drop}, and algo.guard_drop is {algo.guard_drop:g}."
+        log.info("step %d: %s", step, message)
+        events.write(step, "rejected", message)
+
+
+def roll_back(
+    checkpoints: Checkpoints, monitor: Monitor, states: dict[str, TrainState], rollout_arrays: Any, step: int
+) -> tuple[dict[str, TrainState], int]:
+    """Restore the train states of the last good checkpoint and lower the learning rate.
+
+    The rollout and its data continue from where they are. A checkpoint is good if no alarm had been raised and success
+    was close to its best; otherwise the one with the highest success is taken.
+
+    Returns:
+      The train states, and the step that they come from.
+
+    Raises:
+      RunError: if the run has used up its rollbacks or has no checkpoint.
+    """
+    if monitor.state.rollbacks >= ROLLBACKS:
+        raise RunError(
+            f"step {step}: training failed again after {ROLLBACKS} rollbacks. Lower optim.lr, or look at the episodes "
+            "in games.jsonl."
+        )
+    judged = {one: monitor.is_good(checkpoints.meta(one)["monitor"]) for one in checkpoints.steps}
+    if not judged:
+        raise RunError(f"step {step}: alarm is 'rollback', but there is no checkpoint yet. Lower checkpoint.every.")
+    good = max(judged, key=lambda one: (judged[one][0], one if judged[one][0] else judged[one][1], one))
+    restored = checkpoints.restore(saved(states, rollout_arrays), step=good)
+    monitor.rolled_back()
+    return resumed(states, restored.state)[0], good
 
 
 def optimiser_of(config: ConfigDict):
@@ -309,7 +392,7 @@ def compile_ahead(
         else:
             shardings = jax.tree.map(lambda _: everywhere, samples)
         placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return states, jax.tree.map(placed, samples, shardings), step_key, step
+        return states, jax.tree.map(placed, samples, shardings), step_key, step, 1.0
 
     def begin_playing() -> None:
         with jax.set_mesh(setup.sample_mesh):
@@ -331,27 +414,60 @@ def compile_ahead(
 
 def learn_step(
     setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array,
-    step: jax.Array | int = 0, factor: int = 1,
+    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, factor: int = 1,
 ):  # fmt: skip
-    """Advantages, then the epochs of the update, of every backbone from its own samples: (train states, metrics).
+    """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
 
-    factor  of the parts in which minibatches are read
+    Args:
+      lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
+      factor: multiplier of the parts in which minibatches are read.
+
+    Returns:
+      The train states after the update, and metrics.
     """
     algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
     algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
     for backbone in setup.trained_backbones:
-        policy, state = backbone.policy, states[backbone.name]
-        mine = setup.team.own(samples, backbone.number)
-        mine, metrics = overlong.handle(policy, mine, algo)
+        policy, before = backbone.policy, states[backbone.name]
+        sampled, metrics = overlong.handle(policy, setup.team.own(samples, backbone.number), algo)
         with jax.named_scope("advantages"):
-            mine, more = algorithm.prepare(policy, state.weights, mine, algo)
+            prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
+        with jax.named_scope("guard"):
+            guard = stability.Guard.before(policy, before, sampled, algo)
+        share = stability.informative_share(policy, sampled, prepared)
+        scale = lr_scale * before.lr_factor * stability.signal_scale(share, algo.get("signal_frac", 0.0))
         update = make_update(policy, optimiser, algorithm.objective, algo)
-        most = setup.max_active_rows(backbone, mine.n, algo)
-        state, updated = update_active_rows(update, state, mine, jax.random.fold_in(key, 1 + backbone.number), most)
-        followed = averages.follow(policy, state.averages, state.trained, mine, algo)
+        if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
+            update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
+        most = setup.max_active_rows(backbone, prepared.n, algo)
+        update_key = jax.random.fold_in(key, 1 + backbone.number)
+        state, updated = update_active_rows(update, before, prepared, update_key, most)
+        if guard is not None:
+            with jax.named_scope("guard"):
+                state, checked = guard.check(before, state)
+            updated |= checked
+        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
+        updated |= {} if rate is None else {"learning_rate": rate * scale}
+        updated |= {} if prepared.informative is None else {"informative_share": share}
+        followed = averages.follow(policy, state.averages, state.trained, prepared, algo)
         state = dataclasses.replace(state, averages=followed)
-        states, found[backbone.name] = {**states, backbone.name: state}, {**metrics, **more, **updated}
+        states = {**states, backbone.name: state}
+        found[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)
     return states, merge_metrics(found)
+
+
+def by_policy(metrics: dict, backbone: Backbone) -> dict:
+    """Split metrics of shape [n] into one for each policy that learns, next to their mean."""
+    found = {}
+    for name, value in metrics.items():
+        if value.ndim == 0:
+            found[name] = value
+            continue
+        learns = [i for i, learns in enumerate(backbone.learns) if learns] if len(value) > 1 else [0]
+        found[name] = jnp.mean(value[jnp.asarray(learns)])
+        if len(learns) > 1:
+            found |= {f"{name}/{backbone.policies[i]}": value[i] for i in learns}
+    return found
 
 
 def merge_metrics(found: dict[str, dict]) -> dict:
@@ -359,8 +475,10 @@ def merge_metrics(found: dict[str, dict]) -> dict:
     if len(found) == 1:
         return next(iter(found.values()))
     metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
-    over_all = {"answers_trained": jnp.sum, "groups": jnp.sum, "skipped": jnp.sum, "skipped_in_a_row": jnp.max}
-    for metric in next(iter(found.values())):
+    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimiser_steps"), jnp.sum)
+    over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
+    shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
+    for metric in shared:
         values = jnp.stack([of_one[metric] for of_one in found.values()])
         metrics[metric] = over_all.get(metric, jnp.mean)(values)
     return metrics
@@ -379,7 +497,7 @@ def arrays(rollout, rollout_state: Any) -> Any:
 def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
     """What a checkpoint holds; weights that are only read come from where they came from at first."""
     learning = {name: state for name, state in states.items() if state.trained}
-    fields = ("trained", "optimiser", "skipped", "averages")
+    fields = ("trained", "optimiser", "skipped", "averages", "lr_factor")
     state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
     if not any(state["averages"].values()):
         del state["averages"]

@@ -164,8 +164,9 @@ class GameRollout:
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Of the games that ended, the answers, and how the learner fared against its opponents."""
+        played = game_metrics(finished, self.game.competitive, self.game.solvable)
         against = {} if self.opponents is None else self.opponents.metrics(finished)
-        return {**game_metrics(finished, self.game.competitive), **against, **answer_metrics(samples, finished.dropped)}
+        return {**played, **against, **answer_metrics(samples, finished.dropped)}
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: dict | None = None

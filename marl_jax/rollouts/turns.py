@@ -115,8 +115,13 @@ class Finished:
     dropped: jax.Array | None = None
 
 
-def game_metrics(finished: Finished, competitive: bool) -> dict[str, jax.Array]:
-    """Of the games that ended, as scalars; means are over games."""
+def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) -> dict[str, jax.Array]:
+    """Compute scalar metrics of the games that ended; means are over games.
+
+    Args:
+      solvable: whether games are puzzles, which are solved if they reward the team. With AT-GRPO, which continues with
+        the best candidate, `success` is therefore higher than that of the policy alone.
+    """
     ended = finished.ended
     count = jnp.maximum(jnp.sum(ended), 1)
 
@@ -134,6 +139,8 @@ def game_metrics(finished: Finished, competitive: bool) -> dict[str, jax.Array]:
         metrics[f"reward/agent_{seat}"] = mean(agent[..., seat])
     if competitive:
         metrics["draws"] = mean(jnp.all(agent == 0, axis=-1))
+    if solvable:
+        metrics["success"] = mean(finished.total.team > 0)
     return metrics
 
 

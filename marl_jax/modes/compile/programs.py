@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
-from marl_jax.learning.update import TrainState
+from marl_jax.learning.update import TrainState, n_policies
 from marl_jax.modes.setup import Setup
 from marl_jax.modes.train import all_weights, averages_of, learn_step
 from models import fetch, registry, tokenizers
@@ -92,7 +92,8 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
         skipped = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
         averages = jax.eval_shape(averages_of(setup, backbone), trained)
         averages = placed(averages, placement.like_parameters(setup.mesh, averages, trained))
-        train_states[backbone.name] = TrainState(trained, frozen, state, skipped, averages)
+        lr_factor = jax.ShapeDtypeStruct((n_policies(trained),), jnp.float32, sharding=everywhere)
+        train_states[backbone.name] = TrainState(trained, frozen, state, skipped, averages, lr_factor)
     weights = all_weights(train_states)
     abstract = jax.eval_shape(rollout.init, key, weights)
     shardings = rollout.shardings(

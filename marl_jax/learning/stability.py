@@ -1,0 +1,138 @@
+"""Step sizes that follow the signal, and a guard that rejects harmful updates.
+
+Adam's step does not depend on how many completions a gradient comes from. Near the end of training, when almost all
+groups are solved, a handful of completions therefore moves the policy as far as a full batch does, and nothing in the
+loss protects the solved ones. Two remedies act per policy:
+
+- `signal_scale` lowers the learning rate with the share of informative completions.
+- `Guard` scores completions of *all* groups before and after an update. When they lose too much probability, the
+  weights and the moments of before are restored, and a factor on the learning rate is halved. The factor recovers
+  with every accepted update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from marl_jax.agents import scoring
+from marl_jax.agents.policy import Policy
+from marl_jax.learning.update import TrainState, where_policies
+from marl_jax.samples import Samples, rows
+from models.sharding import ways
+
+SHRINK = 0.5
+"""Factor on the learning rate of a policy whose update was rejected."""
+
+REGROW = 1.1
+"""Factor by which a lowered learning rate recovers with every accepted update, up to 1."""
+
+
+def informative_share(policy: Policy, sampled: Samples, prepared: Samples) -> jax.Array:
+    """Compute the share of each policy's completions whose groups have different rewards.
+
+    Args:
+      sampled: the samples before advantages were computed, with the loss weights of all completions.
+      prepared: the same rows after that. Without groups, every completion is informative.
+
+    Returns:
+      float32 [n]; 1 for a policy without completions.
+    """
+    counted = sampled.loss_weights > 0  # [N, S]
+    if prepared.informative is None:
+        return jnp.ones(_n(policy))
+    own = _own(policy, sampled)[..., None]  # [n, N, 1]
+    total = jnp.sum(own & counted, axis=(1, 2))
+    found = jnp.sum(own & counted & prepared.informative, axis=(1, 2))
+    return jnp.where(total > 0, found / jnp.maximum(total, 1), 1.0)
+
+
+def signal_scale(share: jax.Array, full_at: float) -> jax.Array:
+    """Compute the factor on the learning rate for a share of informative completions.
+
+    The variance of a mean over n completions falls with 1/n, so the step may grow with the square root of n.
+
+    Args:
+      share: float32 [n].
+      full_at: share from which the full rate applies (`algo.signal_frac`); 0 always gives 1.
+    """
+    return jnp.sqrt(jnp.clip(share / full_at, 0.0, 1.0)) if full_at else jnp.ones_like(share)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """Completions by which an update is judged.
+
+    rows    completions of all groups, the same number of rows for each policy
+    weight  float32 [n, R, S], 1 for the completions that count for a policy
+    logps   float32 [R, X], their log-probabilities before the update
+    limit   mean drop in the log-probability of a completion, in nats, above which an update is rejected
+    """
+
+    policy: Policy
+    rows: Samples
+    weight: jax.Array
+    logps: jax.Array
+    limit: float
+
+    @classmethod
+    def before(cls, policy: Policy, state: TrainState, samples: Samples, algo: ConfigDict) -> Guard | None:
+        """Score some completions before an update; None where `algo` has no guard."""
+        if not is_guarded(policy, algo):
+            return None
+        count = -(-min(algo.guard_completions, samples.n) // ways("B", samples.n)) * ways("B", samples.n)
+        counted = (samples.loss_weights > 0) & samples.recorded()
+        own = _own(policy, samples) & jnp.any(counted, axis=1)  # [n, N]
+        # Every policy gets rows at equal distances among its own, and thereby completions of many groups.
+        first = jnp.argsort(~own, axis=1, stable=True)
+        place = jnp.arange(count) * jnp.sum(own, axis=1, keepdims=True) // count
+        picked = jnp.take_along_axis(first, place, axis=1).reshape(-1)
+        chosen = rows(samples, picked)
+        weight = own[:, picked, None] & counted[picked]
+        # A row may be picked for one policy only; where a policy has none, its rows are another's.
+        slot = jnp.repeat(jnp.arange(len(own)), count)
+        weight &= (slot == jnp.arange(len(own))[:, None])[..., None]
+        logps = scoring.answer_logps(policy, state.weights, chosen)
+        return cls(policy, chosen, weight.astype(jnp.float32), logps, algo.guard_drop)
+
+    def drop(self, state: TrainState) -> jax.Array:
+        """Compute the mean loss of log-probability of a completion, float32 [n]; gains do not offset losses."""
+        logps = scoring.answer_logps(self.policy, state.weights, self.rows)
+        lost = jnp.maximum(self.rows.to_answers((self.logps - logps) * self.rows.mask()), 0.0)  # [R, S]
+        lost = jnp.where(self.weight > 0, lost, 0.0)  # [n, R, S]; unscored completions may hold anything
+        return jnp.sum(lost, axis=(1, 2)) / jnp.maximum(jnp.sum(self.weight, axis=(1, 2)), 1.0)
+
+    def check(self, old: TrainState, new: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Return the state to continue from, with its learning-rate factors, and metrics.
+
+        A policy whose completions have lost more than `limit` keeps the weights and moments of `old`.
+        """
+        drop = self.drop(new)
+        accepted = drop <= self.limit  # False for NaN
+        factor = jnp.where(accepted, jnp.minimum(old.lr_factor * REGROW, 1.0), old.lr_factor * SHRINK)
+        state = dataclasses.replace(
+            new,
+            trained=where_policies(accepted, new.trained, old.trained),
+            optimiser=where_policies(accepted, new.optimiser, old.optimiser),
+            lr_factor=factor,
+        )
+        return state, {"completion_drop": drop, "rejected": (~accepted).astype(jnp.float32)}
+
+
+def is_guarded(policy: Policy, algo: ConfigDict) -> bool:
+    """Return whether updates of a policy are checked; "auto" means those of adapters, whose copies are small."""
+    guard = algo.get("guard", "off")
+    return guard == "on" or (guard == "auto" and policy.lora is not None)
+
+
+def _n(policy: Policy) -> int:
+    return 1 if policy.lora is None else policy.lora.n
+
+
+def _own(policy: Policy, samples: Samples) -> jax.Array:
+    """bool [n, N]: the rows of each policy; without adapters, all rows of the model."""
+    numbers = jnp.arange(_n(policy))[:, None]
+    return samples.policy == numbers if policy.lora is not None else (samples.policy >= 0)[None]

@@ -1,0 +1,276 @@
+"""Step sizes that follow the signal, the guard, minibatches of whole groups, and metrics of an update."""
+
+import dataclasses
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+
+from configs import algorithms, published
+from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms.algorithm import ClippedObjective
+from marl_jax.learning import groups, losses, stability, update
+from marl_jax.learning.optimiser import learning_rate, make_optimiser
+from marl_jax.samples import from_prompts
+from tests.marl_jax import tiny_play
+
+GRPO = ALGORITHMS.get("grpo")
+
+
+def completions(n_groups=4, k=4, policies=1, rewards=None, seed=0):
+    """One row for each completion of 5 tokens, as host tasks make them; policies take turns at groups."""
+    n, rng = n_groups * k, np.random.default_rng(seed)
+    group = np.arange(n) // k
+    rewards = rng.integers(0, 2, n) if rewards is None else np.asarray(rewards)
+    return from_prompts(
+        jnp.asarray(rng.integers(0, 250, (n, 12))), jnp.full((n,), 7), jnp.asarray(rng.integers(0, 250, (n, 1, 5))),
+        jnp.full((n, 1), 5), jnp.asarray(rng.uniform(-3, -1, (n, 1, 5)), jnp.float32),
+        rewards=jnp.asarray(rewards, jnp.float32).reshape(n, 1, 1), group=jnp.asarray(group)[:, None],
+        member=jnp.asarray(np.arange(n) % k)[:, None], n_groups=n_groups, group_size=k,
+        policy=jnp.asarray(group % policies),
+    )  # fmt: skip
+
+
+@functools.cache
+def policy(lora=None):
+    return dataclasses.replace(tiny_play.policy("none", lora, free=5), rules=())
+
+
+def prepared(samples, n_policies=None, **changes):
+    """(policy, state before, samples with advantages, algo)."""
+    p = policy(n_policies)
+    trained, frozen = tiny_play.weights(p)
+    algo = algorithms.grpo(4, tis_clip=0.0, minibatches=1, **changes)
+    state = update.new_train_state(trained, frozen, optax.sgd(1.0))
+    return p, state, GRPO.prepare(p, state.weights, samples, algo)[0], algo
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+LOGITS = st.lists(st.floats(-5, 5), min_size=3, max_size=3)
+
+
+@hypothesis.given(LOGITS, LOGITS)
+def test_approx_kl_is_exact_in_the_mean_over_tokens_of_the_old_policy(old, new):
+    """Schulman's k3 for KL(old ‖ new): its mean under the old policy is the KL itself."""
+    old, new = jax.nn.log_softmax(jnp.asarray(old)), jax.nn.log_softmax(jnp.asarray(new))
+    exact = jnp.sum(jnp.exp(old) * (old - new))
+    found = losses.kl(old, new, "k3")
+    assert (found >= -1e-6).all()
+    np.testing.assert_allclose(jnp.sum(jnp.exp(old) * found), exact, rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_reports_the_kl_and_the_extreme_ratios():
+    _, _, samples, algo = prepared(completions(rewards=[1, 0] * 8))
+    shift = jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)  # one token fell by 25 nats
+    scores = Scores(samples.logps + shift, jnp.zeros((16, 5)), jnp.zeros((16, 5)))
+    objective = ClippedObjective(critic=False)
+    metrics = objective.loss(samples, objective.weigh(samples, algo), scores, algo)[1]
+    np.testing.assert_allclose(metrics["log_ratio_min"], -25, rtol=1e-6)
+    np.testing.assert_allclose(metrics["log_ratio_max"], 0.5, rtol=1e-5)
+    expected = ((np.exp(-25) - 1 + 25) + (np.exp(0.5) - 1 - 0.5)) / 80
+    np.testing.assert_allclose(metrics["approx_kl"], expected, rtol=1e-5)
+
+
+def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
+    p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4))
+    found = {}
+    for parts in (1, 4):
+        algo.update(dict(grad_accum_steps=parts, minibatches=2))
+        learn = update.make_update(p, optax.sgd(0.5), GRPO.objective, algo)
+        found[parts] = learn(state, samples, jax.random.key(0))[1]
+    assert found[1]["log_ratio_min"] < found[1]["log_ratio_max"]
+    for name in ("log_ratio_min", "log_ratio_max"):
+        np.testing.assert_allclose(found[1][name], found[4][name], rtol=1e-4)
+
+
+def test_the_learning_rate_of_the_next_step():
+    optim = algorithms.schema.group("optim", lr=0.1, warmup=2, schedule="linear")
+    optimiser = make_optimiser(optim, 10, 2)
+    params, rates = {"model": {"w": jnp.ones((2, 2))}}, []
+    state = optimiser.init(params)
+    for _ in range(20):
+        rates.append(float(learning_rate(optim, 10, 2, state)))
+        _, state = optimiser.update(params, state, params)
+    np.testing.assert_allclose(rates[:4], [0.025, 0.05, 0.075, 0.1], rtol=1e-5)
+    assert rates[4] == pytest.approx(0.1) and rates[-1] == pytest.approx(0.1 / 16, rel=1e-3)
+    assert learning_rate(optim, 10, 2, optax.sgd(0.1).init(params)) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- signal
+
+
+def test_the_share_of_informative_completions_is_that_of_each_policy():
+    samples = completions(policies=2, rewards=[1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+    p, _, after, _ = prepared(samples, 2)
+    np.testing.assert_allclose(stability.informative_share(p, samples, after), [0.0, 0.5])
+    p, _, after, _ = prepared(samples, 2, filter_zero_std_groups=False)
+    np.testing.assert_allclose(stability.informative_share(p, samples, after), [0.0, 0.5])
+    frozen = samples.replace(loss_weights=samples.loss_weights * (samples.policy != 0)[:, None])
+    np.testing.assert_allclose(stability.informative_share(p, frozen, after), [1.0, 0.5])
+    ungrouped = after.replace(informative=None)
+    np.testing.assert_allclose(stability.informative_share(p, samples, ungrouped), [1.0, 1.0])
+
+
+def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
+    scale = stability.signal_scale(jnp.asarray([8 / 512, 0.5, 1.0, 0.0]), 0.5)
+    np.testing.assert_allclose(scale, [0.1768, 1.0, 1.0, 0.0], atol=1e-4)
+    np.testing.assert_array_equal(stability.signal_scale(jnp.asarray([0.0, 0.3]), 0.0), 1.0)
+    optimiser = make_optimiser(algorithms.schema.group("optim", warmup=0), 10, 1)
+    p = policy()
+    trained, frozen = tiny_play.weights(p)
+    grads = jax.tree.map(lambda x: jnp.ones_like(x) * 1e-3, trained)
+
+    def largest(scale):
+        state = update.new_train_state(trained, frozen, optimiser)
+        learns, metrics = jnp.ones((1,), bool), {"loss": jnp.ones(())}
+        after, _ = update.apply_gradients(p, optimiser, state, grads, metrics, learns, scale)
+        return max(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after.trained, trained)))
+
+    np.testing.assert_allclose(largest(scale[:1]) / largest(None), 0.1768, rtol=1e-2)
+
+
+def test_each_adapter_moves_by_its_own_scale():
+    p, state, after, algo = prepared(completions(policies=2, rewards=[1, 0, 0, 0] * 4), 2)
+    learn = jax.jit(update.make_update(p, optax.sgd(1.0), GRPO.objective, algo))
+    (full, _), (scaled, _) = (
+        learn(state, after, jax.random.key(0), jnp.asarray(scale)) for scale in ([1.0, 1.0], [0.25, 0.0])
+    )
+    for new, less, old in zip(*(jax.tree.leaves(s.trained["adapters"]) for s in (full, scaled, state)), strict=True):
+        np.testing.assert_allclose(less[:, 0] - old[:, 0], 0.25 * (new[:, 0] - old[:, 0]), atol=1e-6)
+        np.testing.assert_array_equal(less[:, 1], old[:, 1])
+
+
+# ----------------------------------------------------------------------------------------------------- whole groups
+
+
+@hypothesis.given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 5), st.integers(0, 7))
+def test_rows_by_group_keep_groups_together_and_lose_no_row(seed, n_groups, k, padding):
+    samples = completions(n_groups, k)
+    lengths = jnp.concatenate([samples.answer_lengths, jnp.zeros((padding, 1), jnp.int32)])
+    group = jnp.concatenate([samples.group, jnp.zeros((padding, 1), jnp.int32)])
+    tokens = jnp.zeros((n_groups * k + padding, 12), jnp.int32)
+    samples = samples.replace(answer_lengths=lengths, group=group, tokens=tokens)
+    order = np.asarray(update.rows_by_group(jax.random.key(seed), samples))
+    assert sorted(order) == list(range(samples.n))
+    numbers = [int(group[i, 0]) for i in order if i < n_groups * k]
+    runs = [g for i, g in enumerate(numbers) if i == 0 or numbers[i - 1] != g]
+    assert len(runs) == n_groups  # padding may stand between the rows of different groups only
+    places = [i for i, row in enumerate(order) if row < n_groups * k]
+    for g in range(n_groups):
+        own = [place for place in places if int(group[order[place], 0]) == g]
+        assert own == list(range(own[0], own[0] + k))
+
+
+def test_minibatches_of_whole_groups_have_no_net_advantage():
+    samples = completions(8, 4, rewards=np.random.default_rng(1).integers(0, 2, 32))
+    p, state, after, algo = prepared(samples)
+    algo.minibatches = 4
+    found = {}
+    for whole in (True, False):
+        algo.minibatch_groups = whole
+        found[whole] = update.make_update(p, optax.sgd(0.1), GRPO.objective, algo)(state, after, jax.random.key(3))[1]
+    for side in ("net_advantage_min", "net_advantage_max"):
+        np.testing.assert_allclose(found[True][side], 0.0, atol=1e-5)
+    assert found[False]["net_advantage_min"] < -0.05 < 0.05 < found[False]["net_advantage_max"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- guard
+
+
+def guarded(limit, n_policies=None, moved=0.0, only=None):
+    """The state after a check of an update that moved the adapters of `only` (all) by `moved` at random."""
+    samples = completions(6, 4, policies=n_policies or 1, rewards=[1, 1, 1, 1] * 6)  # nobody is informative
+    p, before, _, algo = prepared(samples, n_policies)
+    algo.update(dict(guard="on", guard_drop=limit, guard_completions=8))
+    noise = lambda x: x + moved * jax.random.normal(jax.random.key(1), x.shape)  # noqa: E731
+    trained = {name: jax.tree.map(noise, tree) if name != "critic" else tree for name, tree in before.trained.items()}
+    if only is not None:
+        trained = update.where_policies(jnp.arange(n_policies) == only, trained, before.trained)
+    after = dataclasses.replace(before, trained=trained, optimiser=before.optimiser)
+    guard = stability.Guard.before(p, before, samples, algo)
+    return before, after, *guard.check(before, after)
+
+
+def test_the_guard_accepts_a_small_step_and_the_rate_recovers():
+    before, after, state, metrics = guarded(limit=1.0, moved=1e-4)
+    assert metrics["rejected"] == 0 and 0 <= metrics["completion_drop"] < 0.1
+    jax.tree.map(np.testing.assert_array_equal, state.trained, after.trained)
+    np.testing.assert_allclose(state.lr_factor, 1.0)
+    lowered = dataclasses.replace(before, lr_factor=jnp.asarray([0.25]))
+    assert float(jnp.minimum(lowered.lr_factor * stability.REGROW, 1.0)[0]) == pytest.approx(0.275)
+
+
+def test_the_guard_restores_weights_of_a_harmful_update_from_completions_without_a_signal():
+    before, after, state, metrics = guarded(limit=0.05, moved=0.5)
+    assert metrics["rejected"] == 1 and metrics["completion_drop"] > 0.05
+    jax.tree.map(np.testing.assert_array_equal, state.trained, before.trained)
+    assert state.lr_factor.tolist() == [0.5]
+
+
+def test_the_guard_judges_every_adapter_by_its_own_completions():
+    before, after, state, metrics = guarded(limit=0.05, n_policies=2, moved=2.0, only=1)
+    assert metrics["rejected"].tolist() == [0, 1] and metrics["completion_drop"][0] == 0
+    jax.tree.map(np.testing.assert_array_equal, state.trained, before.trained)
+    assert state.lr_factor.tolist() == [1.0, 0.5]
+
+
+def test_weights_that_are_not_finite_are_rejected():
+    before, after, state, metrics = guarded(limit=1e9, moved=float("nan"))
+    assert metrics["rejected"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.trained, before.trained)
+
+
+def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count():
+    samples = completions(8, 4)
+    samples = samples.replace(loss_weights=samples.loss_weights.at[:8].set(0.0))  # the first two groups
+    p, state, _, algo = prepared(samples)
+    algo.update(dict(guard="on", guard_completions=6))
+    guard = stability.Guard.before(p, state, samples, algo)
+    assert sorted(set(guard.rows.group[:, 0].tolist())) == [2, 3, 4, 5, 6, 7] and guard.weight.sum() == 6
+
+
+def test_guards_are_for_adapters_unless_the_config_says_otherwise():
+    assert [stability.is_guarded(policy(n), algorithms.grpo()) for n in (None, 2)] == [False, True]
+    assert stability.is_guarded(policy(), algorithms.ppo(guard="on"))
+    assert not stability.is_guarded(policy(2), algorithms.ppo(guard="off"))
+    assert not stability.is_guarded(policy(2), algorithms.sft())
+    for form in (published.grpo(), published.dapo(), published.gspo(), published.rloo(), published.maporl()):
+        assert not stability.is_guarded(policy(2), form) and form.get("signal_frac", 0.0) == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+def test_batch_wide_deviation_is_that_of_all_informative_groups():
+    rewards = jnp.asarray([[1.0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 1]])
+    found = groups.advantages(rewards, normalise="batch")
+    centred = np.asarray(rewards[:2]) - np.asarray(rewards[:2]).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(found.advantages[:2], centred / np.sqrt(np.mean(centred**2)), rtol=1e-4)
+    np.testing.assert_array_equal(found.advantages[2], 0.0)
+
+
+def test_ratio_masks():
+    _, _, samples, _ = prepared(completions(1, 4, rewards=[1, 0, 0, 0]))
+    old = jnp.log(jnp.full((4, 5), 0.5))
+    new = old.at[0, 0].set(jnp.log(0.75)).at[1, 1].set(jnp.log(0.25)).at[2, 2].set(jnp.log(0.45))
+    mask = losses.ratio_mask(samples, new, old, "probability", 0.2)
+    assert np.argwhere(mask == 0).tolist() == [[0, 0], [1, 1]]
+    # k3 of the three moved tokens: 0.095, 0.193 and 0.005; the mean over five tokens is a fifth
+    mask = losses.ratio_mask(samples, new, old, "sequence", 0.01)
+    assert np.argwhere(mask[:, 0] == 0).tolist() == [[1]]  # row 0 has a positive advantage, row 2 moved little
+
+
+@pytest.mark.parametrize("kind", ["probability", "sequence"])
+def test_a_run_of_updates_with_a_ratio_mask_is_finite(kind):
+    p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4), ratio_mask=kind, ratio_mask_limit=1e-3)
+    algo.minibatches = 2
+    state, metrics = update.make_update(p, optax.sgd(5.0), GRPO.objective, algo)(state, samples, jax.random.key(0))
+    assert metrics["skipped"] == 0 and np.isfinite(metrics["loss"])
