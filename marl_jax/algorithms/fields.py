@@ -64,7 +64,9 @@ COMMON = {  # of every policy gradient
         "rate. auto: with adapters; on: also with full weights, at the price of a second copy of them.",
     ),
     "guard_drop": Field(
-        3.0, number(0, above=True), "Mean drop of a completion's log-probability, in nats, that rejects an update."
+        1.0,
+        number(0, above=True),
+        "Mean drop in log-probability, in nats, of completions without a negative advantage that rejects an update.",
     ),
     "guard_completions": Field(32, integer(1, 1 << 16), "Conversations per policy that the guard scores."),
     "overlong": Field(

@@ -5,9 +5,9 @@ groups are solved, a handful of completions therefore moves the policy as far as
 loss protects the solved ones. Two remedies act per policy:
 
 - `signal_scale` lowers the learning rate with the share of informative completions.
-- `Guard` scores completions of *all* groups before and after an update. When they lose too much probability, the
-  weights and the moments of before are restored, and a factor on the learning rate is halved. The factor recovers
-  with every accepted update.
+- `Guard` scores completions of *all* groups before and after an update, except those that the update should make less
+  likely. When they lose too much probability, the weights and the moments of before are restored, and a factor on the
+  learning rate is halved. The factor recovers with every accepted update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from models.sharding import ways
 SHRINK = 0.5
 """Factor on the learning rate of a policy whose update was rejected."""
 
-REGROW = 1.1
+REGROW = 1.05
 """Factor by which a lowered learning rate recovers with every accepted update, up to 1."""
 
 
@@ -79,12 +79,21 @@ class Guard:
     limit: float
 
     @classmethod
-    def before(cls, policy: Policy, state: TrainState, samples: Samples, algo: ConfigDict) -> Guard | None:
-        """Score some completions before an update; None where `algo` has no guard."""
+    def before(
+        cls, policy: Policy, state: TrainState, sampled: Samples, prepared: Samples, algo: ConfigDict
+    ) -> Guard | None:
+        """Score some completions before an update; None where `algo` has no guard.
+
+        Args:
+          sampled: the samples before advantages were computed, with the loss weights of all completions.
+          prepared: the first of these rows after that; PPO drops the rows of its lookahead, which come last.
+        """
         if not is_guarded(policy, algo):
             return None
+        samples = rows(sampled, slice(prepared.n)).replace(advantages=prepared.advantages)
         count = -(-min(algo.guard_completions, samples.n) // ways("B", samples.n)) * ways("B", samples.n)
-        counted = (samples.loss_weights > 0) & samples.recorded()
+        wanted = samples.to_answers(samples.advantages) >= 0  # 0 in groups without a signal
+        counted = (samples.loss_weights > 0) & samples.recorded() & wanted
         own = _own(policy, samples) & jnp.any(counted, axis=1)  # [n, N]
         # Every policy gets rows at equal distances among its own, and thereby completions of many groups.
         first = jnp.argsort(~own, axis=1, stable=True)

@@ -433,7 +433,7 @@ def learn_step(
         with jax.named_scope("advantages"):
             prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
         with jax.named_scope("guard"):
-            guard = stability.Guard.before(policy, before, sampled, algo)
+            guard = stability.Guard.before(policy, before, sampled, prepared, algo)
         share = stability.informative_share(policy, sampled, prepared)
         scale = lr_scale * before.lr_factor * stability.signal_scale(share, algo.get("signal_frac", 0.0))
         update = make_update(policy, optimiser, algorithm.objective, algo)
