@@ -27,7 +27,8 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     found = groups.advantages(rewards, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
     counts = jnp.any(jnp.zeros(size, bool).at[place].max(samples.loss_weights > 0), axis=1)
     metrics = group_metrics(found, counts, rewards, members)
-    return with_advantages(samples, found.advantages[place], found.informative[samples.group], algo), metrics
+    informative = found.informative[samples.group]
+    return with_advantages(samples, found.advantages[place], rewards[place], informative, algo), metrics
 
 
 def rollout(run) -> TreeRollout | HostRollout:

@@ -66,7 +66,7 @@ COMMON = {  # of every policy gradient
     "guard_drop": Field(
         1.0,
         number(0, above=True),
-        "Mean drop in log-probability, in nats, of completions without a negative advantage that rejects an update.",
+        "Mean drop in log-probability, in nats, of completions worth keeping that rejects an update.",
     ),
     "guard_completions": Field(32, integer(1, 1 << 16), "Conversations per policy that the guard scores."),
     "overlong": Field(
@@ -122,8 +122,8 @@ GRPO = {
     "signal_frac": Field(
         0.5,
         number(0, 1),
-        "Share of informative completions from which the full learning rate applies; below it, the rate falls with the "
-        "square root of the share. 0 is off.",
+        "Share of informative completions, among these and the solved ones, from which the full learning rate "
+        "applies; below it, the rate falls with the square root of the share. 0 is off.",
     ),
     "minibatch_groups": Field(True, SWITCH, "Keep the completions of a group together in one minibatch."),
 }

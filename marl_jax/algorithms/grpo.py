@@ -33,7 +33,7 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     counts = jnp.any(members & active, axis=-1)
     informative = found.informative[samples.group, samples.seat]
     metrics = group_metrics(found, counts, returns, members)
-    return with_advantages(samples, found.advantages[place], informative, algo), metrics
+    return with_advantages(samples, found.advantages[place], returns[place], informative, algo), metrics
 
 
 def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
@@ -52,11 +52,18 @@ def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: Config
     return with_reference(policy, weights, samples, algo)
 
 
-def with_advantages(samples: Samples, advantages: jax.Array, informative: jax.Array, algo: ConfigDict) -> Samples:
-    """Fill in the advantages [N, S] of the completions; those of uninformative groups may be left out."""
+def with_advantages(
+    samples: Samples, advantages: jax.Array, returns: jax.Array, informative: jax.Array, algo: ConfigDict
+) -> Samples:
+    """Fill in what is known of the completions, [N, S]; those of uninformative groups may be left out of the loss."""
     if algo.filter_zero_std_groups:
         samples = samples.replace(loss_weights=samples.loss_weights * informative)
-    return samples.replace(advantages=samples.to_tokens(advantages) * samples.mask(), informative=informative)
+    mask = samples.mask()
+    return samples.replace(
+        advantages=samples.to_tokens(advantages) * mask,
+        returns=samples.to_tokens(returns) * mask,
+        informative=informative,
+    )
 
 
 def group_settings(algo: ConfigDict) -> dict:

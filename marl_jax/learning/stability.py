@@ -2,17 +2,20 @@
 
 Adam's step does not depend on how many completions a gradient comes from. Near the end of training, when almost all
 groups are solved, a handful of completions therefore moves the policy as far as a full batch does, and nothing in the
-loss protects the solved ones. Two remedies act per policy:
+loss protects the solved ones. Two remedies act per policy. Both look at the completions that are worth keeping: those
+with a positive advantage, and those of groups without a signal whose return is at least the average. Completions of
+groups that failed as a whole are not among them, because a policy that improves has to move away from these.
 
-- `signal_scale` lowers the learning rate with the share of informative completions.
-- `Guard` scores completions of *all* groups before and after an update, except those that the update should make less
-  likely. When they lose too much probability, the weights and the moments of before are restored, and a factor on the
-  learning rate is halved. The factor recovers with every accepted update.
+- `signal_scale` lowers the learning rate when few completions are informative and many others are worth keeping.
+- `Guard` scores completions worth keeping, of all groups, before and after an update. When they lose too much
+  probability, the weights and the moments of before are restored, and a factor on the learning rate is halved. The
+  factor recovers with every accepted update.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,42 +34,68 @@ REGROW = 1.05
 """Factor by which a lowered learning rate recovers with every accepted update, up to 1."""
 
 
-def informative_share(policy: Policy, sampled: Samples, prepared: Samples) -> jax.Array:
-    """Compute the share of each policy's completions whose groups have different rewards.
+def worth_keeping(samples: Samples, counted: jax.Array) -> jax.Array:
+    """Return the completions that an update should not make less likely, bool [N, S].
+
+    Args:
+      samples: samples with advantages and returns.
+      counted: bool [N, S], the completions of the learner, over which returns are averaged for each seat.
+    """
+    advantages, returns = samples.to_answers(samples.advantages), samples.at_first(samples.returns)
+    own = jax.nn.one_hot(samples.seat, samples.n_seats) * counted[..., None]  # [N, S, P]
+    mean = jnp.sum(own * returns[..., None], axis=(0, 1)) / jnp.maximum(jnp.sum(own, axis=(0, 1)), 1.0)
+    average = returns >= mean[samples.seat] - 1e-5 * jnp.abs(mean[samples.seat])  # all, where all returns are equal
+    return counted & ((advantages > 0) | ((advantages == 0) & average))
+
+
+class Signal(NamedTuple):
+    """Shares of each policy's completions, float32 [n]; 1 where there are none.
+
+    informative  those whose groups have different rewards, among all completions
+    strength     the same among those that are informative or worth keeping
+    """
+
+    informative: jax.Array
+    strength: jax.Array
+
+
+def signal(policy: Policy, sampled: Samples, prepared: Samples) -> Signal:
+    """Measure how much of a batch an update learns from.
 
     Args:
       sampled: the samples before advantages were computed, with the loss weights of all completions.
       prepared: the same rows after that. Without groups, every completion is informative.
-
-    Returns:
-      float32 [n]; 1 for a policy without completions.
     """
-    counted = sampled.loss_weights > 0  # [N, S]
     if prepared.informative is None:
-        return jnp.ones(_n(policy))
-    own = _own(policy, sampled)[..., None]  # [n, N, 1]
-    total = jnp.sum(own & counted, axis=(1, 2))
-    found = jnp.sum(own & counted & prepared.informative, axis=(1, 2))
-    return jnp.where(total > 0, found / jnp.maximum(total, 1), 1.0)
+        return Signal(jnp.ones(_n(policy)), jnp.ones(_n(policy)))
+    counted = sampled.loss_weights > 0  # [N, S]
+    informative = counted & prepared.informative
+
+    def share(among):
+        own = _own(policy, sampled)[..., None]  # [n, N, 1]
+        total, found = (jnp.sum(own & x, axis=(1, 2)) for x in (among, informative))
+        return jnp.where(total > 0, found / jnp.maximum(total, 1), 1.0)
+
+    return Signal(share(counted), share(informative | worth_keeping(prepared, counted)))
 
 
-def signal_scale(share: jax.Array, full_at: float) -> jax.Array:
-    """Compute the factor on the learning rate for a share of informative completions.
+def signal_scale(strength: jax.Array, full_at: float) -> jax.Array:
+    """Compute the factor on the learning rate from `Signal.strength`.
 
     The variance of a mean over n completions falls with 1/n, so the step may grow with the square root of n.
 
     Args:
-      share: float32 [n].
-      full_at: share from which the full rate applies (`algo.signal_frac`); 0 always gives 1.
+      strength: float32 [n].
+      full_at: strength from which the full rate applies (`algo.signal_frac`); 0 always gives 1.
     """
-    return jnp.sqrt(jnp.clip(share / full_at, 0.0, 1.0)) if full_at else jnp.ones_like(share)
+    return jnp.sqrt(jnp.clip(strength / full_at, 0.0, 1.0)) if full_at else jnp.ones_like(strength)
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
     """Completions by which an update is judged.
 
-    rows    completions of all groups, the same number of rows for each policy
+    rows    conversations from all groups, the same number for each policy
     weight  float32 [n, R, S], 1 for the completions that count for a policy
     logps   float32 [R, X], their log-probabilities before the update
     limit   mean drop in the log-probability of a completion, in nats, above which an update is rejected
@@ -90,17 +119,17 @@ class Guard:
         """
         if not is_guarded(policy, algo):
             return None
-        samples = rows(sampled, slice(prepared.n)).replace(advantages=prepared.advantages)
+        sampled = rows(sampled, slice(prepared.n))
+        samples = sampled.replace(advantages=prepared.advantages, returns=prepared.returns)
         count = -(-min(algo.guard_completions, samples.n) // ways("B", samples.n)) * ways("B", samples.n)
-        wanted = samples.to_answers(samples.advantages) >= 0  # 0 in groups without a signal
-        counted = (samples.loss_weights > 0) & samples.recorded() & wanted
-        own = _own(policy, samples) & jnp.any(counted, axis=1)  # [n, N]
+        kept = worth_keeping(samples, samples.loss_weights > 0) & samples.recorded()
+        own = _own(policy, samples) & jnp.any(kept, axis=1)  # [n, N]
         # Every policy gets rows at equal distances among its own, and thereby completions of many groups.
         first = jnp.argsort(~own, axis=1, stable=True)
         place = jnp.arange(count) * jnp.sum(own, axis=1, keepdims=True) // count
         picked = jnp.take_along_axis(first, place, axis=1).reshape(-1)
         chosen = rows(samples, picked)
-        weight = own[:, picked, None] & counted[picked]
+        weight = own[:, picked, None] & kept[picked]
         # A row may be picked for one policy only; where a policy has none, its rows are another's.
         slot = jnp.repeat(jnp.arange(len(own)), count)
         weight &= (slot == jnp.arange(len(own))[:, None])[..., None]

@@ -434,8 +434,8 @@ def learn_step(
             prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
         with jax.named_scope("guard"):
             guard = stability.Guard.before(policy, before, sampled, prepared, algo)
-        share = stability.informative_share(policy, sampled, prepared)
-        scale = lr_scale * before.lr_factor * stability.signal_scale(share, algo.get("signal_frac", 0.0))
+        signal = stability.signal(policy, sampled, prepared)
+        scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
         update = make_update(policy, optimiser, algorithm.objective, algo)
         if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
             update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
@@ -448,7 +448,7 @@ def learn_step(
             updated |= checked
         rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
         updated |= {} if rate is None else {"learning_rate": rate * scale}
-        updated |= {} if prepared.informative is None else {"informative_share": share}
+        updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
         followed = averages.follow(policy, state.averages, state.trained, prepared, algo)
         state = dataclasses.replace(state, averages=followed)
         states = {**states, backbone.name: state}

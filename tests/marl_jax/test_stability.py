@@ -109,14 +109,24 @@ def test_the_learning_rate_of_the_next_step():
 
 def test_the_share_of_informative_completions_is_that_of_each_policy():
     samples = completions(policies=2, rewards=[1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
-    p, _, after, _ = prepared(samples, 2)
-    np.testing.assert_allclose(stability.informative_share(p, samples, after), [0.0, 0.5])
-    p, _, after, _ = prepared(samples, 2, filter_zero_std_groups=False)
-    np.testing.assert_allclose(stability.informative_share(p, samples, after), [0.0, 0.5])
+    for filtered in (True, False):
+        p, _, after, _ = prepared(samples, 2, filter_zero_std_groups=filtered)
+        np.testing.assert_allclose(stability.signal(p, samples, after).informative, [0.0, 0.5])
     frozen = samples.replace(loss_weights=samples.loss_weights * (samples.policy != 0)[:, None])
-    np.testing.assert_allclose(stability.informative_share(p, frozen, after), [1.0, 0.5])
-    ungrouped = after.replace(informative=None)
-    np.testing.assert_allclose(stability.informative_share(p, samples, ungrouped), [1.0, 1.0])
+    np.testing.assert_allclose(stability.signal(p, frozen, after).informative, [1.0, 0.5])
+    ungrouped = stability.signal(p, samples, after.replace(informative=None))
+    np.testing.assert_allclose(ungrouped.informative, [1.0, 1.0])
+
+
+def test_groups_that_failed_do_not_weaken_the_signal_and_solved_ones_do():
+    few, failed, solved = [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]
+    for others, strength in ((failed, 1.0), (solved, 0.25)):
+        samples = completions(rewards=few + 3 * others)
+        p, _, after, _ = prepared(samples)
+        found = stability.signal(p, samples, after)
+        np.testing.assert_allclose([found.informative[0], found.strength[0]], [0.25, strength])
+    kept = stability.worth_keeping(after, samples.loss_weights > 0)
+    assert kept[:, 0].tolist() == [True, False, False, False] + 12 * [True]
 
 
 def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
@@ -234,7 +244,7 @@ def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count(
     p, state, after, algo = prepared(samples)
     algo.update(dict(guard="on", guard_completions=18))
     guard = stability.Guard.before(p, state, samples, after, algo)
-    # Of groups 2 and 3 the update makes three completions less likely; of the others it should keep all.
+    # Of groups 2 and 3 one completion is to be kept, which the update makes more likely, and of the others all.
     assert sorted(guard.rows.group[:, 0].tolist()) == sorted([2, 3] + [g for g in range(4, 8) for _ in range(4)])
     assert guard.weight.sum() == 18 and (guard.rows.advantages >= 0).all()
 

@@ -20,7 +20,9 @@ from marl_jax.modes import contestants, evaluate, train
 from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import model_identity
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines, write_config
+from marl_jax.running.monitor import Alarm, Monitor
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_ahead import Compiled
@@ -209,3 +211,108 @@ def test_updates_that_are_never_finite_end_the_run(tmp_path):
     with pytest.raises(RunError, match=r"updates were not finite and were skipped; lower optim.lr .*max_grad_norm$"):
         train.train(config, tmp_path)
     assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [2, 3]
+
+
+# ------------------------------------------------------------------------------------------------ alarms and their ends
+
+
+def monitored(**changes):
+    """A run with adapters, which are guarded, and checkpoints at every second step."""
+    config = tiny_run.get_config()
+    config.steps = 6
+    config.model.lora.rank = 2
+    config.update(changes)
+    return config
+
+
+def alarm_at(monkeypatch, *updates):
+    """Raise an alarm at these updates."""
+    raised = Alarm("collapse", "Success fell.")
+    monkeypatch.setattr(
+        Monitor, "_causes", lambda self, metrics: iter([raised] if self.state.updates in updates else [])
+    )
+
+
+def meta(workdir, step):
+    checkpoints = Checkpoints(workdir, read_only=True)
+    found = checkpoints.meta(step)
+    checkpoints.close()
+    return found
+
+
+def test_a_rollback_continues_from_the_last_good_checkpoint_and_resumes_exactly(tmp_path, monkeypatch):
+    alarm_at(monkeypatch, 5)
+    config = monitored(alarm="rollback")
+    config.checkpoint.keep = 10
+    train.train(config, tmp_path / "whole")
+    rows = read_json_lines(tmp_path / "whole" / "metrics.jsonl")
+    rates = [row["learning_rate"] for row in rows]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6] and rates[5] == pytest.approx(rates[4] / 2)
+    kinds = [(row["step"], row["kind"]) for row in read_events(tmp_path / "whole")]
+    assert kinds == [(5, "alarm"), (5, "rollback")]
+    good, rolled_back = state(tmp_path / "whole", 4)[1], state(tmp_path / "whole", 5)[1]  # one was saved at once
+    jax.tree.map(np.testing.assert_array_equal, good["trained"], rolled_back["trained"])
+    jax.tree.map(np.testing.assert_array_equal, good["optimiser"], rolled_back["optimiser"])
+    expected = state(tmp_path / "whole")
+    for kept in (4, 5):  # killed just before the rollback, and just after it
+        shutil.copytree(tmp_path / "whole", tmp_path / f"broken_{kept}")
+        for later in range(kept + 1, 7):
+            shutil.rmtree(tmp_path / f"broken_{kept}" / "checkpoints" / str(later), ignore_errors=True)
+        train.train(config, tmp_path / f"broken_{kept}")
+        found = state(tmp_path / f"broken_{kept}")
+        assert found[0] == expected[0] == 6
+        jax.tree.map(np.testing.assert_array_equal, expected[1], found[1])
+        assert meta(tmp_path / f"broken_{kept}", 6)["monitor"] == meta(tmp_path / "whole", 6)["monitor"]
+
+
+def test_after_two_rollbacks_the_run_ends_with_an_error(tmp_path, monkeypatch):
+    alarm_at(monkeypatch, 2, 3, 4)
+    config = monitored(alarm="rollback")
+    config.checkpoint.every = 1
+    with pytest.raises(RunError, match="step 4: training failed again after 2 rollbacks. Lower optim.lr"):
+        train.train(config, tmp_path)
+    assert [row["kind"] for row in read_events(tmp_path)].count("rollback") == 2
+
+
+def test_a_rollback_without_a_checkpoint_ends_with_an_error(tmp_path, monkeypatch):
+    alarm_at(monkeypatch, 1)
+    with pytest.raises(RunError, match="alarm is 'rollback', but there is no checkpoint yet. Lower checkpoint.every."):
+        train.train(monitored(alarm="rollback"), tmp_path)
+
+
+def test_an_alarm_can_stop_a_run_which_then_has_a_checkpoint_and_a_report(tmp_path, monkeypatch):
+    alarm_at(monkeypatch, 3)
+    with pytest.raises(RunError, match="step 3: Success fell. The run was stopped because alarm is 'stop'."):
+        train.train(monitored(alarm="stop"), tmp_path)
+    assert state(tmp_path)[0] == 3 and "Success fell." in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_whose_updates_are_all_rejected_changes_nothing_and_ends_with_an_error(tmp_path):
+    config = monitored(steps=3)
+    config.algo.guard_drop = 1e-9
+    config.checkpoint.update(dict(every=1, keep=9))
+    with pytest.raises(RunError, match="every update up to step 3 was skipped.*raise algo.guard_drop"):
+        train.train(config, tmp_path)
+    (_, first), (_, last) = state(tmp_path, 1), state(tmp_path, 3)
+    jax.tree.map(np.testing.assert_array_equal, first["trained"], last["trained"])
+    assert last["lr_factor"]["main"].tolist() == [0.125]
+    assert [row["kind"] for row in read_events(tmp_path)] == ["rejected"] * 3
+    shutil.rmtree(tmp_path / "checkpoints" / "3")  # resumed through a rejected update
+    with pytest.raises(RunError, match="every update up to step 3"):
+        train.train(config, tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, state(tmp_path, 3)[1], last)
+
+
+def test_a_solved_run_is_evaluated_saved_and_not_continued(tmp_path, caplog):
+    config = monitored(stop_when="grad_norm>=0")
+    config.eval.update(dict(every=50, opponents=("random",)))
+    train.train(config, tmp_path)
+    assert [row["step"] for row in read_json_lines(tmp_path / "eval.jsonl")] == [0, 3]
+    assert state(tmp_path)[0] == 3 and [row["kind"] for row in read_events(tmp_path)] == ["solved"]
+    with caplog.at_level("INFO"):
+        train.train(config, tmp_path)
+    assert steps_done(tmp_path) == 3 and "the run met stop_when (grad_norm>=0) at step 3" in caplog.text
+    assert train.all_steps_done(tmp_path, 6, "grad_norm>=0") and not train.all_steps_done(tmp_path, 6)
+    config.stop_when = ""
+    train.train(config, tmp_path)
+    assert steps_done(tmp_path) == 6
