@@ -35,12 +35,14 @@ def dr_grpo(group_size: int | None = None, **changes) -> ConfigDict:
 
 
 def dapo(group_size: int | None = None, **changes) -> ConfigDict:
-    """DAPO, Yu et al. 2025 (arXiv 2503.14476): a higher upper clip, a mean over all tokens, long answers penalised.
+    """DAPO, Yu et al. 2025 (arXiv 2503.14476): higher upper clip, mean over all tokens, overlong penalty, refill.
 
-    Groups without a difference are dropped; the paper then samples others in their place, which is not done here.
+    Dynamic sampling replaces groups whose rewards are all equal, before the overlong penalty. The released code
+    samples at most 10 batches per update, here the first and 9 more (`refill`), and ends with an error if they do not
+    fill the batch. Here training continues on the informative groups; `refill=0` samples one batch.
     """
     own = dict(std_ddof=1, clip_high=0.28, loss_agg="token", filter_zero_std_groups=True, overlong="penalty")
-    return _exactly(group_size, own | dict(minibatches=16), changes)
+    return _exactly(group_size, own | dict(minibatches=16, refill=9), changes)
 
 
 def gspo(group_size: int | None = None, **changes) -> ConfigDict:

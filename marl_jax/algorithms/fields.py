@@ -126,6 +126,9 @@ GRPO = {
         "applies; below it, the rate falls with the square root of the share. 0 is off.",
     ),
     "minibatch_groups": Field(True, SWITCH, "Keep the completions of a group together in one minibatch."),
+    "refill": Field(
+        0, integer(0), "Maximum number of extra rollouts per update that replace groups whose rewards are all equal."
+    ),
 }
 
 AT_GRPO = {

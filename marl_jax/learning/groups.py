@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.samples import Samples
+
+Array = jax.Array | np.ndarray
 
 EPS = 1e-6
 EQUAL = 1e-6  # rewards this close are one reward: sums in another order differ in their last bits
@@ -63,12 +68,31 @@ def advantages(
     return Groups(result, informative)
 
 
-def differ(rewards: jax.Array, members: jax.Array) -> jax.Array:
-    """bool [...]: at least two members, and not all with the same reward."""
-    high = jnp.max(jnp.where(members, rewards, -jnp.inf), axis=-1)
-    low = jnp.min(jnp.where(members, rewards, jnp.inf), axis=-1)
-    largest = jnp.max(jnp.where(members, jnp.abs(rewards), 0.0), axis=-1)
-    return high - low > jnp.maximum(EQUAL, EQUAL_RELATIVE * largest)  # of an empty group the left side is -inf
+def differ(rewards: Array, members: Array) -> Array:
+    """Mark the groups that have at least two members and not all with the same reward, bool [...].
+
+    The arrays are both JAX's or both NumPy's.
+    """
+    xp = rewards.__array_namespace__()
+    high = xp.max(xp.where(members, rewards, -xp.inf), axis=-1)
+    low = xp.min(xp.where(members, rewards, xp.inf), axis=-1)
+    largest = xp.max(xp.where(members, xp.abs(rewards), 0.0), axis=-1)
+    return high - low > xp.maximum(EQUAL, EQUAL_RELATIVE * largest)  # of an empty group the left side is -inf
+
+
+def informative_answers(samples: Samples, whole_episodes: bool) -> jax.Array:
+    """Mark the answers that contribute to the loss and whose group is informative for their seat, bool [N, S].
+
+    Rewards are those that the rollout recorded, before an update adds a penalty for long answers or a KL.
+
+    Args:
+      whole_episodes: members of a group are the episodes that have ended (GRPO); otherwise they are answers (AT-GRPO).
+    """
+    place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
+    returns = jnp.zeros((*size, samples.n_seats)).at[place].add(samples.rewards)
+    members = jnp.zeros(size, bool).at[place].max(samples.ends if whole_episodes else samples.answer_lengths > 0)
+    informative = differ(jnp.moveaxis(returns, -1, 1), members[:, None])  # [G, P]
+    return informative[samples.group, samples.seat] & (samples.loss_weights > 0)
 
 
 def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:

@@ -113,11 +113,10 @@ class Curriculum:
     def __call__(
         self, params: dict, state: CurriculumState, key: jax.Array
     ) -> tuple[Samples, CurriculumState, dict[str, jax.Array]]:
-        """As the rollout's, and the ladder after it."""
-        rollout = self._at(state.ladder)
-        samples, inner, finished = rollout.run(params, state.inner, key)
+        """Play a rollout on the levels of the present grade, and choose the next grade by its results."""
+        samples, inner, finished, metrics = self._at(state.ladder).measured(params, state.inner, key)
         ladder = self.rule.climb(state.ladder, finished)
-        metrics = {**rollout.metrics(samples, finished), "difficulty": ladder.grade[0] / self.rule.grades}
+        metrics = {**metrics, "difficulty": ladder.grade[0] / self.rule.grades}
         return samples, CurriculumState(inner, ladder), metrics
 
     def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:

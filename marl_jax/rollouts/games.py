@@ -144,15 +144,22 @@ class GameRollout:
         """Nothing has to be ended."""
 
     def __call__(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, dict[str, jax.Array]]:
-        """Samples of R turns and of those that look ahead, the state after R turns, and metrics.
+        """Play R turns of all games and return their samples, the state after them, and metrics.
 
-        Turns that look ahead have weight 0, and the games continue from before them.
+        The samples include the turns that look ahead. These have weight 0, and the games continue from before them.
         """
+        samples, state, _, metrics = self.measured(params, state, key)
+        return samples, state, metrics
+
+    def measured(
+        self, params: dict, state: State, key: jax.Array
+    ) -> tuple[Samples, State, Finished, dict[str, jax.Array]]:
+        """Play as `__call__` does, and also return the results of the games that the metrics describe."""
         samples, state, finished = self.run(params, state, key)
-        return samples, state, self.metrics(samples, finished)
+        return samples, state, finished, self.metrics(samples, finished)
 
     def run(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, Finished]:
-        """The same with what became of the games in place of metrics."""
+        """Play one rollout and return its samples, the state after it, and the results of the games."""
         play_key, meet_key = jax.random.split(key)
         if state.pool is None:
             samples, finished, games = self.play(params, state.games, play_key)

@@ -14,14 +14,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
+from marl_jax.rollouts.games import Games, like, row_keys
+from marl_jax.rollouts.refill import RefillRollout, Units
 from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupRollout(GameRollout):
-    """The program; called as `GameRollout` is, without opponents. Needs at least `game.max_turns` turns.
+class GroupRollout(RefillRollout):
+    """The rollout of GRPO, called as `GameRollout` is, without opponents.
+
+    It needs at least `game.max_turns` turns.
 
     candidates  K
     """
@@ -30,6 +33,13 @@ class GroupRollout(GameRollout):
 
     games_go_on = False
     lookahead = 0
+    whole_episodes = True
+
+    @property
+    def units(self) -> Units:
+        """The K rows of games that share their starts: all groups that they play, one after another."""
+        seats = self.game.n_players if self.history_turns else 1  # with history a row is a seat, otherwise a turn
+        return Units(self.rows // self.candidates, self.candidates * seats, groups=self.turns + 1)
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None

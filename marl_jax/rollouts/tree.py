@@ -18,14 +18,18 @@ import jax.numpy as jnp
 
 from envs.games.bots import pick
 from envs.games.game import Reward
-from marl_jax.rollouts.games import GameRollout, Games, like, row_keys
+from marl_jax.rollouts.games import Games, like, row_keys
+from marl_jax.rollouts.refill import RefillRollout, Units
 from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TreeRollout(GameRollout):
-    """The program; called as `GameRollout` is, and without opponents.
+class TreeRollout(RefillRollout):
+    """The rollout of AT-GRPO, called as `GameRollout` is, without opponents.
+
+    The games continue from one rollout to the next, also between those that refill a batch, so that groups from all
+    parts of a game take the place of others.
 
     candidates    K
     continuation  the candidate a game continues with: "best", "random", "first"; of bots and frozen policies the first
@@ -38,6 +42,13 @@ class TreeRollout(GameRollout):
     team_term: str = "immediate"
 
     lookahead = 0
+
+    @property
+    def units(self) -> Units:
+        """One group; with history all groups of a game, whose rows are the conversations of its seats."""
+        if self.history_turns:
+            return Units(self.rows, self.game.n_players, groups=1)
+        return Units(self.rows * self.turns, 1, groups=1, by_policy=True)
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None

@@ -22,6 +22,7 @@ from marl_jax.rollouts.tree import TreeRollout
 from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play
 from tests.marl_jax.tiny_play import TOKENIZER
+from tests.marl_jax.tiny_refill import Refilled
 from tests.models.tiny_models import quick_jit
 
 TIC_TAC_TOE = tiny.game("tic_tac_toe")
@@ -106,6 +107,15 @@ def check(found, told):
     np.testing.assert_array_equal(samples.loss_weights, counts & told.recorded)
     metrics = quick_jit(found.roll.metrics)(samples, found.finished)
     assert float(metrics["dropped_answers"]) == pytest.approx(1 - told.recorded[counts].mean())
+
+
+@pytest.mark.parametrize("case", ["tree of names, adapters", "groups"])
+def test_refill_replaces_the_conversations_of_whole_games(case):
+    rollout = dataclasses.replace(program(case).roll, refill=2)
+    refilled = Refilled(rollout, [program(case)(key=key).samples for key in (1, 2, 3)])
+    counts = [refilled.check(seed, share) for seed in range(8) for share in (0.02, 0.1)]
+    assert sum(replaced for _, replaced in counts) > 2 and len({played for played, _ in counts}) > 1
+    assert refilled.check(0, share=0.0) == (3, 0)
 
 
 def test_what_was_sampled_stays_as_it_was():

@@ -30,7 +30,8 @@ def config_of(case: str):
     """The smallest runs of two kinds.
 
     full     all weights; PPO with a value head
-    adapters LoRA, one for each of two roles; AT-GRPO with shared prompts, a KL to the base, accumulation, 8-bit moments
+    adapters LoRA, one for each of two roles; AT-GRPO with shared prompts, a KL to the base, accumulation, 8-bit
+             moments, refill
     """
     if case == "full":
         config = tiny_run.get_config()
@@ -39,7 +40,7 @@ def config_of(case: str):
     else:
         config = planning.puzzle("plan_path", "at_grpo_lora", 10, size=5, n_train=24, n_test=8)
         config.rollout.update(dict(games=8, turns=2))
-        config.algo.update(dict(minibatches=1, grad_accum_steps=2, filter_zero_std_groups=False, kl_coef=0.1))
+        config.algo.update(dict(minibatches=1, grad_accum_steps=2, filter_zero_std_groups=False, kl_coef=0.1, refill=1))
         config.eval.games = 8
         config.model.lora.update(dict(rank=2, targets=("q", "down")))
         config.optim.adam_state_dtype = "int8"
@@ -158,6 +159,7 @@ def test_a_mesh_gives_what_one_device_gives(case):
         (samples, metrics, train_states), (their_samples, their_metrics, their_states) = found, expected
         np.testing.assert_array_equal(samples.tokens, their_samples.tokens)
         np.testing.assert_array_equal(samples.action, their_samples.action)
+        np.testing.assert_array_equal(samples.group, their_samples.group)
         check((samples.logps, samples.values), (their_samples.logps, their_samples.values), 1e-5)
         check((metrics["loss"], metrics["grad_norm"]), (their_metrics["loss"], their_metrics["grad_norm"]), 1e-5)
         assert metrics["logprob_diff"] < 1e-5

@@ -67,9 +67,10 @@ class GameSetup(Setup):
         return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
     def rollout_settings(self) -> dict[str, Any]:
-        """The arguments that all rollouts of games share."""
+        """Return the arguments that all rollouts of games share, and `refill` for algorithms that have it."""
         c = self.config
-        return dict(
+        refill = {"refill": c.algo.refill} if "refill" in c.algo else {}
+        return refill | dict(
             game=self.game,
             team=self.team,
             rows=c.rollout.games,

@@ -137,7 +137,7 @@ class TaskSetup(Setup):
         return EpisodeRunner(task, **settings | changes)
 
     def rollout_settings(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
-        """The arguments that all rollouts of tasks share.
+        """Return the arguments of the rollout of a task.
 
         samples     episodes of each example
         candidates  answers to each turn
@@ -154,6 +154,7 @@ class TaskSetup(Setup):
             part=c.task.part,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
             schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
+            refill=c.algo.get("refill", 0),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
             process=self.process,
             gather=processes.gather,

@@ -6,6 +6,9 @@
     answer_length, truncated_rate …           means over answers, candidates included
     task/<name>                               the task's own
     seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
+    refill/rollouts, refill/replaced          extra rollouts of the step, and the share of its examples that they
+                                              replaced (`HostRollout`); then `tokens` and seconds count all rollouts,
+                                              and the other metrics describe the first one
 """
 
 from __future__ import annotations

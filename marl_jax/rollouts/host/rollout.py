@@ -3,6 +3,9 @@
 Which examples a step plays is a function of the seed, the epoch and the index, and the seeds of answers derive from the
 run's seed, the step, the example, the sample, the seat and the turn. So a rollout does not depend on the order in which
 answers arrive, and an interrupted one is repeated: see `marl_jax.rollouts.host.journal`.
+
+With `refill` a step plays further examples while some of its own are uninformative, and trains on the informative ones
+in their place. Its metrics describe the first rollout; only `tokens` and the seconds count all of them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import collate, pack, sizes_for
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
+from marl_jax.rollouts.host.refill import informative_examples
 from marl_jax.rollouts.host.sizes import Sizes, choose
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.samples import Samples
@@ -44,6 +48,7 @@ class HostRollout:
     reward_levels  weights of team, agent and process rewards
     time_order     for advantages over time (PPO); without it, answers are compared in groups
     schedule       the turns that contribute to the loss
+    refill         maximum number of extra rollouts per step that replace uninformative examples
     journal        folder; None: an interrupted step cannot be repeated exactly
     process        (number of this process, how many there are); each plays its share of the examples
     gather         from a JSON value of this process to those of all, in their order
@@ -59,6 +64,7 @@ class HostRollout:
     reward_levels: Mapping[str, float] | None = None
     time_order: bool = False
     schedule: TurnSchedule = TurnSchedule()
+    refill: int = 0
     journal: str | Path | None = None
     process: tuple[int, int] = (0, 1)
     gather: Callable[[Any], list[Any]] = lambda value: [value]
@@ -74,6 +80,8 @@ class HostRollout:
             raise ValueError(f"n_examples is {self.n_examples}; accepted: multiples of the {count} processes")
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}; accepted: 1 or more")
+        if self.refill and self.time_order:
+            raise ValueError(f"refill is {self.refill}, but with time_order there are no groups. Set it to 0.")
         self.examples = self.runner.task.examples(self.part)
         if not len(self.examples):
             raise ValueError(f"the task has no examples in the part {self.part!r}")
@@ -97,10 +105,15 @@ class HostRollout:
         journal = Journal(journals.path_of(self.journal, step, number), header)
         before = self._sampler_seconds()
         try:
-            episodes = self.runner.play(jobs, journal, ended=pack)
+            first = self.runner.play(jobs, journal, ended=pack)
+            self._check_candidates(first)
+            totals = dict(episode_metrics.totals(first, self.runner.task.roles))
+            episodes, rollouts = first, 1
+            if self.refill:
+                episodes, rollouts, refilled = self._refilled(first, state, journal)
+                totals |= refilled | {"tokens": [totals["tokens"][0] + refilled["tokens"][0], 0]}
         finally:
             journal.close()
-        self._check_candidates(episodes)
         sizes = self._sizes(episodes, state)
         samples = collate(
             episodes, sizes, n_seats=len(self.runner.task.roles), reward_levels=self.reward_levels,
@@ -109,16 +122,53 @@ class HostRollout:
         samples = samples.replace(longest=max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers))
         spent = {f"seconds/{name}": [now - then, 1] for (name, now), then in
                  zip(self._sampler_seconds().items(), before.values(), strict=True)}  # fmt: skip
-        totals = {**episode_metrics.totals(episodes, self.runner.task.roles), **spent}
+        totals |= spent
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
         self._failed = 0 if metrics["episodes/finished"] else self._failed + 1
         if self._failed == FAILED_STEPS:
             journals.discard_from(self.journal, step + 1 - FAILED_STEPS, number)  # failures are not to be repeated
             raise RunError(
-                f"every episode of {FAILED_STEPS} steps in a row failed; the last one: {episodes[-1].error}. The same "
+                f"every episode of {FAILED_STEPS} steps in a row failed; the last one: {first[-1].error}. The same "
                 "command continues from the newest checkpoint"
             )
-        return self.place(self.schedule.weigh(samples, step)), self._advance(state, sizes), metrics
+        return self.place(self.schedule.weigh(samples, step)), self._advance(state, sizes, rollouts), metrics
+
+    def _refilled(
+        self, first: Sequence[Episode], state: State, journal: Journal
+    ) -> tuple[list[Episode], int, episode_metrics.Totals]:
+        """Replace uninformative examples by informative ones from the next positions of the data.
+
+        All processes play another rollout while any of them has an uninformative example. A process that has none
+        skips its share. A rollout of which every episode failed is the last one.
+
+        Returns:
+          The episodes to train on, the number of rollouts including the first, and totals of metrics.
+        """
+        kept, last, rollouts, replaced, tokens = self._by_example(first), first, 1, 0, 0.0
+        while rollouts <= self.refill:
+            lacking = [i for i, informative in enumerate(self._informative(kept, state)) if not informative]
+            finished = any(not episode.failed for episode in last)
+            lacks, finishes = zip(*self.gather([bool(lacking), finished]), strict=True)
+            if not any(lacks) or not any(finishes):
+                break
+            jobs = self.jobs(state, rollouts) if lacking else []
+            last = self.runner.play(jobs, journal, ended=pack)
+            rollouts += 1
+            tokens += episode_metrics.totals(last, self.runner.task.roles)["tokens"][0]
+            others = self._by_example(last)
+            informative = (one for one, found in zip(others, self._informative(others, state), strict=True) if found)
+            for place, example in zip(lacking, informative, strict=False):
+                kept[place] = example
+                replaced += 1
+        totals = {"tokens": [tokens, 0], "refill/rollouts": [rollouts - 1, 1], "refill/replaced": [replaced, len(kept)]}
+        return [episode for example in kept for episode in example], rollouts, totals
+
+    def _by_example(self, episodes: Sequence[Episode]) -> list[Sequence[Episode]]:
+        return [episodes[i : i + self.samples] for i in range(0, len(episodes), self.samples)]
+
+    def _informative(self, examples: Sequence[Sequence[Episode]], state: State) -> list[bool]:
+        turns = self.schedule.at(int(state["step"]))
+        return informative_examples(examples, len(self.runner.task.roles), self.reward_levels, turns)
 
     def after_update(self, state: State, params: Any, step: int) -> State:
         """Nothing to do: weights are published when the next rollout begins."""
@@ -136,11 +186,11 @@ class HostRollout:
         """Ends the processes and the event loop of the episodes."""
         self.runner.close()
 
-    def jobs(self, state: State) -> list[Job]:
-        """This process's episodes of the step."""
+    def jobs(self, state: State, rollout: int = 0) -> list[Job]:
+        """Return this process's episodes of a rollout of the step; those after the first refill the batch."""
         number, count = self.process
         share = self.n_examples // count
-        first = int(state["position"]) + number * share
+        first = int(state["position"]) + rollout * self.n_examples + number * share
         numbers = [self.example_at(int(state["seed"]), position) for position in range(first, first + share)]
         return [
             Job(int(state["step"]), position, sample, self.examples[number])
@@ -170,8 +220,8 @@ class HostRollout:
         said = needed.answers * max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers)
         return choose(needed, _in_use(state), longest, said)
 
-    def _advance(self, state: State, sizes: Sizes) -> State:
-        position, step = int(state["position"]) + self.n_examples, int(state["step"]) + 1
+    def _advance(self, state: State, sizes: Sizes, rollouts: int = 1) -> State:
+        position, step = int(state["position"]) + rollouts * self.n_examples, int(state["step"]) + 1
         used = [dataclasses.astuple(one) for one in dict.fromkeys([*_in_use(state), sizes])]
         return {"seed": int(state["seed"]), "position": position, "step": step, "sizes": [list(one) for one in used]}
 

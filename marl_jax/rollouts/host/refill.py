@@ -1,0 +1,50 @@
+"""Informative examples: those whose groups have different rewards, so that their episodes have advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from marl_jax.learning.groups import differ
+from marl_jax.rollouts.host.episodes import Episode
+
+
+def informative_examples(
+    examples: Sequence[Sequence[Episode]],
+    n_seats: int,
+    reward_levels: Mapping[str, float] | None = None,
+    turns: Sequence[int] = (),
+) -> list[bool]:
+    """Tell for every example whether one of its groups is informative for a seat that learns.
+
+    Groups are those of `collate`: the episodes of an example, or the candidates of a turn. Episodes that failed are no
+    members.
+
+    Args:
+      examples: the episodes of each, with their rows (`collate.pack`).
+      reward_levels: weights of team, agent and process rewards.
+      turns: those that learn; (): all.
+    """
+    levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
+    returns: dict[tuple, dict[int, np.ndarray]] = {}  # by example and group: by member float [P]
+    learning: dict[tuple, set[int]] = {}  # by example and group: seats
+    answers = (
+        ((number, answer.group), row, answer)
+        for number, episodes in enumerate(examples)
+        for episode in episodes
+        for row in episode.rows
+        for answer in row.answers
+    )
+    for group, row, answer in answers:
+        reward = answer.said.replies[answer.k].rewards
+        total = returns.setdefault(group, {}).setdefault(answer.member, np.zeros(n_seats))
+        total += levels["team"] * reward.team
+        total[row.chat.seat] += levels["agent"] * reward.agent + levels["process"] * reward.process
+        if row.policy >= 0 and (not turns or answer.said.turn in turns):
+            learning.setdefault(group, set()).add(row.chat.seat)
+    found = [False] * len(examples)
+    for group, seats in learning.items():
+        of_seats = np.stack(list(returns[group].values()), axis=1)[sorted(seats)]
+        found[group[0]] |= bool(np.any(differ(of_seats, np.ones(of_seats.shape, bool))))
+    return found

@@ -1,0 +1,186 @@
+"""Refill of uninformative groups: further rollouts of a step replace groups whose rewards are all equal.
+
+DAPO (Yu et al. 2025) calls this dynamic sampling. A group without a difference in its rewards has zero advantages, so
+the batch loses it. With `refill` the rollout is repeated, inside the same program, while the batch holds such groups.
+The batch keeps its size, and groups that could not be replaced stay in it.
+
+Groups are replaced in units of whole rows, so that every group stays whole. All metrics describe the first rollout,
+which is the one that a run without refill would play: the batch after refill has few starts that are always solved or
+always failed. Only `tokens` counts all rollouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.learning import groups
+from marl_jax.rollouts.games import GameRollout, State, like
+from marl_jax.rollouts.turns import Finished
+from marl_jax.samples import Samples
+
+
+class Units(NamedTuple):
+    """The parts of a batch that are replaced as a whole. Row (i · count + u) · rows + j belongs to unit u.
+
+    count      U
+    rows       adjacent rows of a unit
+    groups     distance between the numbers of a group and of the same group in the next unit
+    by_policy  units are single rows, and are replaced only by rows of the same policy
+    """
+
+    count: int
+    rows: int
+    groups: int
+    by_policy: bool = False
+
+    def any(self, answers: jax.Array) -> jax.Array:
+        """Reduce bool [N, S] to bool [U]."""
+        return jnp.any(jnp.any(answers, axis=1).reshape(-1, self.count, self.rows), axis=(0, 2))
+
+    def replace(self, samples: Samples, others: Samples, source: jax.Array, taken: jax.Array) -> Samples:
+        """Replace the units marked in `taken` bool [U] by the units `source` int32 [U] of other samples."""
+        row = jnp.arange(samples.n)
+        unit = row // self.rows % self.count
+        distance = source[unit] - unit
+        moved = jax.tree.map(lambda x: x[row + distance * self.rows], others)
+        # Unused places of a row have group 0.
+        shift = jnp.where(moved.answer_lengths > 0, distance[:, None] * self.groups, 0)
+        moved = moved.replace(group=moved.group - shift)
+        return jax.tree.map(lambda new, old: jnp.where(like(taken[unit], old), new, old), moved, samples)
+
+
+def match(
+    needs: jax.Array, offers: jax.Array, kinds: jax.Array, other_kinds: jax.Array, n_kinds: int
+) -> tuple[jax.Array, jax.Array]:
+    """Assign offered units to units that need one, of the same kind and in order.
+
+    Args:
+      needs: bool [U], units to be replaced.
+      offers: bool [U], units of another batch, each of which is assigned once at most.
+      kinds, other_kinds: int32 [U], kinds of the units of either batch, from 0 to `n_kinds` - 1.
+
+    Returns:
+      The assigned units int32 [U], and where there is one, bool [U].
+    """
+    kind = jnp.arange(n_kinds)
+    needed = needs[:, None] & (kinds[:, None] == kind)  # [U, kinds]
+    offered = offers[:, None] & (other_kinds[:, None] == kind)
+    place = jnp.where(offered, jnp.cumsum(offered, axis=0) - 1, len(offers))
+    in_order = jnp.zeros((n_kinds, len(offers)), jnp.int32)
+    in_order = in_order.at[kind, place].set(jnp.arange(len(offers))[:, None], mode="drop")
+    number = jnp.sum(jnp.where(needed, jnp.cumsum(needed, axis=0) - 1, 0), axis=1)
+    return in_order[kinds, number], needs & (number < jnp.sum(offered, axis=0)[kinds])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The batch of a step while it is refilled.
+
+    played    int32 []    rollouts so far
+    state     State       of the rollout
+    samples   Samples     of the batch
+    lacking   bool [U]    units that learn and have no informative group
+    replaced  bool [U]    units from other rollouts than the first
+    tokens    int32 []    of all rollouts
+    first     (Finished, metrics) of the first rollout
+    """
+
+    played: jax.Array
+    state: State
+    samples: Samples
+    lacking: jax.Array
+    replaced: jax.Array
+    tokens: jax.Array
+    first: tuple[Finished, dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RefillRollout(GameRollout):
+    """A rollout of games whose samples are compared in groups.
+
+    refill  maximum number of extra rollouts per call that replace uninformative groups
+    """
+
+    refill: int = 0
+
+    whole_episodes = False
+    """Whether members of a group are episodes, which count once they have ended, or answers."""
+
+    @property
+    def units(self) -> Units:
+        """The parts of a batch that are replaced as a whole."""
+        raise NotImplementedError
+
+    def measured(
+        self, params: dict, state: State, key: jax.Array
+    ) -> tuple[Samples, State, Finished, dict[str, jax.Array]]:
+        """Play a rollout, and others while groups are uninformative and the budget lasts.
+
+        The playing code is compiled once: the first rollout is the first iteration of the loop.
+        """
+        if not self.refill:
+            return super().measured(params, state, key)
+        units = self.units
+
+        def play(state: State, number: jax.Array) -> tuple:
+            # `run` splits its key in two, which are the numbers 0 and 1.
+            own = jnp.where(number == 0, key, jax.random.fold_in(key, 1 + number))
+            samples, state, finished = self.run(params, state, own)
+            return samples.replace(answer_at=None), state, (finished, self.metrics(samples, finished))
+
+        def next_rollout(batch: Batch) -> Batch:
+            first = batch.played == 0
+            samples, state, found = play(batch.state, batch.played)
+            informative = self._informative(samples)
+            source, taken = match(
+                batch.lacking, informative, self._kinds(batch.samples), self._kinds(samples), len(self.learns)
+            )
+            source, taken = jnp.where(first, jnp.arange(units.count), source), taken | first
+            return Batch(
+                batch.played + 1,
+                state,
+                units.replace(batch.samples, samples, source, taken),
+                lacking=jnp.where(first, self._learning(samples) & ~informative, batch.lacking & ~taken),
+                replaced=batch.replaced | (taken & ~first),
+                tokens=batch.tokens + found[1]["tokens"],
+                first=jax.tree.map(lambda new, old: jnp.where(first, new, old), found, batch.first),
+            )
+
+        def goes_on(batch: Batch) -> jax.Array:
+            return (batch.played == 0) | ((batch.played <= self.refill) & jnp.any(batch.lacking))
+
+        samples, _, found = _zeros(jax.eval_shape(play, state, jnp.int32(0)))
+        none = jnp.zeros((units.count,), bool)
+        empty = Batch(jnp.int32(0), state, samples, none, none, jnp.zeros_like(found[1]["tokens"]), found)
+        batch = jax.lax.while_loop(goes_on, next_rollout, empty)
+        finished, metrics = batch.first
+        learning = jnp.maximum(jnp.sum(self._learning(batch.samples)), 1)
+        refilled = {
+            "tokens": batch.tokens,
+            "refill/rollouts": batch.played - 1,
+            "refill/replaced": jnp.sum(batch.replaced) / learning,
+        }
+        return batch.samples, batch.state, finished, {**metrics, **refilled}
+
+    def _learning(self, samples: Samples) -> jax.Array:
+        """Mark the units with answers that contribute to the loss, bool [U]."""
+        return self.units.any(samples.loss_weights > 0)
+
+    def _informative(self, samples: Samples) -> jax.Array:
+        """Mark the units with an informative group, bool [U]."""
+        return self.units.any(groups.informative_answers(samples, self.whole_episodes))
+
+    def _kinds(self, samples: Samples) -> jax.Array:
+        """Kinds of the units int32 [U]; a unit is replaced by one of its kind."""
+        if self.units.by_policy:
+            return jnp.maximum(samples.policy, 0)  # the other players' rows are neither replaced nor offered
+        return jnp.zeros((self.units.count,), jnp.int32)
+
+
+def _zeros(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
