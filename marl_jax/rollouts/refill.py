@@ -135,7 +135,7 @@ class RefillRollout(GameRollout):
 
         def next_rollout(batch: Batch) -> Batch:
             first = batch.played == 0
-            samples, state, found = play(batch.state, batch.played)
+            samples, state, results = play(batch.state, batch.played)
             informative = self._informative(samples)
             source, taken = match(
                 batch.lacking, informative, self._kinds(batch.samples), self._kinds(samples), len(self.learns)
@@ -147,17 +147,17 @@ class RefillRollout(GameRollout):
                 units.replace(batch.samples, samples, source, taken),
                 lacking=jnp.where(first, self._learning(samples) & ~informative, batch.lacking & ~taken),
                 replaced=batch.replaced | (taken & ~first),
-                tokens=batch.tokens + found[1]["tokens"],
-                first=jax.tree.map(lambda new, old: jnp.where(first, new, old), found, batch.first),
+                tokens=batch.tokens + results[1]["tokens"],
+                first=jax.tree.map(lambda new, old: jnp.where(first, new, old), results, batch.first),
             )
 
-        def goes_on(batch: Batch) -> jax.Array:
+        def needs_another(batch: Batch) -> jax.Array:
             return (batch.played == 0) | ((batch.played <= self.refill) & jnp.any(batch.lacking))
 
-        samples, _, found = _zeros(jax.eval_shape(play, state, jnp.int32(0)))
+        samples, _, results = _zeros(jax.eval_shape(play, state, jnp.int32(0)))
         none = jnp.zeros((units.count,), bool)
-        empty = Batch(jnp.int32(0), state, samples, none, none, jnp.zeros_like(found[1]["tokens"]), found)
-        batch = jax.lax.while_loop(goes_on, next_rollout, empty)
+        empty = Batch(jnp.int32(0), state, samples, none, none, results[1]["tokens"], results)
+        batch = jax.lax.while_loop(needs_another, next_rollout, empty)
         finished, metrics = batch.first
         learning = jnp.maximum(jnp.sum(self._learning(batch.samples)), 1)
         refilled = {

@@ -16,7 +16,7 @@ def informative_examples(
     reward_levels: Mapping[str, float] | None = None,
     turns: Sequence[int] = (),
 ) -> list[bool]:
-    """Tell for every example whether one of its groups is informative for a seat that learns.
+    """Return for each example whether one of its groups is informative for a seat that learns.
 
     Groups are those of `collate`: the episodes of an example, or the candidates of a turn. Episodes that failed are no
     members.
@@ -43,8 +43,8 @@ def informative_examples(
         total[row.chat.seat] += levels["agent"] * reward.agent + levels["process"] * reward.process
         if row.policy >= 0 and (not turns or answer.said.turn in turns):
             learning.setdefault(group, set()).add(row.chat.seat)
-    found = [False] * len(examples)
+    informative = [False] * len(examples)
     for group, seats in learning.items():
         of_seats = np.stack(list(returns[group].values()), axis=1)[sorted(seats)]
-        found[group[0]] |= bool(np.any(differ(of_seats, np.ones(of_seats.shape, bool))))
-    return found
+        informative[group[0]] |= bool(np.any(differ(of_seats, np.ones(of_seats.shape, bool))))
+    return informative

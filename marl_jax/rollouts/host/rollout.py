@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ class HostRollout:
             rollouts += 1
             tokens += episode_metrics.totals(last, self.runner.task.roles)["tokens"][0]
             others = self._by_example(last)
-            informative = (one for one, found in zip(others, self._informative(others, state), strict=True) if found)
+            informative = itertools.compress(others, self._informative(others, state))
             for place, example in zip(lacking, informative, strict=False):
                 kept[place] = example
                 replaced += 1

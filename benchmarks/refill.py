@@ -1,0 +1,120 @@
+"""Cost and benefit of `algo.refill`: short runs with and without it on the embedded model, as a table.
+
+    python -m benchmarks.refill                                    # two minutes on two CPU cores
+    python -m benchmarks.refill --steps=20 --refill 0 1 3 9
+
+    game    Plan-Path on 5x5, one agent, GRPO with 4 episodes from each start; only reaching the goal is rewarded
+    task    an answer is right if it begins with one of a few bytes; GRPO with 8 completions of each example
+
+Columns are means over the updates after the first two, in which programs are compiled: the share of informative groups
+in the batch, its informative completions, the tokens of all rollouts of an update, tokens per informative completion,
+extra rollouts, the share of groups (of the game: starts) that they replaced, and seconds of an update in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import algorithms, defaults, planning
+from envs.tasks import TASKS
+from envs.tasks.task import Outcome
+from marl_jax.config import validate
+from marl_jax.modes import train
+from marl_jax.running.metrics import read_json_lines
+
+WARM_UP = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstByte:
+    """A task that a random model solves in a given share of episodes."""
+
+    share: float = 1 / 32
+    n: int = 4096
+
+    roles = ("writer",)
+
+    def examples(self, part: str) -> list[str]:
+        """Return numbered questions."""
+        return [f"{part} {i:05d}" for i in range(self.n)]
+
+    async def play(self, ask, example: str) -> Outcome:
+        """Reward an answer whose first byte is one of the `share` of all bytes."""
+        reply = await ask.chat(0).say(example)
+        right = reply.text.encode()[:1] < bytes([round(256 * self.share)])
+        reply.reward(team=float(right))
+        return Outcome(float(right))
+
+
+def game_config() -> ConfigDict:
+    """Plan-Path with a sparse reward; the rows of a start play one group."""
+    dense = dict.fromkeys(("step_reward", "invalid_reward", "shaping_reward", "shortest_reward"), 0.0)
+    config = planning.puzzle("plan_path", "grpo", 10, size=5, n_train=256, n_test=16, **dense)
+    config.rollout.update(dict(games=128, turns=10))
+    return config
+
+
+def task_config() -> ConfigDict:
+    """The task above."""
+    config = defaults.get_config()
+    defaults.use_task(config, "first_byte")
+    config.task.update(dict(n_episodes=256, max_new_tokens=8, max_length=128, rows=64))
+    config.algo = algorithms.grpo(8, minibatches=2)
+    return config
+
+
+CASES = {"game": game_config, "task": task_config}
+
+
+def measure(name: str, refill: int, steps: int) -> dict[str, float]:
+    """Train for a few steps and return the means of a row of the table."""
+    config = CASES[name]()
+    config.steps = steps
+    config.algo.refill = refill
+    config.optim.update(dict(lr=1e-4, schedule="constant", warmup=1))
+    config.eval.every = 0
+    config.checkpoint.update(dict(every=steps, best_metric=""))
+    config.log.update(dict(games=0, tensorboard=False, progress=False))
+    validate.check(config)
+    with tempfile.TemporaryDirectory() as folder:
+        train.train(config, Path(folder))
+        rows = read_json_lines(Path(folder) / "metrics.jsonl")[WARM_UP:]
+
+    def mean(metric: str) -> float:
+        return sum(row.get(metric, 0.0) for row in rows) / len(rows)
+
+    informative = mean("answers_trained")
+    return {
+        "informative groups": 1 - mean("zero_std_groups"),
+        "informative completions": informative,
+        "tokens": mean("tokens"),
+        "tokens per informative": mean("tokens") / max(informative, 1e-9),
+        "extra rollouts": mean("refill/rollouts"),
+        "replaced": mean("refill/replaced"),
+        "seconds": mean("seconds/rollout") + mean("seconds/update"),
+    }
+
+
+def main() -> None:
+    """Measure and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--refill", nargs="+", type=int, default=[0, 1, 3, 9])
+    parser.add_argument("--steps", type=int, default=8, help="updates of a run, the first two not counted")
+    args = parser.parse_args()
+    TASKS.add("first_byte", "benchmarks.refill:FirstByte")
+    for number, (name, refill) in enumerate((name, refill) for name in args.cases for refill in args.refill):
+        row = measure(name, refill, args.steps)
+        if not number:
+            print("| case | refill | " + " | ".join(row) + " |")
+            print("| --- " * (2 + len(row)) + "|")
+        print(f"| {name} | {refill} | " + " | ".join(f"{value:.3g}" for value in row.values()) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
