@@ -127,7 +127,7 @@ GRPO = {
     ),
     "minibatch_groups": Field(True, SWITCH, "Keep the completions of a group together in one minibatch."),
     "refill": Field(
-        0, integer(0), "Maximum number of extra rollouts per update that replace groups whose rewards are all equal."
+        0, integer(0), "maximum number of extra rollouts per update that replace groups whose rewards are all equal"
     ),
 }
 
