@@ -1,6 +1,6 @@
 """Cost and benefit of `algo.refill`: short runs with and without it on the embedded model, as a table.
 
-    python -m benchmarks.refill                                    # two minutes on two CPU cores
+    python -m benchmarks.refill                                    # a few minutes on two CPU cores
     python -m benchmarks.refill --steps=20 --refill 0 1 3 9
 
     game    Plan-Path on 5x5, one agent, GRPO with 4 episodes from each start; only reaching the goal is rewarded
