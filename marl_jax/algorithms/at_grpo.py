@@ -35,10 +35,11 @@ def rollout(run) -> TreeRollout | HostRollout:
     """Candidates of one prompt at every turn."""
     algo = run.config.algo
     if run.host:
-        return HostRollout(**run.rollout_settings(candidates=algo.group_size))
+        return HostRollout(**run.rollout_settings(candidates=algo.group_size), refill=algo.refill)
     return TreeRollout(
-        **run.rollout_settings(), candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term
-    )
+        **run.rollout_settings(), candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term,
+        refill=algo.refill,
+    )  # fmt: skip
 
 
 AT_GRPO = Algorithm("at_grpo", fields.AT_GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.at_grpo)

@@ -53,22 +53,22 @@ COMMON = {  # of every policy gradient
     "ratio_mask": Field(
         "none",
         choice("none", "probability", "sequence"),
-        "Tokens without a gradient. probability: those whose probability changed by more than ratio_mask_limit; "
-        "sequence: completions with a negative advantage and a mean KL per token above it.",
+        "tokens without a gradient; probability: those whose probability changed by more than ratio_mask_limit; "
+        "sequence: completions with a negative advantage and a mean KL per token above it",
     ),
-    "ratio_mask_limit": Field(0.2, number(0, above=True), "Limit of ratio_mask."),
+    "ratio_mask_limit": Field(0.2, number(0, above=True), "limit of ratio_mask"),
     "guard": Field(
         "auto",
         choice("auto", "on", "off"),
-        "Check that rejects an update after which sampled completions are much less likely, and lowers the learning "
-        "rate. auto: with adapters; on: also with full weights, at the price of a second copy of them.",
+        "check that rejects updates after which good completions are much less likely, and lowers the learning rate; "
+        "auto: with adapters; on: also with full weights, which needs a second copy of them",
     ),
     "guard_drop": Field(
         1.0,
         number(0, above=True),
-        "Mean drop in log-probability, in nats, of completions worth keeping that rejects an update.",
+        "mean drop in log-probability of the good completions, in nats, that rejects an update",
     ),
-    "guard_completions": Field(32, integer(1, 1 << 16), "Conversations per policy that the guard scores."),
+    "guard_completions": Field(32, integer(1, 1 << 16), "conversations per policy that the guard scores"),
     "overlong": Field(
         "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
     ),
@@ -115,17 +115,17 @@ GRPO = {
     "normalise": Field(
         "group",
         choice("group", "agent", "batch"),
-        "Standard deviation per group, per agent (Dr. MAS) or over all informative groups of the batch (ScaleRL).",
+        "standard deviation per group, per agent (Dr. MAS) or over all informative groups of the batch (ScaleRL)",
     ),
     "std_ddof": Field(0, integer(0, 1), "the variance of a group is divided by K (0) or by K - 1 (1, as torch does)"),
     "filter_zero_std_groups": Field(True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"),
     "signal_frac": Field(
         0.5,
         number(0, 1),
-        "Share of informative completions, among these and the solved ones, from which the full learning rate "
-        "applies; below it, the rate falls with the square root of the share. 0 is off.",
+        "share of informative completions, among these and the solved ones, from which the full learning rate "
+        "applies; below it, the rate falls with the square root of the share; 0 is off",
     ),
-    "minibatch_groups": Field(True, SWITCH, "Keep the completions of a group together in one minibatch."),
+    "minibatch_groups": Field(True, SWITCH, "keep the completions of a group in one minibatch"),
     "refill": Field(
         0, integer(0), "maximum number of extra rollouts per update that replace groups whose rewards are all equal"
     ),

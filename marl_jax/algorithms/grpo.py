@@ -83,10 +83,11 @@ def group_metrics(found: Groups, exists: jax.Array, rewards: jax.Array, members:
 
 
 def rollout(run) -> GroupRollout | HostRollout:
-    """Whole episodes, `group_size` from every start or of every example."""
+    """Return the rollout of whole episodes, `group_size` from every start or of every example."""
+    algo = run.config.algo
     if run.host:
-        return HostRollout(**run.rollout_settings(samples=run.config.algo.group_size))
-    return GroupRollout(**run.rollout_settings(), candidates=run.config.algo.group_size)
+        return HostRollout(**run.rollout_settings(samples=algo.group_size), refill=algo.refill)
+    return GroupRollout(**run.rollout_settings(), candidates=algo.group_size, refill=algo.refill)
 
 
 GRPO = Algorithm("grpo", fields.GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.grpo)

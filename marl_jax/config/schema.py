@@ -31,14 +31,14 @@ RUN = {
     "stop_when": Field(
         "",
         CONDITIONS,
-        "Conditions on training metrics that end the run once they hold for three updates in a row, e.g. "
-        "'success>=0.99'.",
+        "conditions on training metrics that end the run once they hold for three updates in a row, e.g. "
+        "'success>=0.99'",
     ),
     "alarm": Field(
         "warn",
         choice("off", "warn", "rollback", "stop"),
-        "Reaction to a collapse or a standstill. rollback: return to the last good checkpoint at half the learning "
-        "rate, twice at most.",
+        "reaction to a collapse or a standstill; rollback: return to the last good checkpoint at half the learning "
+        "rate, twice at most",
     ),
     "first_stage": Field({}, OPEN, "fields that differ in a stage before the run, from which it starts; {}: no stage"),
     "plugins": Field((), TEXTS, "modules to import first, which add games, tasks, algorithms, bots or model families"),

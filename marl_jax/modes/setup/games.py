@@ -67,10 +67,9 @@ class GameSetup(Setup):
         return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
     def rollout_settings(self) -> dict[str, Any]:
-        """Return the arguments that all rollouts of games share, and `refill` for algorithms that have it."""
+        """Return the arguments that all rollouts of games share."""
         c = self.config
-        refill = {"refill": c.algo.refill} if "refill" in c.algo else {}
-        return refill | dict(
+        return dict(
             game=self.game,
             team=self.team,
             rows=c.rollout.games,

@@ -154,7 +154,6 @@ class TaskSetup(Setup):
             part=c.task.part,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
             schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
-            refill=c.algo.get("refill", 0),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
             process=self.process,
             gather=processes.gather,
