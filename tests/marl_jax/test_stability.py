@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import hypothesis
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
+from ml_collections import FrozenConfigDict
 
 from configs import algorithms, published
 from marl_jax.agents.scoring import Scores
@@ -42,13 +44,19 @@ def policy(lora=None):
     return dataclasses.replace(tiny_play.policy("none", lora, free=5), rules=())
 
 
+@functools.cache
+def prepare_program(algo, n_policies):
+    """Advantages, compiled once for all tests with these settings."""
+    return jax.jit(lambda weights, samples: GRPO.prepare(policy(n_policies), weights, samples, algo)[0])
+
+
 def prepared(samples, n_policies=None, **changes):
     """(policy, state before, samples with advantages, algo)."""
     p = policy(n_policies)
     trained, frozen = tiny_play.weights(p)
     algo = algorithms.grpo(4, tis_clip=0.0, minibatches=1, **changes)
     state = update.new_train_state(trained, frozen, optax.sgd(1.0))
-    return p, state, GRPO.prepare(p, state.weights, samples, algo)[0], algo
+    return p, state, prepare_program(FrozenConfigDict(algo), n_policies)(state.weights, samples), algo
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
@@ -72,7 +80,7 @@ def test_the_loss_reports_the_kl_and_the_extreme_ratios():
     shift = jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)  # one token fell by 25 nats
     scores = Scores(samples.logps + shift, jnp.zeros((16, 5)), jnp.zeros((16, 5)))
     objective = ClippedObjective(critic=False)
-    metrics = objective.loss(samples, objective.weigh(samples, algo), scores, algo)[1]
+    metrics = jax.jit(lambda s: objective.loss(s, objective.weigh(s, algo), scores, algo)[1])(samples)
     np.testing.assert_allclose(metrics["log_ratio_min"], -25, rtol=1e-6)
     np.testing.assert_allclose(metrics["log_ratio_max"], 0.5, rtol=1e-5)
     expected = ((np.exp(-25) - 1 + 25) + (np.exp(0.5) - 1 - 0.5)) / 80
@@ -84,7 +92,7 @@ def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
     found = {}
     for parts in (1, 4):
         algo.update(dict(grad_accum_steps=parts, minibatches=2))
-        learn = update.make_update(p, optax.sgd(0.5), GRPO.objective, algo)
+        learn = jax.jit(update.make_update(p, optax.sgd(0.5), GRPO.objective, algo))
         found[parts] = learn(state, samples, jax.random.key(0))[1]
     assert found[1]["log_ratio_min"] < found[1]["log_ratio_max"]
     for name in ("log_ratio_min", "log_ratio_max"):
@@ -141,7 +149,8 @@ def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
     def largest(scale):
         state = update.new_train_state(trained, frozen, optimiser)
         learns, metrics = jnp.ones((1,), bool), {"loss": jnp.ones(())}
-        after, _ = update.apply_gradients(p, optimiser, state, grads, metrics, learns, scale)
+        step = jax.jit(lambda state: update.apply_gradients(p, optimiser, state, grads, metrics, learns, scale)[0])
+        after = step(state)
         return max(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after.trained, trained)))
 
     np.testing.assert_allclose(largest(scale[:1]) / largest(None), 0.1768, rtol=1e-2)
@@ -161,22 +170,20 @@ def test_each_adapter_moves_by_its_own_scale():
 # ----------------------------------------------------------------------------------------------------- whole groups
 
 
-@hypothesis.given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 5), st.integers(0, 7))
-def test_rows_by_group_keep_groups_together_and_lose_no_row(seed, n_groups, k, padding):
-    samples = completions(n_groups, k)
-    lengths = jnp.concatenate([samples.answer_lengths, jnp.zeros((padding, 1), jnp.int32)])
-    group = jnp.concatenate([samples.group, jnp.zeros((padding, 1), jnp.int32)])
-    tokens = jnp.zeros((n_groups * k + padding, 12), jnp.int32)
-    samples = samples.replace(answer_lengths=lengths, group=group, tokens=tokens)
-    order = np.asarray(update.rows_by_group(jax.random.key(seed), samples))
-    assert sorted(order) == list(range(samples.n))
-    numbers = [int(group[i, 0]) for i in order if i < n_groups * k]
-    runs = [g for i, g in enumerate(numbers) if i == 0 or numbers[i - 1] != g]
-    assert len(runs) == n_groups  # padding may stand between the rows of different groups only
-    places = [i for i, row in enumerate(order) if row < n_groups * k]
-    for g in range(n_groups):
-        own = [place for place in places if int(group[order[place], 0]) == g]
-        assert own == list(range(own[0], own[0] + k))
+@pytest.mark.parametrize(("n_groups", "k", "padding"), [(1, 5, 0), (6, 1, 3), (5, 4, 4)])
+def test_rows_by_group_keep_groups_together_and_lose_no_row(n_groups, k, padding):
+    group = np.repeat([*range(n_groups), 0], [k] * n_groups + [padding])
+    lengths = np.repeat([1, 0], [n_groups * k, padding])
+    samples = types.SimpleNamespace(
+        n=len(group), n_groups=n_groups, group=jnp.asarray(group)[:, None], answer_lengths=jnp.asarray(lengths)[:, None]
+    )
+    orders = jax.jit(jax.vmap(lambda key: update.rows_by_group(key, samples)))(jax.random.split(jax.random.key(0), 50))
+    for order in np.asarray(orders):
+        assert sorted(order) == list(range(len(group)))
+        for g in range(n_groups):
+            own = np.flatnonzero((group[order] == g) & (lengths[order] > 0))
+            assert own.tolist() == list(range(own[0], own[0] + k))
+    assert len({tuple(order) for order in np.asarray(orders).tolist()}) > (1 if n_groups + padding > 1 else 0)
 
 
 def test_minibatches_of_whole_groups_have_no_net_advantage():
@@ -186,7 +193,8 @@ def test_minibatches_of_whole_groups_have_no_net_advantage():
     found = {}
     for whole in (True, False):
         algo.minibatch_groups = whole
-        found[whole] = update.make_update(p, optax.sgd(0.1), GRPO.objective, algo)(state, after, jax.random.key(3))[1]
+        learn = jax.jit(update.make_update(p, optax.sgd(0.1), GRPO.objective, algo))
+        found[whole] = learn(state, after, jax.random.key(3))[1]
     for side in ("net_advantage_min", "net_advantage_max"):
         np.testing.assert_allclose(found[True][side], 0.0, atol=1e-5)
     assert found[False]["net_advantage_min"] < -0.05 < 0.05 < found[False]["net_advantage_max"]
@@ -205,9 +213,13 @@ def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0):
     trained = {name: jax.tree.map(noise, tree) if name != "critic" else tree for name, tree in before.trained.items()}
     if only is not None:
         trained = update.where_policies(jnp.arange(n_policies) == only, trained, before.trained)
-    guard = stability.Guard.before(p, before, samples, after, algo)
-    after = dataclasses.replace(before, trained=trained)
-    return before, after, *guard.check(before, after)
+    moved_to = dataclasses.replace(before, trained=trained)
+
+    @jax.jit
+    def check(old, new):
+        return stability.Guard.before(p, old, samples, after, algo).check(old, new)
+
+    return before, moved_to, *check(before, moved_to)
 
 
 def test_the_guard_accepts_a_small_step_and_the_rate_recovers():
@@ -273,10 +285,11 @@ def test_ratio_masks():
     _, _, samples, _ = prepared(completions(1, 4, rewards=[1, 0, 0, 0]))
     old = jnp.log(jnp.full((4, 5), 0.5))
     new = old.at[0, 0].set(jnp.log(0.75)).at[1, 1].set(jnp.log(0.25)).at[2, 2].set(jnp.log(0.45))
-    mask = losses.ratio_mask(samples, new, old, "probability", 0.2)
+    ratio_mask = jax.jit(losses.ratio_mask, static_argnums=(3, 4))
+    mask = ratio_mask(samples, new, old, "probability", 0.2)
     assert np.argwhere(mask == 0).tolist() == [[0, 0], [1, 1]]
     # k3 of the three moved tokens: 0.095, 0.193 and 0.005; the mean over five tokens is a fifth
-    mask = losses.ratio_mask(samples, new, old, "sequence", 0.01)
+    mask = ratio_mask(samples, new, old, "sequence", 0.01)
     assert np.argwhere(mask[:, 0] == 0).tolist() == [[1]]  # row 0 has a positive advantage, row 2 moved little
 
 
@@ -284,5 +297,6 @@ def test_ratio_masks():
 def test_a_run_of_updates_with_a_ratio_mask_is_finite(kind):
     p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4), ratio_mask=kind, ratio_mask_limit=1e-3)
     algo.minibatches = 2
-    state, metrics = update.make_update(p, optax.sgd(5.0), GRPO.objective, algo)(state, samples, jax.random.key(0))
+    learn = jax.jit(update.make_update(p, optax.sgd(5.0), GRPO.objective, algo))
+    state, metrics = learn(state, samples, jax.random.key(0))
     assert metrics["skipped"] == 0 and np.isfinite(metrics["loss"])
