@@ -58,14 +58,15 @@ def advantages(
     members = jnp.ones(rewards.shape, bool) if members is None else members
     informative = differ(rewards, members)
     counted = members & informative[..., None]
-    result = jnp.where(counted, centred(rewards, members, baseline), 0.0)
+    result = centred(rewards, members, baseline)
     if std and normalise == "group":
         result = result / (group_std(rewards, members, ddof) + EPS)[..., None]
     elif std:
         if normalise == "batch":
             agents, n_agents = jnp.zeros(rewards.shape[:-1], jnp.int32), 1
         result = result / (agent_std(rewards, counted, agents, n_agents, ddof)[agents] + EPS)[..., None]
-    return Groups(result, informative)
+    # Last, so that a group with a reward that is not finite costs only itself.
+    return Groups(jnp.where(counted, result, 0.0), informative)
 
 
 def differ(rewards: Array, members: Array) -> Array:

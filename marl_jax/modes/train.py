@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, replace_text, write_config
-from marl_jax.running.monitor import ROLLBACKS, Monitor
+from marl_jax.running.monitor import ROLLBACKS, Alarm, Monitor
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
@@ -192,20 +192,18 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
-                rolled_back = False
-                for alarm in alarms if config.alarm != "off" else ():
-                    log.warning("step %d: %s", step, alarm.message)
-                    events.write(step, "alarm", alarm.message)
-                if alarms and config.alarm == "stop":
-                    failure = RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
-                elif alarms and config.alarm == "rollback":
-                    with train_mesh():
-                        states, good = roll_back(checkpoints, monitor, states, arrays(rollout, rollout_state), step)
-                    message = f"Returned to the weights of step {good} at {monitor.lr_scale:g} of the learning rate."
-                    log.warning("step %d: %s", step, message)
-                    events.write(step, "rollback", message)
-                    rolled_back = True
-                elif monitor.solved:
+                reacts = bool(alarms) and config.alarm in ("rollback", "stop")
+                report_alarms(events, step, alarms if config.alarm != "off" else ())
+                try:
+                    if reacts and config.alarm == "stop":
+                        raise RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
+                    if reacts:
+                        with train_mesh():
+                            kept = saved(states, arrays(rollout, rollout_state))
+                            states = resumed(states, roll_back(checkpoints, monitor, kept, events, step))[0]
+                except RunError as error:
+                    failure = error  # raised once the run is saved and reported
+                if monitor.solved:
                     log.info("step %d: the run meets stop_when (%s)", step, config.stop_when)
                     events.write(step, "solved", f"The run meets stop_when ({config.stop_when}).")
                 if rollout.changes_after(step):
@@ -228,7 +226,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 improves = checkpoints.improves(metric)
                 if not config.eval.every:
                     metric = monitor.state.mean_success
-                if wanted or improves or last or stopping or rolled_back or failure:
+                if wanted or improves or last or stopping or reacts:
                     kept = saved(states, arrays(rollout, rollout_state))
                     noted = {"run": identity(setup), "update_factor": learn.factor, "monitor": monitor.saved()}
                     noted |= {} if rollout.jitted else {"rollout": rollout_state}
@@ -254,6 +252,13 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     return step >= config.steps or monitor.solved
 
 
+def report_alarms(events: Events, step: int, alarms: Iterable[Alarm]) -> None:
+    """Log alarms and mark them as events."""
+    for alarm in alarms:
+        log.warning("step %d: %s", step, alarm.message)
+        events.write(step, "alarm", alarm.message)
+
+
 def report_update(events: Events, step: int, found: Mapping[str, Any], algo: ConfigDict) -> None:
     """Log an update that was skipped or rejected, and mark it as an event."""
     if found["skipped"]:
@@ -265,16 +270,17 @@ def report_update(events: Events, step: int, found: Mapping[str, Any], algo: Con
         events.write(step, "rejected", message)
 
 
-def roll_back(
-    checkpoints: Checkpoints, monitor: Monitor, states: dict[str, TrainState], rollout_arrays: Any, step: int
-) -> tuple[dict[str, TrainState], int]:
-    """Restore the train states of the last good checkpoint and lower the learning rate.
+def roll_back(checkpoints: Checkpoints, monitor: Monitor, like: dict, events: Events, step: int) -> dict:
+    """Read the last good checkpoint and lower the learning rate.
 
     The rollout and its data continue from where they are. A checkpoint is good if no alarm had been raised and success
     was close to its best; otherwise the one with the highest success is taken.
 
+    Args:
+      like: the state of the run, as it is saved.
+
     Returns:
-      The train states, and the step that they come from.
+      The saved state of that checkpoint.
 
     Raises:
       RunError: if the run has used up its rollbacks or has no checkpoint.
@@ -288,9 +294,12 @@ def roll_back(
     if not judged:
         raise RunError(f"step {step}: alarm is 'rollback', but there is no checkpoint yet. Lower checkpoint.every.")
     good = max(judged, key=lambda one: (judged[one][0], one if judged[one][0] else judged[one][1], one))
-    restored = checkpoints.restore(saved(states, rollout_arrays), step=good)
+    restored = checkpoints.restore(like, step=good)
     monitor.rolled_back()
-    return resumed(states, restored.state)[0], good
+    message = f"Returned to the weights of step {good} at {monitor.lr_scale:g} of the learning rate."
+    log.warning("step %d: %s", step, message)
+    events.write(step, "rollback", message)
+    return restored.state
 
 
 def optimiser_of(config: ConfigDict):

@@ -24,6 +24,7 @@ from marl_jax.modes import setup as setups
 from marl_jax.modes.identity import check_run, identity
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from tests.conftest import ROUGH
@@ -174,6 +175,23 @@ def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
     for reason in ("error", "timeout", "nonsense"):
         assert sum(row.get(f"episodes/failed/{reason}", 0) for row in rows) == 1
     assert sum(row["episodes/finished"] for row in rows) == 13 and all(row["skipped"] == 0 for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("reward", [0.5, 1e200])
+def test_rewards_that_are_constant_or_not_finite_change_nothing_and_raise_an_alarm(reward, tmp_path, caplog):
+    config = tiny_task.get_config("grpo")
+    config.task.params.reward = reward
+    config.steps, config.algo.filter_zero_std_groups = 4, True
+    config.checkpoint.update(dict(every=1, keep=9))
+    rows = run(config, tmp_path)
+    assert [row["informative_share"] for row in rows] == [row["learning_rate"] for row in rows] == [0.0] * 4
+    assert [(row["step"], row["kind"]) for row in read_events(tmp_path)] == [(3, "alarm")]
+    assert caplog.text.count("No group of the last 3 updates has different rewards") == 1
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    first, last = (checkpoints.restore(step=step).state["trained"] for step in (1, 4))
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, first, last)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation and logs

@@ -20,10 +20,14 @@ def small_bytes(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Two roles in turn, paid for plain characters; `broken` examples fail, each in its way."""
+    """Two roles in turn, rewarded for plain characters; `broken` examples fail, each in its way.
+
+    With `reward` every reply gets this one: a constant, or more than float32 holds.
+    """
 
     n_examples: int = 12
     broken: bool = False
+    reward: float | None = None
 
     roles = ("writer", "editor")
 
@@ -42,6 +46,9 @@ class Plain:
         for chat in (writer, editor, writer):
             reply = await chat.say(text, n=ask.candidates)
             for candidate in reply.replies:
+                if self.reward is not None:
+                    candidate.reward(team=self.reward)
+                    continue
                 candidate.reward(team=small_bytes(candidate.text), agent=0.1 * len(candidate.text))
             text = (reply if ask.candidates == 1 else chat.keep(0)).text
         return Outcome(small_bytes(text), {"length": len(text)})
