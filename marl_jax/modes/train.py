@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, replace_text, write_config
-from marl_jax.running.monitor import ROLLBACKS, Alarm, Monitor
+from marl_jax.running.monitor import Monitor
 from marl_jax.running.profiling import Clock, Trace
+from marl_jax.running.recovery import report_alarms, report_update, roll_back
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.samples import Samples
@@ -188,7 +189,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 if step == start + 1:
                     warn_of_dropped(found.get("dropped_answers", 0.0))
                 alarms = monitor.observe(step, found)
-                report_update(events, step, found, algo=config.algo)
+                report_update(events, step, found, config.algo.get("guard_drop"))
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
@@ -250,56 +251,6 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     if failure:
         raise failure
     return step >= config.steps or monitor.solved
-
-
-def report_alarms(events: Events, step: int, alarms: Iterable[Alarm]) -> None:
-    """Log alarms and mark them as events."""
-    for alarm in alarms:
-        log.warning("step %d: %s", step, alarm.message)
-        events.write(step, "alarm", alarm.message)
-
-
-def report_update(events: Events, step: int, found: Mapping[str, Any], algo: ConfigDict) -> None:
-    """Log an update that was skipped or rejected, and mark it as an event."""
-    if found["skipped"]:
-        events.write(step, "skipped", f"{found['skipped']:.0f} optimizer steps were skipped: not finite.")
-    if found.get("rejected", 0.0) > 0:
-        drop = f"completions lost {found['completion_drop']:.1f} nats on average"
-        message = f"The update was rejected: {drop}, and algo.guard_drop is {algo.guard_drop:g}."
-        log.info("step %d: %s", step, message)
-        events.write(step, "rejected", message)
-
-
-def roll_back(checkpoints: Checkpoints, monitor: Monitor, like: dict, events: Events, step: int) -> dict:
-    """Read the last good checkpoint and lower the learning rate.
-
-    The rollout and its data continue from where they are. A checkpoint is good if no alarm had been raised and success
-    was close to its best; otherwise the one with the highest success is taken.
-
-    Args:
-      like: the state of the run, as it is saved.
-
-    Returns:
-      The saved state of that checkpoint.
-
-    Raises:
-      RunError: if the run has used up its rollbacks or has no checkpoint.
-    """
-    if monitor.state.rollbacks >= ROLLBACKS:
-        raise RunError(
-            f"step {step}: training failed again after {ROLLBACKS} rollbacks. Lower optim.lr, or look at the episodes "
-            "in games.jsonl."
-        )
-    judged = {one: monitor.is_good(checkpoints.meta(one)["monitor"]) for one in checkpoints.steps}
-    if not judged:
-        raise RunError(f"step {step}: alarm is 'rollback', but there is no checkpoint yet. Lower checkpoint.every.")
-    good = max(judged, key=lambda one: (judged[one][0], one if judged[one][0] else judged[one][1], one))
-    restored = checkpoints.restore(like, step=good)
-    monitor.rolled_back()
-    message = f"Returned to the weights of step {good} at {monitor.lr_scale:g} of the learning rate."
-    log.warning("step %d: %s", step, message)
-    events.write(step, "rollback", message)
-    return restored.state
 
 
 def optimiser_of(config: ConfigDict):
