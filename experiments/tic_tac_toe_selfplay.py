@@ -22,9 +22,8 @@ def get_config(variant: str | None = None):
     config.env.symmetry = True  # a position and its turned and mirrored forms teach the same
     config.steps = 200
     config.rollout.update(dict(games=512, turns=9))  # nine turns: the longest game
-    # One pass over fresh games each time, and enough entropy that self-play does not settle into one line of play.
-    config.algo.update(dict(epochs=1, minibatches=8, entropy_coef=0.1))
-    # Between equals a game is soon a draw; some games against a weak player keep the ways to win in practice.
+    config.algo.update(dict(epochs=1, minibatches=8, entropy_coef=0.1))  # one pass over fresh games
+    # Self-play between equals soon ends in draws; games against a weak player keep the ways to win in practice.
     config.opponents.update(dict(self_play_frac=0.7, bots=("random",), bot_frac=0.3))
     config.optim.warmup = 2
     config.eval.every = 20
@@ -32,7 +31,13 @@ def get_config(variant: str | None = None):
     config.eval.opponents = ("random", "minimax")
     config.checkpoint.best_metric = "random/win_rate"
     config = variants.choose(config, model)
-    if model is not None:
+    if model is None and stages == variants.SCRATCH:
+        # A large entropy bonus makes self-play visit the lines that minimax chooses, and it falls so that play settles.
+        # A random player does not punish mistakes there, so only a tenth of the games are against one.
+        config.algo.update(dict(entropy_coef=0.3, entropy_ratio=0.1))
+        config.opponents.update(dict(self_play_frac=0.9, bot_frac=0.1))
+        config.optim.lr = 2e-3
+    elif model is not None:
         config.steps = 340 if config.model.lora.rank else 250  # adapters need longer to settle
         config.algo.update(dict(entropy_coef=0.1, tis_clip=0.0))  # one-token answers: sampler and learner hardly differ
         config.optim.schedule = "linear"
