@@ -18,6 +18,7 @@ from marl_jax.agents import packing, scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.learning import losses
+from marl_jax.learning.update import Objective
 from marl_jax.samples import Samples, split, unsplit
 from models.sharding import ways
 
@@ -131,7 +132,7 @@ def kl_rewards(samples: Samples, algo: ConfigDict) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClippedObjective:
+class ClippedObjective(Objective):
     """PPO's clipped loss with its options, shared by PPO and the GRPO family.
 
     critic  also fit the critic's values, at the first token of each answer or at every one (`algo.gae`), where there

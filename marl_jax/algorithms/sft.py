@@ -20,6 +20,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
 from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.learning.update import Objective
 from marl_jax.rollouts.demonstrations import Answers, Demonstrations
 from marl_jax.samples import Samples
 
@@ -32,7 +33,7 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     return samples, {}
 
 
-class Likelihood:
+class Likelihood(Objective):
     """Minus the mean log-probability of whole answers."""
 
     def weigh(self, samples: Samples, algo: ConfigDict) -> jax.Array:
@@ -45,14 +46,6 @@ class Likelihood:
         loss = -jnp.sum(weighed * answers)
         metrics = {"loss": loss, "probability": jnp.sum(weighed * jnp.exp(answers))}
         return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_answers(scores.entropy))}
-
-    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
-        """Return no metrics."""
-        return {}
-
-    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
-        """Return no metrics."""
-        return {}
 
 
 def rollout(run) -> Demonstrations:

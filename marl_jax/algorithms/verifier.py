@@ -24,6 +24,7 @@ from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, not_divisible
+from marl_jax.learning.update import Objective
 from marl_jax.rollouts import labelled
 from marl_jax.samples import Samples
 
@@ -50,7 +51,7 @@ def label_mask(samples: Samples, tokens: str) -> jax.Array:
     return (places(samples) >= first) * samples.mask()
 
 
-class CrossEntropy:
+class CrossEntropy(Objective):
     """The mean over answers of the mean binary cross-entropy over the tokens with a label."""
 
     def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
@@ -74,14 +75,6 @@ class CrossEntropy:
             "mean_score": jnp.sum(weighed["last"] * probability),
         }
         return loss, metrics
-
-    def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
-        """Return no metrics."""
-        return {}
-
-    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
-        """Return no metrics."""
-        return {}
 
 
 def folder(config: ConfigDict, workdir: Path | None) -> Path:

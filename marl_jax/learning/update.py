@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,23 +28,28 @@ from marl_jax.samples import rows as take
 from models.sharding import ways
 
 
-class Objective(Protocol):
-    """What an algorithm wants of its samples."""
+class Objective:
+    """Base class of the losses of algorithms; `weigh` and `loss` are required."""
 
     def weigh(self, samples: Samples, algo: ConfigDict) -> Any:
-        """A tree of arrays [N, …] with which the terms of the loss are summed; of a whole minibatch, once.
+        """Compute the weights with which the terms of the loss are summed, a tree of arrays [N, …].
 
-        They hold the means of the loss, so that the gradients of parts of a minibatch add up to its own.
+        Called once for a whole minibatch. The weights hold the means of the loss, so that the gradients of the parts of
+        a minibatch add up to its own.
         """
+        raise NotImplementedError
 
     def loss(self, samples: Samples, weighed: Any, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
-        """The loss of some rows and metrics, sums with the given weights; "loss" is among the metrics."""
+        """Compute the loss of some rows and metrics, sums with the given weights; "loss" is one of the metrics."""
+        raise NotImplementedError
 
     def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
         """Compute metrics of one whole minibatch; entries of shape [n_policies] are reported per policy."""
+        return {}
 
     def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
-        """Metrics of all rows, once per update."""
+        """Compute metrics of all rows, once per update."""
+        return {}
 
 
 EXTREMES = {"log_ratio_max": (jnp.maximum, jnp.max), "log_ratio_min": (jnp.minimum, jnp.min)}
@@ -242,7 +247,8 @@ def _sum_over(count: jax.Array, part: Callable, given: Callable[[int], tuple]):
 
     def add(i, total):
         (all_grads, all_metrics), (grads, metrics) = total, part(*given(i))
-        joined = {name: EXTREMES.get(name, (jnp.add,))[0](all_metrics[name], x) for name, x in metrics.items()}
+        join = lambda name, x: jax.tree.map(EXTREMES.get(name, (jnp.add,))[0], all_metrics[name], x)  # noqa: E731
+        joined = {name: join(name, x) for name, x in metrics.items()}
         return jax.tree.map(jnp.add, all_grads, grads), joined
 
     return jax.lax.fori_loop(0, count, add, nothing)

@@ -137,6 +137,8 @@ def solve(text):
 class Oracle:
     """Answers sums rightly, wrongly or not at all, as the seed says."""
 
+    compile_seconds = 0.0
+
     def __init__(self):
         self.tokenizer, self.asked = tokenizers.load("tiny"), 0
 
