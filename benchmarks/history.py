@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.sampler import report
 from experiments import hanabi_selfplay
-from marl_jax.modes import setup as setups
+from marl_jax import setup as setups
 from marl_jax.modes import train
 from models import registry, tokenizers
 

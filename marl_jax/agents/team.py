@@ -35,7 +35,7 @@ from models.weights.load import load
 
 
 class Source(Protocol):
-    """Where the weights of a backbone come from when a run continues another one's (`modes/init_from.py`)."""
+    """Where the weights of a backbone come from when a run continues another one's (`setup/warm_start.py`)."""
 
     lora: bool
     resumed: bool

@@ -33,7 +33,7 @@ class Algorithm:
     """One entry of the registry.
 
     fields     the config fields it reads, each a `marl_jax.fields.Field`
-    rollout    from the parts of a run (`modes.setup.Setup`) to the rollout that gathers its samples
+    rollout    from the parts of a run (`marl_jax.setup.Setup`) to the rollout that gathers its samples
     prepare    (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
     objective  see `learning.update.Objective`
     check      (config) -> problems of a config with this algorithm

@@ -12,17 +12,17 @@ from typing import Any
 
 from envs.games import text as texts
 from envs.games.bots import Bot, bot_names, make_bot
+from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.config import saved, stages
 from marl_jax.errors import RunError
 from marl_jax.fields import STEP
-from marl_jax.modes import setup as setups
-from marl_jax.modes.identity import check_run
-from marl_jax.modes.setup.parts import Setup
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.serving.remote import RemoteModel, is_remote
 from marl_jax.serving.remote_bot import RemoteBot
+from marl_jax.setup.parts import Setup
+from marl_jax.setup.run_fingerprint import check_run
 from registries import load_plugins
 
 LEAST_TOKENS = 64  # of a remote model's answer: it has not learnt to be brief

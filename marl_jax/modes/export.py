@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.errors import RunError
-from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import restore_weights
 from models import lora, peft
 from models import registry as models

@@ -33,11 +33,11 @@ from marl_jax.modes.contestants import Contestant, find_contestants
 from marl_jax.modes.exact_play import ExactPlay, Exploited
 from marl_jax.modes.match_results import in_turns, match_metrics, new_match, repeats
 from marl_jax.modes.round_robin import everyone
-from marl_jax.modes.setup.games import GameSetup
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.serving.remote_bot import remote_failures
+from marl_jax.setup.games import GameSetup
 
 log = logging.getLogger(__name__)
 

@@ -24,16 +24,16 @@ from envs.games import view
 from envs.games.bots import Bot, bot_names
 from envs.games.game import Game, State
 from envs.games.text import Prompt
+from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, task_play
-from marl_jax.modes import setup as setups
 from marl_jax.modes.game_table import GameTable
-from marl_jax.modes.setup import Setup
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.host.episodes import Episode
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.serving.remote import check_reachable
 from marl_jax.serving.remote_bot import remote_failures
+from marl_jax.setup import Setup
 
 HELP = """\
 A move      the name of a legal action

@@ -12,12 +12,12 @@ import numpy as np
 from envs.games import view
 from envs.games.game import Game
 from marl_jax.modes import task_records
-from marl_jax.modes.setup.games import GameSetup
-from marl_jax.modes.setup.parts import Setup
 from marl_jax.modes.verifier_evaluation import NoLog
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
+from marl_jax.setup.games import GameSetup
+from marl_jax.setup.parts import Setup
 
 PARSE_FAILURE = "names no legal move; a random one was played"
 

@@ -12,11 +12,11 @@ import numpy as np
 from envs.games.game import Game
 from marl_jax.modes.contestants import Contestant
 from marl_jax.modes.match_results import in_turns, new_match, points_of, repeats
-from marl_jax.modes.setup.games import GameSetup
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match
 from marl_jax.running import stats
 from marl_jax.serving.remote_bot import remote_failures
+from marl_jax.setup.games import GameSetup
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 
 from marl_jax.learning.update import TrainState
-from marl_jax.modes.setup import Setup
+from marl_jax.setup import Setup
 
 
 class SamplerParams:

@@ -17,10 +17,10 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from marl_jax import setup as setups
 from marl_jax.agents.verifier import Scorer, version_of
 from marl_jax.config import saved
 from marl_jax.errors import ConfigError
-from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import restore_weights
 from marl_jax.serving import server
 from marl_jax.serving.keys import Keys

@@ -25,7 +25,6 @@ import numpy as np
 
 from envs.tasks.data import fingerprint_of, order
 from marl_jax.modes import task_records, task_scores
-from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import TokenChat
 from marl_jax.rollouts.host.episodes import END, Episode, EpisodeRunner, Job
@@ -33,6 +32,7 @@ from marl_jax.rollouts.host.journal import Journal
 from marl_jax.running import processes, stats
 from marl_jax.running.metrics import replace_text
 from marl_jax.serving.remote import remote_speaker
+from marl_jax.setup.tasks import TaskSetup
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from envs.tasks.task import EpisodeError
 from marl_jax.errors import RunError
-from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.remote import is_remote, remote_speaker
+from marl_jax.setup.tasks import TaskSetup
 
 PART = "test"
 PATIENCE = 1e9  # seconds that a person may take

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts.host.conversation import Said, TokenChat
 from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.running.conversation_logs import GameRecord, Move
+from marl_jax.setup.tasks import TaskSetup
 
 
 class EpisodeLog:

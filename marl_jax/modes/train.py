@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.config import conditions, stages
 from marl_jax.devices import compiler, placement
@@ -32,13 +33,9 @@ from marl_jax.learning.optimiser import learning_rate, make_optimiser
 from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
 from marl_jax.modes import evaluate, records, report
-from marl_jax.modes import setup as setups
 from marl_jax.modes.fitting import FittingUpdate
-from marl_jax.modes.identity import identity
-from marl_jax.modes.init_from import Lost
 from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams
-from marl_jax.modes.setup import Setup
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
@@ -51,6 +48,9 @@ from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.samples import Samples
 from marl_jax.serving.remote import check_reachable
+from marl_jax.setup import Setup
+from marl_jax.setup.run_fingerprint import identity
+from marl_jax.setup.warm_start import Lost
 
 log = logging.getLogger(__name__)
 

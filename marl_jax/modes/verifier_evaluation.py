@@ -19,10 +19,10 @@ import numpy as np
 from marl_jax.agents.verifier import Scorer
 from marl_jax.algorithms import verifier
 from marl_jax.modes import verifier_scores
-from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts import labelled
 from marl_jax.running import stats
 from marl_jax.running.metrics import replace_text
+from marl_jax.setup.tasks import TaskSetup
 
 log = logging.getLogger(__name__)
 

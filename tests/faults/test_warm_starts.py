@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import contestants, init_from, train
-from marl_jax.modes import setup as setups
+from marl_jax.modes import contestants, train
+from marl_jax.setup import warm_start
 from tests.marl_jax import tiny_plan, tiny_run
 from tests.marl_jax.test_stages import state
 
@@ -72,18 +73,18 @@ def damage(folder, *steps):
 
 def test_the_newest_whole_checkpoint_is_the_start(first, tmp_path, caplog):
     shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    assert init_from.find(str(tmp_path), "main").step == 2
+    assert warm_start.find(str(tmp_path), "main").step == 2
     damage(tmp_path, 2)
     files = sorted(tmp_path.rglob("*"))
     with caplog.at_level(logging.WARNING, "marl_jax"):
         weights = setups.make(get_config(tmp_path)).backbone.weights_at_start()[0]["model"]
     assert f"{tmp_path}/checkpoints: checkpoint of step 2 cannot be used" in caplog.text
     assert sorted(tmp_path.rglob("*")) == files  # it is the folder of another run
-    expected = init_from.find(f"{first}@1", "main").params(setups.make(get_config(first)).backbone)
+    expected = warm_start.find(f"{first}@1", "main").params(setups.make(get_config(first)).backbone)
     jax.tree.map(np.testing.assert_array_equal, weights, expected)
     damage(tmp_path, 1)
     with pytest.raises(RunError, match=r"config.model.init_from is .*: none of the checkpoints \[2, 1\] is whole"):
-        init_from.find(str(tmp_path), "main")
+        warm_start.find(str(tmp_path), "main")
 
 
 def test_a_run_with_all_weights_continues_exactly(runs, tmp_path):

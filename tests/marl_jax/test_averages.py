@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from configs import algorithms
 from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.algorithms.ppo import PPO
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.learning import averages, schedules
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.modes.compile import programs
 from marl_jax.running.checkpoint import Checkpoints

@@ -10,9 +10,9 @@ import pytest
 from envs.games.bots import UniformBot
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax import setup as setups
 from marl_jax.agents.team import Team
 from marl_jax.modes import contestants, game_evaluation, match_results
-from marl_jax.modes import setup as setups
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.best_of import BestOf, worth_of_moves
 from marl_jax.rollouts.matches import Match, SeatedTeam

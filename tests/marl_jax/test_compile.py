@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import launch
+from marl_jax import setup as setups
 from marl_jax.devices import hardware
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as forecasts
-from marl_jax.modes import setup as setups
 from marl_jax.modes.compile import largest, operations, programs, render, tables, topology
 from marl_jax.modes.compile.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.modes.compile.programs import Finder

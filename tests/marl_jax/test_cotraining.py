@@ -11,12 +11,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, models, published
+from marl_jax import setup as setups
 from marl_jax.agents.policy import LoraSpec
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import schema, validate
 from marl_jax.learning import update
 from marl_jax.learning.optimiser import make_optimiser
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints

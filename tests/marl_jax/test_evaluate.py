@@ -15,15 +15,15 @@ from envs.games.bots import UniformBot
 from envs.games.game import Reward
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
+from marl_jax import setup as setups
 from marl_jax.agents import critics
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, evaluate, game_evaluation, match_results, records, round_robin
-from marl_jax.modes import setup as setups
-from marl_jax.modes.identity import check_run, identity
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.setup.run_fingerprint import check_run, identity
 from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
 
 GAME = TicTacToe()

@@ -9,10 +9,10 @@ import pytest
 
 from configs import defaults
 from envs.games import exact
+from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import game_evaluation, match_results, report
-from marl_jax.modes import setup as setups
 from marl_jax.modes.exact_play import ExactPlay
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.games import look

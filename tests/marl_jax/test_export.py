@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from configs import defaults
+from marl_jax import setup
 from marl_jax.errors import RunError
-from marl_jax.modes import export, setup
+from marl_jax.modes import export
 from marl_jax.running.checkpoint import Checkpoints
 from models import lora, peft
 from models.weights.load import load

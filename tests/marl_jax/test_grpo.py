@@ -11,11 +11,11 @@ import pytest
 
 from configs import algorithms, planning, published
 from experiments import plan_path
+from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import batches
 from marl_jax.learning import update as updates
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play, tiny_puzzle

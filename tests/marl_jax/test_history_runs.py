@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from envs.games.bots import make_bot
+from marl_jax import setup as setups
 from marl_jax.modes import game_evaluation, records, train
-from marl_jax.modes import setup as setups
 from marl_jax.modes.play import PolicySeat
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.rollouts import matches

@@ -15,9 +15,9 @@ from marl_jax.algorithms import verifier
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import label, verifier_scores
-from marl_jax.modes.setup.tasks import TaskSetup
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.labelled import Answer, Question, balance
+from marl_jax.setup.tasks import TaskSetup
 from models import tokenizers
 from tests.marl_jax import tiny_verifier
 from tests.marl_jax.tiny_host import FakeAnswer

@@ -12,8 +12,8 @@ from envs.games import text as texts
 from envs.games.bots import UniformBot
 from envs.games.registry import make
 from envs.games.tic_tac_toe.bots import MinimaxBot
+from marl_jax import setup
 from marl_jax.errors import RunError
-from marl_jax.modes import setup
 from marl_jax.modes.play import Person, PolicySeat, main, play
 from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints

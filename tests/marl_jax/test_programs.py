@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from configs import defaults
 from envs.tasks.data import from_list
 from envs.tasks.program.task import Program
+from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.metrics import read_json_lines

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import algorithms, published
+from marl_jax import setup as setups
 from marl_jax.config import validate
-from marl_jax.modes import setup as setups
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.refill import match
 from marl_jax.rollouts.tree import TreeRollout

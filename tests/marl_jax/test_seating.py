@@ -9,11 +9,11 @@ import pytest
 
 from envs.games import registry as games
 from envs.games.bots import make_bot
+from marl_jax import setup as setups
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.modes import setup as setups
 from marl_jax.modes.play import PolicySeat
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.matches import Match, SeatedTeam

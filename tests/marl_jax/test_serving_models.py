@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import serve, served_models
-from marl_jax.modes import setup as setups
 from marl_jax.modes.contestants import restore_weights
 from marl_jax.modes.page.offers import find_offers
 from marl_jax.modes.page.room import Room

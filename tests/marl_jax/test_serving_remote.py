@@ -19,10 +19,10 @@ from envs.games import text as texts
 from envs.games.bots import UniformBot
 from envs.games.registry import make
 from envs.tasks.task import EpisodeError
+from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import play, task_play
-from marl_jax.modes import setup as setups
 from marl_jax.modes.task_evaluation import TaskEvaluation
 from marl_jax.rollouts import matches
 from marl_jax.rollouts.host.conversation import Speaker

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from envs.games.plan_path import levels
+from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.algorithms import sft
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines

@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from configs import planning
+from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import placement
 from marl_jax.learning.moments import scale_by_adam
-from marl_jax.modes import setup as setups
 from marl_jax.modes import train
 from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.running.checkpoint import Checkpoints

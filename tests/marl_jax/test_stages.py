@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from experiments import hanabi_selfplay
+from marl_jax import setup as setups
 from marl_jax.config import flags, saved, stages, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import contestants, train
-from marl_jax.modes import setup as setups
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_plan, tiny_run

@@ -16,17 +16,17 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import defaults
+from marl_jax import setup as setups
 from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
 from marl_jax.modes import contestants, evaluate, export, task_play, train
-from marl_jax.modes import setup as setups
-from marl_jax.modes.identity import check_run, identity
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
+from marl_jax.setup.run_fingerprint import check_run, identity
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
 

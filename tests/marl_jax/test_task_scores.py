@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from configs import reasoning
 from experiments import multiple_choice, nli, question
+from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import CheckpointError, ConfigError
 from marl_jax.modes import evaluate, train
-from marl_jax.modes import setup as setups
 from marl_jax.modes.report import changes
 from marl_jax.modes.task_scores import best, majority, row
 from marl_jax.running import stats

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from configs import models
+from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.learning.optimiser import make_optimiser
 from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import contestants, evaluate, export, play, train
-from marl_jax.modes import setup as setups
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from models.weights.load import load

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from experiments import arithmetic
+from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.modes import contestants, evaluate, train
-from marl_jax.modes import setup as setups
-from marl_jax.modes.identity import model_identity
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines, write_config
 from marl_jax.running.monitor import Alarm, Monitor
+from marl_jax.setup.run_fingerprint import model_identity
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_ahead import Compiled

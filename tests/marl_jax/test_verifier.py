@@ -16,13 +16,13 @@ import pytest
 from envs.tasks.scorer_client import ScorerClient, ScorerRefused, ScorerUnavailable, WrongScorer
 from envs.tasks.scripted import ScriptedAsk
 from envs.tasks.task import Reply
+from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.agents.verifier import ChatError, Scorer, read_chat, version_of
 from marl_jax.algorithms import verifier as algorithm
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import evaluate, export, scorers, serve_reward, train
-from marl_jax.modes import setup as setups
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints

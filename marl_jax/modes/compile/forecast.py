@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from marl_jax.modes import setup as setups
+from marl_jax import setup as setups
 from marl_jax.modes.compile import collectives, operations, programs
 from marl_jax.modes.compile.programs import Traced
-from marl_jax.modes.setup import Setup
 from marl_jax.modes.train import optimiser_of
 from marl_jax.samples import Samples
+from marl_jax.setup import Setup
 from models import cache as kv
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
-from marl_jax.modes import init_from
+from marl_jax.setup import warm_start
 from models import fetch, tokenizers
 from models import registry as models
 from models.config import ModelConfig
@@ -150,10 +150,10 @@ def _backbone(
     prompt, settings = world(cfg, tokenizer)
     built = build(cfg)
     learns = tuple(not config.policies[name].frozen for name in names)
-    source = init_from.find(chosen.init_from, names[0], workdir)
-    if isinstance(source, init_from.Start):
+    source = warm_start.find(chosen.init_from, names[0], workdir)
+    if isinstance(source, warm_start.Start):
         adapters = chosen.lora.to_dict() if chosen.lora.rank else {}
-        init_from.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
+        warm_start.check(source, chosen.name, chosen.shape.to_dict(), adapters, names)
     lora = chosen.lora
     policy = Policy(
         model=built,

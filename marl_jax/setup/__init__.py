@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from marl_jax.modes.setup import games, tasks
-from marl_jax.modes.setup.parts import Find, Setup, found, models_of
+from marl_jax.setup import games, tasks
+from marl_jax.setup.parts import Find, Setup, found, models_of
 
 __all__ = ["Setup", "found", "make", "models_of"]
 

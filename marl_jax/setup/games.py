@@ -24,7 +24,6 @@ from marl_jax.config import schema
 from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
-from marl_jax.modes.setup.parts import Find, Setup, make_backbones
 from marl_jax.rollouts.best_of import BestOf
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.matches import SeatedTeam
@@ -32,6 +31,7 @@ from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.rollouts.threads import History
 from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
+from marl_jax.setup.parts import Find, Setup, make_backbones
 from models import chat
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from marl_jax.errors import RunError
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.agents.team import Backbone
-    from marl_jax.modes.setup import Setup
+    from marl_jax.setup import Setup
 
 
 def identity(setup: Setup) -> dict:

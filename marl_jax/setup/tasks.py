@@ -23,8 +23,7 @@ from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError, not_divisible
-from marl_jax.modes import host_samples
-from marl_jax.modes.setup.parts import Find, Setup, make_backbones
+from marl_jax.rollouts.host import sharding
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
@@ -32,6 +31,7 @@ from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.episodes import episode_server
+from marl_jax.setup.parts import Find, Setup, make_backbones
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer
 
@@ -96,7 +96,7 @@ class TaskSetup(Setup):
     @property
     def place(self) -> Callable[[Samples], Samples]:
         """Puts the samples of this process on the mesh, among those of all."""
-        return functools.partial(host_samples.place, self.mesh)
+        return functools.partial(sharding.place, self.mesh)
 
     def speakers(self, temperature: float) -> list[Speaker]:
         """The policies by their numbers, as episodes reach them."""
