@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.errors import RunError
-from marl_jax.modes.contestants import restore_weights
+from marl_jax.setup.weights import restore_weights
 from models import lora, peft
 from models import registry as models
 from models.weights.export import export

@@ -31,7 +31,6 @@ from envs.tasks.task import PARTS
 from marl_jax import setup as setups
 from marl_jax.algorithms import verifier
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes.contestants import untuned_weights
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.labelled import Answer, Question
@@ -41,6 +40,7 @@ from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.setup.run_fingerprint import model_identity
 from marl_jax.setup.tasks import TaskSetup
+from marl_jax.setup.weights import untuned_weights
 
 log = logging.getLogger(__name__)
 

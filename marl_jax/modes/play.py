@@ -34,6 +34,7 @@ from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.serving.remote import check_reachable
 from marl_jax.serving.remote_bot import remote_failures
 from marl_jax.setup import Setup
+from marl_jax.setup.weights import present_weights
 
 HELP = """\
 A move      the name of a legal action
@@ -221,7 +222,7 @@ def main(config: ConfigDict, workdir: Path) -> State | Episode | None:
     setup = setups.make(config, workdir=workdir)
     if setup.host:
         with contextlib.closing(setup):
-            return task_play.play(setup, contestants.present_weights(setup, workdir)[1])
+            return task_play.play(setup, present_weights(setup, workdir)[1])
     seat = config.play.seat
     if not -1 <= seat < setup.game.n_players:
         raise RunError(f"config.play.seat is {seat}; accepted: 0 to {setup.game.n_players - 1}, or -1 to watch")

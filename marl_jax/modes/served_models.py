@@ -31,7 +31,6 @@ from marl_jax.config import saved, schema
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.fields import STEP
-from marl_jax.modes.contestants import present_weights, restore_weights, untuned_weights
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
@@ -39,6 +38,7 @@ from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.calls import ServedModel
 from marl_jax.setup import Setup
+from marl_jax.setup.weights import present_weights, restore_weights, untuned_weights
 from models import lora, peft
 from models import registry as models
 from models.config import ModelConfig

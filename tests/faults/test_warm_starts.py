@@ -10,8 +10,9 @@ import pytest
 from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import contestants, train
+from marl_jax.modes import train
 from marl_jax.setup import warm_start
+from marl_jax.setup.weights import present_weights
 from tests.marl_jax import tiny_plan, tiny_run
 from tests.marl_jax.test_stages import state
 
@@ -140,9 +141,9 @@ def test_a_run_is_evaluated_with_what_it_has(runs, kind):
     setup = setups.make(config, workdir=folder)
     if config.model.lora.rank:
         with pytest.raises(RunError, match="it is needed, because the base of adapters is in no checkpoint"):
-            contestants.present_weights(setup, folder)
+            present_weights(setup, folder)
         return
-    step, weights = contestants.present_weights(setup, folder)
+    step, weights = present_weights(setup, folder)
     expected = state(folder).state["trained"]["main"]["model"]
     jax.tree.map(np.testing.assert_array_equal, weights["main"]["model"], expected)
     assert step == 2

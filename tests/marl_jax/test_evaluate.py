@@ -24,6 +24,7 @@ from marl_jax.rollouts.matches import Match, Played, SeatedTeam
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.run_fingerprint import check_run, identity
+from marl_jax.setup.weights import restore_weights
 from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
 
 GAME = TicTacToe()
@@ -247,14 +248,14 @@ def runs(tmp_path_factory):
 
 def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     setup, folder, _ = runs
-    assert contestants.restore_weights(setup, folder)[0] == contestants.restore_weights(setup, folder, "1")[0] == 1
+    assert restore_weights(setup, folder)[0] == restore_weights(setup, folder, "1")[0] == 1
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
-        contestants.restore_weights(other_game, folder)
+        restore_weights(other_game, folder)
     with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
-        contestants.restore_weights(setup, folder, "999")
+        restore_weights(setup, folder, "999")
     with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
-        contestants.restore_weights(setup, folder, "best")
+        restore_weights(setup, folder, "best")
 
 
 def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):

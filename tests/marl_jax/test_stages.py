@@ -14,6 +14,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.modes import contestants, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.setup.weights import restore_weights
 from tests.marl_jax import tiny_plan, tiny_run
 
 
@@ -156,8 +157,8 @@ def test_a_run_that_was_moved_can_be_evaluated(run, tmp_path):
     moved = tmp_path / "moved"
     shutil.copytree(workdir, moved)
     setup = setups.make(stages.started(saved.read(moved), moved))
-    step, weights = contestants.restore_weights(setup, moved)
-    expected = contestants.restore_weights(setups.make(stages.started(config, workdir)), workdir)[1]
+    step, weights = restore_weights(setup, moved)
+    expected = restore_weights(setups.make(stages.started(config, workdir)), workdir)[1]
     assert step == 4
     jax.tree.map(np.testing.assert_array_equal, weights, expected)
     assert contestants.find_contestant(str(moved), setup).name == "moved"

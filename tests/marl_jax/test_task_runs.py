@@ -20,13 +20,14 @@ from marl_jax import setup as setups
 from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import compile as compiling
-from marl_jax.modes import contestants, evaluate, export, task_play, train
+from marl_jax.modes import evaluate, export, task_play, train
 from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from marl_jax.setup.run_fingerprint import check_run, identity
+from marl_jax.setup.weights import untuned_weights
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
 
@@ -255,7 +256,7 @@ def test_a_person_answers_for_a_role_or_watches(tmp_path):
     config = tiny_task.get_config("grpo")
     setup = setups.make(config)
     with jax.set_mesh(setup.mesh):
-        weights = contestants.untuned_weights(setup)
+        weights = untuned_weights(setup)
     said = io.StringIO()
     config.play.seat = 0
     episode = task_play.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)

@@ -15,9 +15,10 @@ from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.learning.optimiser import make_optimiser
 from marl_jax.learning.update import new_train_state, update_active_rows
-from marl_jax.modes import contestants, evaluate, export, play, train
+from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.setup.weights import restore_weights
 from models.weights.load import load
 from tests.marl_jax import tiny_team
 from tests.marl_jax.tiny_engine import quick_jit
@@ -201,7 +202,7 @@ def test_mode_eval_reads_the_checkpoint_and_swaps(finished):
 def test_every_policy_is_exported_with_its_own_shape_and_tokenizer(finished):
     config, workdir = finished
     setup = setups.make(config)
-    _, weights = contestants.restore_weights(setup, workdir)
+    _, weights = restore_weights(setup, workdir)
     assert [path.name for path in export.main(config, workdir)] == ["executor", "planner"]
     for backbone in setup.backbones:
         cfg, params = load(workdir / "export" / backbone.name)[:2]
@@ -295,7 +296,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     checkpoints = Checkpoints(folder / "frozen")
     checkpoints.save(1, train.saved(learnt, jnp.zeros(3)), {})
     checkpoints.close()
-    _, weights = contestants.restore_weights(setup, folder / "frozen")
+    _, weights = restore_weights(setup, folder / "frozen")
     jax.tree.map(np.testing.assert_array_equal, weights["executor"], {"model": as_it_came})
     jax.tree.map(np.testing.assert_array_equal, weights["planner"]["model"], learnt["planner"].trained["model"])
 
