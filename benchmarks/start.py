@@ -46,7 +46,7 @@ PHASES = (  # (module, what is called there, the phase that it is)
     ("marl_jax.modes.train", "identity", "identity of the run"),
     ("marl_jax.modes.train", "programs", "begin to compile"),
     ("marl_jax.modes.evaluate", "evaluation_of", "prepare the evaluation"),
-    ("marl_jax.modes.game_evaluation", "GameEvaluation.__call__", "evaluation before training"),
+    ("marl_jax.evaluation.games", "GameEvaluation.__call__", "evaluation before training"),
     ("marl_jax.running.profiling", "Clock.phase", "first {}"),
     ("marl_jax.running.checkpoint", "Checkpoints.save", "checkpoint"),
     ("marl_jax.running.checkpoint", "Checkpoints.finish", "checkpoint"),

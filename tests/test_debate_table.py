@@ -16,7 +16,7 @@ from experiments.tables import debate_records as read
 from experiments.tables.debate_rows import ROWS, config_of
 from marl_jax.config import validate
 from marl_jax.config.flags import parse as parse_flags
-from marl_jax.running import stats
+from marl_jax.evaluation import intervals as stats
 
 MODEL = "qwen2.5-coder-1.5b"
 

@@ -1,6 +1,6 @@
 """95 % intervals of what a table computes itself; evaluations bring those of their own metrics.
 
-`marl_jax.running.stats` has the same for runs; experiments import nothing but configs.
+`marl_jax.evaluation.intervals` has the same for runs; experiments import nothing but configs.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.modes.game_evaluation import GameEvaluation, is_exact
-from marl_jax.modes.task_evaluation import TaskEvaluation
-from marl_jax.modes.verifier_evaluation import VerifierEvaluation
+from marl_jax.evaluation.games import GameEvaluation, is_exact
+from marl_jax.evaluation.tasks import TaskEvaluation
+from marl_jax.evaluation.verifier import VerifierEvaluation
 from marl_jax.running.metrics import replace_text
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup.parts import Setup

@@ -26,11 +26,12 @@ from envs.games.game import Game, State
 from envs.games.text import Prompt
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.modes import contestants, task_play
-from marl_jax.modes.game_table import GameTable
+from marl_jax.evaluation import contestants
+from marl_jax.evaluation.game_table import GameTable
+from marl_jax.modes import task_play
 from marl_jax.rollouts.games import look
 from marl_jax.rollouts.host.episodes import Episode
-from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.serving.remote import check_reachable
 from marl_jax.serving.remote_bot import remote_failures
 from marl_jax.setup import Setup

@@ -28,11 +28,12 @@ from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
 from marl_jax.devices.ahead import Ahead, Program
 from marl_jax.errors import RunError
+from marl_jax.evaluation import records
 from marl_jax.learning import averages, overlong, stability
 from marl_jax.learning.optimiser import learning_rate, make_optimiser
 from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
-from marl_jax.modes import evaluate, records, report
+from marl_jax.modes import evaluate, report
 from marl_jax.modes.fitting import FittingUpdate
 from marl_jax.modes.recompiles import Recompiles
 from marl_jax.modes.sampler_params import SamplerParams

@@ -24,10 +24,9 @@ from marl_jax.config import schema
 from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
-from marl_jax.rollouts.best_of import BestOf
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
-from marl_jax.rollouts.matches import SeatedTeam
 from marl_jax.rollouts.opponents import Opponents, make_sections
+from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
 from marl_jax.rollouts.threads import History
 from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices

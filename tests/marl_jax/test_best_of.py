@@ -12,10 +12,9 @@ from envs.games.tic_tac_toe.bots import MinimaxBot
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax import setup as setups
 from marl_jax.agents.team import Team
-from marl_jax.modes import game_evaluation, match_results
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.best_of import BestOf, worth_of_moves
-from marl_jax.rollouts.matches import Match, SeatedTeam
+from marl_jax.evaluation import games, match_results, matches
+from marl_jax.evaluation.matches import Match
+from marl_jax.rollouts.seated_team import BestOf, SeatedTeam, worth_of_moves
 from marl_jax.setup.weights import untuned_weights
 from tests.marl_jax import tiny_play, tiny_run
 
@@ -106,7 +105,7 @@ def test_an_evaluation_also_plays_the_best_by_value():
     setup = setups.make(config)
     weights = untuned_weights(setup)
     assert "critic" in weights["main"]
-    rows = game_evaluation.GameEvaluation(setup)(weights)
+    rows = games.GameEvaluation(setup)(weights)
     assert [row["opponent"] for row in rows] == ["random", "random, best of 3"]
     config.eval.best_of = 1
     assert "critic" not in untuned_weights(setups.make(config))["main"]

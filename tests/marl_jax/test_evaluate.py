@@ -18,10 +18,11 @@ from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax import setup as setups
 from marl_jax.agents import critics
 from marl_jax.errors import RunError
-from marl_jax.modes import contestants, evaluate, game_evaluation, match_results, records, round_robin
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, Played, SeatedTeam
-from marl_jax.running import stats
+from marl_jax.evaluation import contestants, intervals, match_results, matches, records, round_robin
+from marl_jax.evaluation import games as game_evaluation
+from marl_jax.evaluation.matches import Match, Played
+from marl_jax.modes import evaluate
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.run_fingerprint import check_run, identity
 from marl_jax.setup.weights import restore_weights
@@ -45,7 +46,7 @@ def test_metrics_are_those_of_contestant_zero_in_whatever_seat():
     assert (row["win_rate_seat_0"], row["win_rate_seat_1"]) == (0.5, 0.5)
     assert row["win_rate_low"] < 0.5 < row["win_rate_high"] and row["game_length"] == 7
     assert row["score"] == 0.5 + 0.25 / 2 and row["score_low"] < row["score"] < row["score_high"]
-    line = stats.describe({"opponent": "random", **row})
+    line = intervals.describe({"opponent": "random", **row})
     assert line.startswith("random: score 0.625 [") and line.endswith("win 0.500, draw 0.250, loss 0.250")
     assert len(line) < 80
 
@@ -169,9 +170,9 @@ def test_levels_are_walked_and_repeats_count_once():
     row = match_results.match_metrics(game, played, np.asarray(seating), 0.95, same)
     rate = np.mean(played.success)
     assert row["success"] == pytest.approx(rate)
-    assert (row["success_low"], row["success_high"]) == pytest.approx(stats.wilson(8 * rate, 8)[1:])
+    assert (row["success_low"], row["success_high"]) == pytest.approx(intervals.wilson(8 * rate, 8)[1:])
     score = played.total.team + played.total.agent.mean(1)
-    assert row["score_high"] - row["score_low"] > 1.2 * np.subtract(*stats.bootstrap(score)[:0:-1])
+    assert row["score_high"] - row["score_low"] > 1.2 * np.subtract(*intervals.bootstrap(score)[:0:-1])
 
 
 def test_drawn_starts_of_training_games_stay_drawn(player):

@@ -12,9 +12,9 @@ from envs.games import exact
 from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
-from marl_jax.modes import game_evaluation, match_results, report
-from marl_jax.modes.exact_play import ExactPlay
-from marl_jax.rollouts import matches
+from marl_jax.evaluation import games, match_results, matches
+from marl_jax.evaluation.exact_play import ExactPlay
+from marl_jax.modes import report
 from marl_jax.rollouts.games import look
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_evaluate import result
@@ -89,7 +89,7 @@ def test_every_evaluation_has_the_row_and_the_report_shows_it():
     config = config_of("kuhn")
     config.eval.opponents = ()
     setup, weights = start(config)
-    (exact_row,) = game_evaluation.GameEvaluation(setup)(weights)
+    (exact_row,) = games.GameEvaluation(setup)(weights)
     assert exact_row["opponent"] == "best_response"
     assert exact_row["exploitability"] == exact_row["nash_conv"] / 2 == exact_row["exploitability_low"] > 0
     rows = [{"step": step, **exact_row} for step in (0, 1)]
@@ -121,7 +121,7 @@ def test_only_policies_that_can_be_tabulated_are(changes, is_exact):
     for name, value in changes.items():
         *groups, field = name.split(".")
         functools.reduce(lambda at, group: at[group], groups, config)[field] = value
-    assert game_evaluation.is_exact(setups.make(config)) == is_exact
+    assert games.is_exact(setups.make(config)) == is_exact
 
 
 def test_the_best_checkpoint_may_be_that_of_least_exploitability():

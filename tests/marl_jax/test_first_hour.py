@@ -14,11 +14,11 @@ from configs import defaults
 from envs.games import registry
 from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
+from marl_jax.evaluation import intervals
+from marl_jax.evaluation.game_table import GameTable
 from marl_jax.modes import compile as compile_mode
 from marl_jax.modes import play, report, show_config
 from marl_jax.modes.compile import largest
-from marl_jax.modes.game_table import GameTable
-from marl_jax.running import stats
 
 TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
 
@@ -112,7 +112,7 @@ def test_help_lists_fields(capsys):
 def test_a_run_that_draws_has_half_a_score():
     row = {"opponent": "minimax", "games": 512, "score": 0.48, "score_low": 0.4, "score_high": 0.5, "win_rate": 0.0}
     row |= {"win_rate_low": 0.0, "win_rate_high": 0.01, "win_rate_seat_0": 0.0, "win_rate_seat_0_low": 0.0}
-    assert stats.describe(row) == "minimax: score 0.480 [0.400, 0.500], win 0.000"
+    assert intervals.describe(row) == "minimax: score 0.480 [0.400, 0.500], win 0.000"
 
 
 def test_lines_of_an_evaluation_are_short_however_much_was_measured():
@@ -120,7 +120,7 @@ def test_lines_of_an_evaluation_are_short_however_much_was_measured():
     row = {"accuracy": 0.5} | rates
     row |= {f"{name}_{end}": 0.5 for name in row for end in ("low", "high")}
     shown = "demonstrations: accuracy 0.500 [0.500, 0.500], play accuracy 0.500, …"
-    assert stats.describe({"opponent": "demonstrations"} | row) == shown
+    assert intervals.describe({"opponent": "demonstrations"} | row) == shown
 
 
 def test_the_report_puts_constants_last(tmp_path):

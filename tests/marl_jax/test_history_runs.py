@@ -10,11 +10,12 @@ import pytest
 
 from envs.games.bots import make_bot
 from marl_jax import setup as setups
-from marl_jax.modes import game_evaluation, records, train
+from marl_jax.evaluation import games, matches, records
+from marl_jax.evaluation.matches import Match
+from marl_jax.modes import train
 from marl_jax.modes.play import PolicySeat
 from marl_jax.modes.sampler_params import SamplerParams
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, SeatedTeam
+from marl_jax.rollouts.seated_team import SeatedTeam
 from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play, tiny_run, tiny_team
 from tests.marl_jax.tiny_play import TOKENIZER
@@ -188,5 +189,5 @@ def test_evaluation_warns_of_conversations_longer_than_any_in_training(caplog):
         config.rollout.turns = turns
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            game_evaluation.GameEvaluation(setups.make(config))
+            games.GameEvaluation(setups.make(config))
         assert ("up to 5 answers, those of training 2" in caplog.text) == warned

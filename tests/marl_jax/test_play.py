@@ -15,7 +15,7 @@ from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
 from marl_jax.modes.play import Person, PolicySeat, main, play
-from marl_jax.rollouts.matches import SeatedTeam
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers
 from tests.marl_jax import tiny_play

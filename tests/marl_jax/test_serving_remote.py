@@ -22,11 +22,11 @@ from envs.tasks.task import EpisodeError
 from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
+from marl_jax.evaluation import matches
+from marl_jax.evaluation.matches import Match
+from marl_jax.evaluation.tasks import TaskEvaluation
 from marl_jax.modes import play, task_play
-from marl_jax.modes.task_evaluation import TaskEvaluation
-from marl_jax.rollouts import matches
 from marl_jax.rollouts.host.conversation import Speaker
-from marl_jax.rollouts.matches import Match
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import remote as remotes
 from marl_jax.serving.guard import Limits

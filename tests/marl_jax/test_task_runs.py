@@ -19,9 +19,9 @@ from configs import defaults
 from marl_jax import setup as setups
 from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.evaluation import intervals
 from marl_jax.modes import compile as compiling
 from marl_jax.modes import evaluate, export, task_play, train
-from marl_jax.running import stats
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
@@ -225,7 +225,7 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows:
         assert row["opponent"] == "self" and row["games"] == row["distinct"] == 16, "each test example once"
-        expected = stats.wilson(row["success"] * 16, 16)
+        expected = intervals.wilson(row["success"] * 16, 16)
         assert (row["success_low"], row["success_high"]) == pytest.approx((expected.low, expected.high))
         assert row["length"] > 0 and row["failed"] == 0
     assert state(tmp_path).meta["run"]["task"]["name"] == "plain"

@@ -14,10 +14,10 @@ from experiments import multiple_choice, nli, question
 from marl_jax import setup as setups
 from marl_jax.config import validate
 from marl_jax.errors import CheckpointError, ConfigError
+from marl_jax.evaluation import intervals
+from marl_jax.evaluation.task_scores import best, majority, row
 from marl_jax.modes import evaluate, train
 from marl_jax.modes.report import changes
-from marl_jax.modes.task_scores import best, majority, row
-from marl_jax.running import stats
 from marl_jax.running.metrics import read_json_lines
 from tests.marl_jax import tiny_run, tiny_task
 
@@ -91,17 +91,17 @@ def test_rates_of_several_samples_against_their_definitions(table):
 
 def test_one_sample_of_each_has_wilsons_interval_and_no_further_rates():
     found = row([sample(i, i < 3, "a") for i in range(10)], 0.95)
-    assert (found["success_low"], found["success_high"]) == pytest.approx(stats.wilson(3, 10)[1:])
+    assert (found["success_low"], found["success_high"]) == pytest.approx(intervals.wilson(3, 10)[1:])
     assert not [name for name in found if "@" in name]
 
 
 def test_samples_of_one_example_are_not_counted_as_examples():
     """Sixteen equal samples of five examples are five answers: the interval is that of five, not of eighty."""
     equal = row([sample(i, i < 2, number=k) for i in range(5) for k in range(16)], 0.95)
-    one = stats.bootstrap([0.0, 0.0, 0.0, 1.0, 1.0])
+    one = intervals.bootstrap([0.0, 0.0, 0.0, 1.0, 1.0])
     assert (equal["success_low"], equal["success_high"]) == (one.low, one.high)
     nothing = row([sample(i, 0, number=k) for i in range(5) for k in range(16)], 0.95)
-    assert nothing["success_high"] == pytest.approx(stats.wilson(0, 5).high) and nothing["success_high"] > 0.4
+    assert nothing["success_high"] == pytest.approx(intervals.wilson(0, 5).high) and nothing["success_high"] > 0.4
 
 
 def test_the_interval_of_a_mean_over_samples_covers_the_truth():
@@ -122,7 +122,7 @@ def test_rates_per_role_and_turn():
     ]
     found = row(records, 0.95)
     assert found["right/solver/turn_1"] == 0.25 and found["right/checker/turn_1"] == 0.75
-    assert found["right/checker/turn_1_low"] == pytest.approx(stats.wilson(3, 4).low)
+    assert found["right/checker/turn_1_low"] == pytest.approx(intervals.wilson(3, 4).low)
     assert "right/solver/turn_2" not in found and found["reward/solver/turn_2"] == 1.5
     assert not [k for k in row([sample(0, 1, turns=[turn("a", 0, 1)])], 0.95) if k.startswith("right/")]
 
@@ -144,7 +144,7 @@ def test_an_evaluation_whose_episodes_all_failed_has_no_rate(samples):
     found = row(records, 0.95)
     counts = {"failed": 4 * samples, "failed/error": samples, "failed/timeout": 3 * samples}
     assert found == {"games": 4 * samples, "distinct": 4, **counts}
-    assert stats.describe({"opponent": "self", **found}) == (
+    assert intervals.describe({"opponent": "self", **found}) == (
         f"self: {4 * samples} of {4 * samples} failed (error: {samples}, timeout: {3 * samples})"
     )
 

@@ -17,7 +17,8 @@ import pytest
 from experiments import arithmetic
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
-from marl_jax.modes import contestants, evaluate, train
+from marl_jax.evaluation import contestants
+from marl_jax.modes import evaluate, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines, write_config

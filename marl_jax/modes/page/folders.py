@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import ConfigError
-from marl_jax.modes.task_scores import FOLDER as ANSWERS
+from marl_jax.evaluation.task_scores import FOLDER as ANSWERS
 from marl_jax.serving.errors import ApiError
 
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl", "games.jsonl")

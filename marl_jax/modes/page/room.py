@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.games import view
 from marl_jax.errors import RunError
-from marl_jax.modes.game_table import GameTable
+from marl_jax.evaluation.game_table import GameTable
 from marl_jax.modes.page.offers import Offer
 from marl_jax.modes.page.opponents import Decision, Opponent
 from marl_jax.serving.errors import ApiError

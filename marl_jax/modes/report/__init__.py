@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.config import saved, stages
+from marl_jax.evaluation import intervals
 from marl_jax.modes.report import changes
 from marl_jax.modes.report.curves import Mark, Series, chart, label, legend
-from marl_jax.running import rows, stats
+from marl_jax.running import rows
 from marl_jax.running.events import fold_events, read_events
 from marl_jax.running.metrics import read_json_lines, replace_text
 
@@ -205,7 +206,7 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
         for row in {r["step"]: r for r in (own[0], *spread(failed, FAILED_SHOWN), own[-1])}.values():
             yield f"<tr><td>{text(opponent)}</td><td>{text(row['step'])}</td><td>{text(row.get('games', ''))}</td>"
             yield "".join(f"<td>{_interval(row, name)}</td>" for name in metrics)
-            yield (f"<td>{text(stats.failures(row) or 'none')}</td>" if failing else "") + "</tr>"
+            yield (f"<td>{text(intervals.failures(row) or 'none')}</td>" if failing else "") + "</tr>"
     yield "</table></div>"
     if any(row.get("failed") and row["failed"] == row["games"] for row in evals):
         yield '<p class="bad">An evaluation in which every episode failed has no success rate.</p>'

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.modes.task_scores import FOLDER, by_example
+from marl_jax.evaluation.task_scores import FOLDER, by_example
 from marl_jax.running import rows
 from marl_jax.running.metrics import read_json_lines
 

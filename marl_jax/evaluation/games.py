@@ -5,7 +5,7 @@ remote model, http://HOST:PORT/v1#MODEL.
 With folders among them, everyone also plays everyone: the matrix of results (cross-play between seeds) and Elo.
 
 With `eval.best_of` K above 1 every opponent is also met with moves chosen by value, in a row "OPPONENT, best of K": of
-the policy's own move and K - 1 drawn ones, that whose position the critic holds best (`rollouts/best_of.py`).
+the policy's own move and K - 1 drawn ones, that whose position the critic holds best (`rollouts/seated_team.py`).
 
 Games that are small enough to be looked at whole also have a row "best_response": the exact exploitability of the
 policy, with the probabilities that its answers have at the temperature of training, whatever `eval.temperature` is.
@@ -29,13 +29,13 @@ import numpy as np
 from envs.games.bots import make_bot
 from marl_jax.algorithms.algorithm import Examined
 from marl_jax.devices.ahead import Ahead
-from marl_jax.modes.contestants import Contestant, find_contestants
-from marl_jax.modes.exact_play import ExactPlay, Exploited
-from marl_jax.modes.match_results import in_turns, match_metrics, new_match, repeats
-from marl_jax.modes.round_robin import everyone
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, SeatedTeam
-from marl_jax.running import stats
+from marl_jax.evaluation import intervals, matches
+from marl_jax.evaluation.contestants import Contestant, find_contestants
+from marl_jax.evaluation.exact_play import ExactPlay, Exploited
+from marl_jax.evaluation.match_results import in_turns, match_metrics, new_match, repeats
+from marl_jax.evaluation.matches import Match
+from marl_jax.evaluation.round_robin import everyone
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.serving.remote_bot import remote_failures
 from marl_jax.setup.games import GameSetup
 
@@ -88,7 +88,7 @@ class GameEvaluation:
         if self._examine is not None:
             rows.append(self._examined(self._examine(weights)))
         for row in rows:
-            log.info("evaluation, %s (%d games, %d distinct)", stats.describe(row), row["games"], row["distinct"])
+            log.info("evaluation, %s (%d games, %d distinct)", intervals.describe(row), row["games"], row["distinct"])
         if self._exact is not None:
             found = self._exact(weights)
             rows.append(exact_row(found))
@@ -122,7 +122,7 @@ class GameEvaluation:
         for metric, count in found.counts.items():
             if not count.total:  # a policy that never plays has no precision
                 continue
-            share = stats.wilson(count.right, count.total, self._config.confidence, count.distinct)
+            share = intervals.wilson(count.right, count.total, self._config.confidence, count.distinct)
             row |= {metric: share.value, f"{metric}_low": share.low, f"{metric}_high": share.high}
         first = next(iter(found.counts.values()))
         return {"opponent": found.name, "games": first.total, "distinct": first.distinct, **row}

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from envs.tasks.data import fingerprint_of, order
-from marl_jax.modes import task_records, task_scores
+from marl_jax.evaluation import intervals, task_records, task_scores
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import TokenChat
 from marl_jax.rollouts.host.episodes import END, Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
-from marl_jax.running import processes, stats
+from marl_jax.running import processes
 from marl_jax.running.metrics import replace_text
 from marl_jax.serving.remote import remote_speaker
 from marl_jax.setup.tasks import TaskSetup
@@ -96,7 +96,7 @@ class TaskEvaluation:
 
     def _report(self, row: Mapping[str, Any], records: Sequence[task_scores.Record]) -> None:
         """Log the result of an evaluation, or why it has none."""
-        log.info("evaluation on %s, %s (%d episodes of %d examples)", self._part, stats.describe(row), row["games"],
+        log.info("evaluation on %s, %s (%d episodes of %d examples)", self._part, intervals.describe(row), row["games"],
                  row["distinct"])  # fmt: skip
         if row["failed"] == row["games"]:
             log.warning("evaluation on %s, %s: every episode failed, so there is no success rate. The first error: %s",

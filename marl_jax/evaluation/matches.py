@@ -17,54 +17,11 @@ import numpy as np
 
 from envs.games.bots import Bot
 from envs.games.game import Game, Reward
-from envs.games.text import Prompt
 from marl_jax.agents.policy import Policy
-from marl_jax.agents.seating import Seating
-from marl_jax.agents.team import Backbone, Team
 from marl_jax.devices.ahead import Ahead, Program
-from marl_jax.rollouts.best_of import BestOf, worth_of_moves
-from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.games import like, look, row_keys
-from marl_jax.rollouts.threads import History
+from marl_jax.rollouts.seated_team import SeatedTeam, worth_of_moves
 from models.sharding import whole
-from models.tokenizers import Tokenizer
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SeatedTeam:
-    """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots.
-
-    history_turns  answers after which a seat's conversation begins again; 0: every prompt stands alone
-    best_of        whether moves are chosen by value; None: the policy's own is played
-    """
-
-    team: Team
-    seating: Seating
-    history_turns: int = 0
-    best_of: BestOf | None = None
-
-    def context(self, game: Game) -> TurnContext | HistoryContext:
-        """What a turn's prompt is."""
-        if not self.history_turns:
-            return TurnContext(self.team)
-        history = History(game, self.team, self.seating, self.history_turns, game.max_turns)
-        return HistoryContext(history, game.max_turns)
-
-    def tokenizer(self, seat: int, turn: int) -> Tokenizer:
-        """That of the model that answers for a seat at the game's turn of this number."""
-        return self.backbone(seat, turn).tokenizer
-
-    def policy(self, seat: jax.Array | int, turn: jax.Array | int) -> jax.Array:
-        """The policy that answers for a seat at the game's turn of this number."""
-        return self.seating.policy(jnp.asarray(seat), turn // self.seating.n_seats)
-
-    def prompt(self, seat: int, turn: int) -> Prompt:
-        """The prompts of the model that answers there."""
-        return self.backbone(seat, turn).prompt
-
-    def backbone(self, seat: int, turn: int) -> Backbone:
-        """The model that answers there."""
-        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))]
 
 
 class Played(NamedTuple):

@@ -10,9 +10,9 @@ import numpy as np
 
 from envs.games.bots import Bot
 from envs.games.game import Game
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, Played, SeatedTeam
-from marl_jax.running import stats
+from marl_jax.evaluation import intervals, matches
+from marl_jax.evaluation.matches import Match, Played
+from marl_jax.rollouts.seated_team import SeatedTeam
 
 
 def new_match(game: Game, contestants: Sequence[SeatedTeam | Bot]) -> Match:
@@ -63,29 +63,29 @@ def match_metrics(
     total, length = jax.device_get((played.total, played.length))
     same = np.arange(len(length)) if same is None else same
     distinct = len(np.unique(same))
-    found: dict[str, stats.Interval] = {}
+    found: dict[str, intervals.Interval] = {}
     if game.competitive:
         seat = np.argmax(seating == 0, axis=1)
         points = points_of(total.agent, seat)
         n = len(points)
         if game.stakes:
             mine = total.agent[np.arange(n), seat]
-            found["payoff"] = stats.bootstrap(mine, confidence, distinct=distinct)
-        found["score"] = stats.wilson(float(points.sum()), n, confidence, distinct)  # first: the headline
-        found["win_rate"] = stats.wilson(int((points == 1).sum()), n, confidence, distinct)
-        found["draw_rate"] = stats.wilson(int((points == 0.5).sum()), n, confidence, distinct)
-        found["loss_rate"] = stats.wilson(int((points == 0).sum()), n, confidence, distinct)
+            found["payoff"] = intervals.bootstrap(mine, confidence, distinct=distinct)
+        found["score"] = intervals.wilson(float(points.sum()), n, confidence, distinct)  # first: the headline
+        found["win_rate"] = intervals.wilson(int((points == 1).sum()), n, confidence, distinct)
+        found["draw_rate"] = intervals.wilson(int((points == 0.5).sum()), n, confidence, distinct)
+        found["loss_rate"] = intervals.wilson(int((points == 0).sum()), n, confidence, distinct)
         for i in range(game.n_players):
             mine, n_mine = points[seat == i], len(np.unique(same[seat == i]))
             if len(mine):
-                found[f"win_rate_seat_{i}"] = stats.wilson(int((mine == 1).sum()), len(mine), confidence, n_mine)
+                found[f"win_rate_seat_{i}"] = intervals.wilson(int((mine == 1).sum()), len(mine), confidence, n_mine)
     else:
         if played.success is not None:
-            found["success"] = stats.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
+            found["success"] = intervals.wilson(int(np.sum(played.success)), len(length), confidence, distinct)
         # What was achieved; rewards for how it was gone about are for learning.
-        found["score"] = stats.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
+        found["score"] = intervals.bootstrap(total.team + total.agent.mean(1), confidence, distinct=distinct)
     for name, flags in (played.endings or {}).items():
-        found[name] = stats.wilson(int(np.sum(flags)), len(length), confidence, distinct)
+        found[name] = intervals.wilson(int(np.sum(flags)), len(length), confidence, distinct)
     row = {"game_length": float(length.mean())}
     for name, interval in found.items():
         row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}

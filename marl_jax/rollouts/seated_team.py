@@ -1,7 +1,8 @@
-"""Moves chosen by value: of several moves of a policy, the one whose position its critic holds best.
+"""A team with its seats, as it plays matches, and the choice of moves by value.
 
-For two players against each other who see everything (`Game.perfect_information`): a move can be tried before it is
-made, and what the position after it is worth to the player who moves next, the other one loses.
+Best-of-K: of several moves of a policy, play the one whose position its critic values most. This needs a zero-sum game
+of two players with perfect information: a move can be tried before it is made, and the value of the position after it
+is lost to the player who moves next.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game, State
+from envs.games.text import Prompt
 from marl_jax.agents.answering import Decision
-from marl_jax.agents.team import Team
+from marl_jax.agents.seating import Seating
+from marl_jax.agents.team import Backbone, Team
+from marl_jax.rollouts.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.games import look
+from marl_jax.rollouts.threads import History
+from models.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,3 +70,40 @@ def worth_of_moves(
     values = jnp.where(player == mover, values, -values)
     paid = weight * jnp.take_along_axis(reward.agent, mover[:, None], axis=1)[:, 0]
     return (paid + jnp.where(jax.vmap(game.done)(after), 0.0, values)).reshape(rows, k)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeatedTeam:
+    """A team as a contestant: which of its policies has which seat, and the seats it leaves to bots.
+
+    history_turns  answers after which a seat's conversation begins again; 0: every prompt stands alone
+    best_of        whether moves are chosen by value; None: the policy's own is played
+    """
+
+    team: Team
+    seating: Seating
+    history_turns: int = 0
+    best_of: BestOf | None = None
+
+    def context(self, game: Game) -> TurnContext | HistoryContext:
+        """What a turn's prompt is."""
+        if not self.history_turns:
+            return TurnContext(self.team)
+        history = History(game, self.team, self.seating, self.history_turns, game.max_turns)
+        return HistoryContext(history, game.max_turns)
+
+    def tokenizer(self, seat: int, turn: int) -> Tokenizer:
+        """That of the model that answers for a seat at the game's turn of this number."""
+        return self.backbone(seat, turn).tokenizer
+
+    def policy(self, seat: jax.Array | int, turn: jax.Array | int) -> jax.Array:
+        """The policy that answers for a seat at the game's turn of this number."""
+        return self.seating.policy(jnp.asarray(seat), turn // self.seating.n_seats)
+
+    def prompt(self, seat: int, turn: int) -> Prompt:
+        """The prompts of the model that answers there."""
+        return self.backbone(seat, turn).prompt
+
+    def backbone(self, seat: int, turn: int) -> Backbone:
+        """The model that answers there."""
+        return self.team.backbones[int(self.team.backbone_of(self.policy(seat, turn)))]

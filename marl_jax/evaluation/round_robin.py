@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from envs.games.game import Game
-from marl_jax.modes.contestants import Contestant
-from marl_jax.modes.match_results import in_turns, new_match, points_of, repeats
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match
-from marl_jax.running import stats
+from marl_jax.evaluation import intervals, matches
+from marl_jax.evaluation.contestants import Contestant
+from marl_jax.evaluation.match_results import in_turns, new_match, points_of, repeats
+from marl_jax.evaluation.matches import Match
 from marl_jax.serving.remote_bot import remote_failures
 from marl_jax.setup.games import GameSetup
 
@@ -70,7 +69,7 @@ def round_robin(
 
 def ratings(table: np.ndarray, games: np.ndarray) -> np.ndarray:
     """Elo ratings [n] from a competitive table of mean points over `games` [n, n] of each pair."""
-    return stats.elo(table * games, games)
+    return intervals.elo(table * games, games)
 
 
 def cross_play(table: np.ndarray) -> dict[str, float]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from envs.games import view
 from envs.games.game import Game
-from marl_jax.modes import task_records
-from marl_jax.modes.verifier_evaluation import NoLog
-from marl_jax.rollouts import matches
-from marl_jax.rollouts.matches import Match, Played, SeatedTeam
+from marl_jax.evaluation import matches, task_records
+from marl_jax.evaluation.matches import Match, Played
+from marl_jax.evaluation.verifier import NoLog
+from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.conversation_logs import GameRecord, Move
 from marl_jax.setup.games import GameSetup
 from marl_jax.setup.parts import Setup

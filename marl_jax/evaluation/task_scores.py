@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.running import stats
-from marl_jax.running.stats import Interval
+from marl_jax.evaluation import intervals as stats
+from marl_jax.evaluation.intervals import Interval
 
 FOLDER = "answers"
 """Where in a run's folder the episodes of its evaluations lie, one file for each part and step."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.games import svg
-from marl_jax.running import stats
-from marl_jax.running.stats import Interval
+from marl_jax.evaluation import intervals
+from marl_jax.evaluation.intervals import Interval
 
 BINS = 10
 RESAMPLES = 300
@@ -98,7 +98,7 @@ def row(scores: np.ndarray, right: np.ndarray, questions: np.ndarray, confidence
     areas = auc_by_question(scores, right, questions)
     for name in NAMES:
         if name == "auc_by_question":
-            interval = stats.bootstrap(areas, confidence) if areas else None
+            interval = intervals.bootstrap(areas, confidence) if areas else None
         else:
             value = METRICS[name](scores, right)
             values = [v for s, r in resampled if (v := METRICS[name](s, r)) is not None]

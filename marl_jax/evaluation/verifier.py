@@ -18,9 +18,8 @@ import numpy as np
 
 from marl_jax.agents.verifier import Scorer
 from marl_jax.algorithms import verifier
-from marl_jax.modes import verifier_scores
+from marl_jax.evaluation import intervals, verifier_scores
 from marl_jax.rollouts import labelled
-from marl_jax.running import stats
 from marl_jax.running.metrics import replace_text
 from marl_jax.setup.tasks import TaskSetup
 
@@ -70,7 +69,7 @@ class VerifierEvaluation:
             self._scores[name] = scores
             row = verifier_scores.row(scores, right, questions, setup.config.eval.confidence)
             rows.append({"opponent": name, "part": self._part, **row})
-            log.info("evaluation on %s, %s (%d answers to %d questions)", self._part, stats.describe(rows[-1]),
+            log.info("evaluation on %s, %s (%d answers to %d questions)", self._part, intervals.describe(rows[-1]),
                      row["games"], row["distinct"])  # fmt: skip
         return rows
 

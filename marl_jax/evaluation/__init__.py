@@ -1,0 +1,1 @@
+"""Evaluation of policies in games, on tasks and as verifiers, with confidence intervals."""
