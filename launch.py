@@ -36,7 +36,7 @@ MODES = {  # mode: the function that carries it out and what it is given
     "label": ("marl_jax.modes.label:main", ("config", "workdir")),
     "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
-    "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
+    "compile": ("marl_jax.dryrun:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.show_config:main", ("config",)),
 }
 TRAINED = ("eval", "play", "export")  # modes of a run that was trained, from the stage before it if it has one
@@ -116,7 +116,7 @@ def check(config: ConfigDict, mode: str, workdir: Path) -> None:
 
 def prepare_to_compile(name: str) -> None:
     """Refuses a topology that does not exist, and sets JAX up for one that does, before it looks at its devices."""
-    from marl_jax.modes.compile import topology
+    from marl_jax.dryrun import topology
 
     topology.prepare(topology.parse(name))
 

@@ -32,10 +32,10 @@ from ml_collections import ConfigDict
 
 from configs import algorithms, defaults
 from marl_jax import setup as setups
+from marl_jax.dryrun import programs
+from marl_jax.learning.learn_step import all_weights, optimiser_of
 from marl_jax.learning.update import new_train_state
-from marl_jax.modes.compile import programs
 from marl_jax.modes.report.curves import HEIGHT, WIDTH, Series, chart
-from marl_jax.modes.train import all_weights, optimiser_of
 from marl_jax.rollouts.games import GameRollout
 from models import registry, tokenizers
 

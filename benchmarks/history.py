@@ -22,7 +22,8 @@ from ml_collections import ConfigDict
 from benchmarks.sampler import report
 from experiments import hanabi_selfplay
 from marl_jax import setup as setups
-from marl_jax.modes import train
+from marl_jax.learning.learn_step import all_weights, optimiser_of
+from marl_jax.setup.train_programs import at_start, programs
 from models import registry, tokenizers
 
 GIB = 2**30
@@ -51,16 +52,16 @@ def measure(args, context: str, text: str) -> dict:
 
     config = make_config(args, context, text)
     setup = setups.make(config, jax.devices()[:1], find)
-    rollout, optimiser = setup.rollout, train.optimiser_of(config)
+    rollout, optimiser = setup.rollout, optimiser_of(config)
     key, laps = jax.random.key(0), []
     with jax.set_mesh(setup.mesh):
-        states, rollout_state = train.at_start(setup, rollout, optimiser, key)
-        roll, learn, _ = train.programs(setup, rollout, optimiser, states, rollout_state)
+        states, rollout_state = at_start(setup, rollout, optimiser, key)
+        roll, learn, _ = programs(setup, rollout, optimiser, states, rollout_state)
         began = time.perf_counter()
         for step in range(args.repeats + 2):
             step_key = jax.random.fold_in(key, step)
             start = time.perf_counter()
-            samples, rollout_state, metrics = roll(train.all_weights(states), rollout_state, step_key)
+            samples, rollout_state, metrics = roll(all_weights(states), rollout_state, step_key)
             jax.block_until_ready(samples.tokens)
             middle = time.perf_counter()
             states, more = learn(states, samples, step_key)

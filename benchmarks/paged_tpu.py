@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.modes.compile import topology
-from marl_jax.modes.compile.programs import placed
+from marl_jax.dryrun import topology
+from marl_jax.dryrun.programs import placed
 from marl_jax.sampling.batch_rows import LINE, LINES
 from marl_jax.sampling.programs import Lines, Programs, RowBatch, Weights
 from models import cache as kv

@@ -9,34 +9,22 @@ was interrupted anywhere continues exactly as if it had not been.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.agents.team import Backbone
 from marl_jax.config import conditions, stages
-from marl_jax.devices import compiler, placement
-from marl_jax.devices import mesh as meshes
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.ahead import Ahead
+from marl_jax.devices.recompilation import Recompiles
+from marl_jax.devices.resharding import SamplerParams
 from marl_jax.errors import RunError
 from marl_jax.evaluation import records
-from marl_jax.learning import averages, overlong, stability
-from marl_jax.learning.optimiser import learning_rate, make_optimiser
-from marl_jax.learning.schedules import algo_at
-from marl_jax.learning.update import TrainState, make_update, new_train_state, update_active_rows
+from marl_jax.learning.learn_step import all_weights, optimiser_of
 from marl_jax.modes import evaluate, report
-from marl_jax.modes.fitting import FittingUpdate
-from marl_jax.modes.recompiles import Recompiles
-from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
@@ -47,11 +35,10 @@ from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.recovery import report_alarms, report_update, roll_back
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
-from marl_jax.samples import Samples
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup
 from marl_jax.setup.run_fingerprint import identity
-from marl_jax.setup.warm_start import Lost
+from marl_jax.setup.train_programs import _check_starts, arrays, at_start, compile_ahead, programs, resumed, saved
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +131,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
     if restored is not None:
         learn.factor = restored.meta.get("update_factor", 1)
-    sampler, ahead = SamplerParams(setup), Ahead()
+    sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), Ahead()
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
@@ -252,228 +239,6 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     if failure:
         raise failure
     return step >= config.steps or monitor.solved
-
-
-def optimiser_of(config: ConfigDict):
-    """The optimiser of a run."""
-    return make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
-
-
-def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
-    """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
-    states = {
-        b.name: new_train_state(*_initial_weights(b), optimiser, setup.mesh, averages_of(setup, b))
-        for b in setup.backbones
-    }
-    weights = all_weights(states)
-    if not rollout.jitted:
-        return states, rollout.init(key, weights)
-
-    def places(state):
-        rows = functools.partial(placement.rows, setup.sample_mesh)
-        snapshot = setup.team.acting_params(weights)
-        return rollout.shardings(
-            state, rows, lambda tree: placement.like_parameters(setup.mesh, tree, parameters=snapshot)
-        )
-
-    return states, placement.init_sharded(rollout.init, places, key, weights)
-
-
-def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
-    """The weights at the start; zeros where the run has a checkpoint, which brings all of them, or they are lost."""
-    shapes, source = backbone.abstract(), backbone.source
-    if source is None or not source.resumed or (shapes[1] and not isinstance(source, Lost)):
-        return backbone.weights_at_start()
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
-
-
-def _check_starts(backbones: tuple[Backbone, ...]) -> None:
-    """Refuses to continue where weights that are only read are lost."""
-    for backbone in backbones:
-        if isinstance(backbone.source, Lost) and backbone.abstract()[1]:
-            backbone.source.refuse(backbone)
-
-
-def averages_of(setup: Setup, backbone: Backbone) -> Callable[[dict], dict]:
-    """From what a backbone trains to the averages that its algorithm keeps of it."""
-    algo, n_seats = setup.config.algo, setup.seating.n_seats
-    return lambda trained: averages.init(backbone.policy, trained, algo, n_seats)
-
-
-def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
-    """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
-    everywhere = placement.replicated(setup.mesh)
-    kept_states = placement.shardings_of(states)
-
-    def make_learn(factor: int) -> Program:
-        return Program(
-            functools.partial(learn_step, setup, optimiser, factor=factor),
-            "the update",
-            donate_argnums=(0,),
-            out_shardings=(kept_states, everywhere),
-            compiler_options=compiler.options(),
-        )
-
-    learn = FittingUpdate(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
-    if not rollout.jitted:
-        return rollout, learn, rollout.after_update
-    kept = placement.shardings_of(rollout_state)
-    roll = Program(
-        rollout.__call__,
-        "the rollout",
-        donate_argnums=(1,),
-        out_shardings=(everywhere if setup.mesh.size == 1 else None, kept, everywhere),
-        compiler_options=compiler.options(),
-    )
-    after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
-    return roll, learn, after_update
-
-
-def compile_ahead(
-    setup: Setup, ahead: Ahead, matches, roll: Program, learn: FittingUpdate, played: tuple, states, key, step
-):  # fmt: skip
-    """Begins to compile what the first step needs: it is there after the longest of them.
-
-    Begun in the order of need; on a GPU, where nothing is called before all are compiled, the update is begun first,
-    which takes longest.
-
-    matches  begins to compile the evaluation before training; None: there is none
-    played   what the rollout is given: parameters and its state
-    """
-    step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
-    rolled: list[Future] = []
-    with jax.set_mesh(setup.sample_mesh):  # as in the loop: where a key is made decides where it lies
-        given = (*played, jax.random.fold_in(step_key, 0))
-
-    def learned() -> tuple:
-        with jax.set_mesh(setup.sample_mesh):
-            samples = roll.jitted.eval_shape(*given)[0]
-        if everywhere.mesh.size > 1:  # the compiler has chosen
-            shardings = rolled[0].result().output_shardings[0]
-        else:
-            shardings = jax.tree.map(lambda _: everywhere, samples)
-        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return states, jax.tree.map(placed, samples, shardings), step_key, step, 1.0
-
-    def begin_playing() -> None:
-        with jax.set_mesh(setup.sample_mesh):
-            if matches is not None:
-                matches(ahead, played[0])
-            rolled.append(roll.compile_ahead(ahead, lambda: given))
-
-    def begin_update() -> None:
-        with jax.set_mesh(setup.mesh):
-            learn.compile_ahead(ahead, learned)
-
-    waits = jax.default_backend() == "gpu"  # where the compiler times kernels, which nothing else should slow down
-    order = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
-    for begin in order:
-        begin()
-    if waits:
-        ahead.wait()
-
-
-def learn_step(
-    setup: Setup, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array,
-    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, factor: int = 1,
-):  # fmt: skip
-    """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
-
-    Args:
-      lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
-      factor: multiplier of the parts in which minibatches are read.
-
-    Returns:
-      The train states after the update, and metrics.
-    """
-    algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
-    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
-    for backbone in setup.trained_backbones:
-        policy, before = backbone.policy, states[backbone.name]
-        sampled, metrics = overlong.handle(policy, setup.team.own(samples, backbone.number), algo)
-        with jax.named_scope("advantages"):
-            prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
-        with jax.named_scope("guard"):
-            guard = stability.Guard.before(policy, before, sampled, prepared, algo)
-        signal = stability.signal(policy, sampled, prepared)
-        scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
-        update = make_update(policy, optimiser, algorithm.objective, algo)
-        if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
-            update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
-        most = setup.max_active_rows(backbone, prepared.n, algo)
-        update_key = jax.random.fold_in(key, 1 + backbone.number)
-        state, updated = update_active_rows(update, before, prepared, update_key, most)
-        if guard is not None:
-            with jax.named_scope("guard"):
-                state, checked = guard.check(before, state)
-            updated |= checked
-        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
-        updated |= {} if rate is None else {"learning_rate": rate * scale}
-        updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
-        followed = averages.follow(policy, state.averages, state.trained, prepared, algo)
-        state = dataclasses.replace(state, averages=followed)
-        states = {**states, backbone.name: state}
-        found[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)
-    return states, merge_metrics(found)
-
-
-def by_policy(metrics: dict, backbone: Backbone) -> dict:
-    """Split metrics of shape [n] into one for each policy that learns, next to their mean."""
-    found = {}
-    for name, value in metrics.items():
-        if value.ndim == 0:
-            found[name] = value
-            continue
-        learns = [i for i, learns in enumerate(backbone.learns) if learns] if len(value) > 1 else [0]
-        found[name] = jnp.mean(value[jnp.asarray(learns)])
-        if len(learns) > 1:
-            found |= {f"{name}/{backbone.policies[i]}": value[i] for i in learns}
-    return found
-
-
-def merge_metrics(found: dict[str, dict]) -> dict:
-    """The metrics of one model as they are; of several, by the name of each, and over all of them."""
-    if len(found) == 1:
-        return next(iter(found.values()))
-    metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
-    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimiser_steps"), jnp.sum)
-    over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
-    shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
-    for metric in shared:
-        values = jnp.stack([of_one[metric] for of_one in found.values()])
-        metrics[metric] = over_all.get(metric, jnp.mean)(values)
-    return metrics
-
-
-def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
-    """The weights of every backbone."""
-    return {name: state.weights for name, state in states.items()}
-
-
-def arrays(rollout, rollout_state: Any) -> Any:
-    """The rollout's state as far as it is arrays; that of a host rollout is a small JSON value and none of them."""
-    return rollout_state if rollout.jitted else {}
-
-
-def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
-    """What a checkpoint holds; weights that are only read come from where they came from at first."""
-    learning = {name: state for name, state in states.items() if state.trained}
-    fields = ("trained", "optimiser", "skipped", "averages", "lr_factor")
-    state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
-    if not any(state["averages"].values()):
-        del state["averages"]
-    return {**state, "rollout": rollout_state}
-
-
-def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, TrainState], Any]:
-    """Train states and the rollout's state from what a checkpoint held."""
-    fields = [field for field in state if field != "rollout"]
-    again = {
-        name: dataclasses.replace(one, **{field: state[field][name] for field in fields})
-        for name, one in states.items()
-        if name in state["trained"]
-    }
-    return {**states, **again}, state["rollout"]
 
 
 def warn_of_dropped(share: float) -> None:

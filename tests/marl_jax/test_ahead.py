@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from marl_jax.devices.ahead import Ahead, Program
-from marl_jax.modes import train
+from marl_jax.setup.train_programs import compile_ahead
 
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -111,7 +111,7 @@ def test_a_run_begins_with_the_longest_program_where_it_waits_for_all(ahead, mon
     programs = Recorded(play, out_shardings=(rows, None)), Recorded(update)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     with Compiled() as compiled:
-        train.compile_ahead(
+        compile_ahead(
             SimpleNamespace(mesh=mesh, sample_mesh=mesh), ahead, None, *programs,
             (jnp.ones(()), jnp.ones(())), jnp.ones(()), jax.random.key(0), 0,
         )  # fmt: skip

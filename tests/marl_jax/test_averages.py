@@ -16,12 +16,14 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.algorithms.ppo import PPO
 from marl_jax.config import validate
+from marl_jax.dryrun import programs
 from marl_jax.errors import ConfigError
 from marl_jax.learning import averages, schedules
+from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.modes import train
-from marl_jax.modes.compile import programs
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_exact_play import config_of
 from tests.marl_jax.tiny_engine import quick_jit
@@ -214,9 +216,9 @@ def test_averages_resume_as_if_never_interrupted(tmp_path):
 def test_compiling_ahead_knows_the_averages():
     config = magnetic()
     setup = setups.make(config)
-    optimiser, rollout = train.optimiser_of(config), setup.rollout
+    optimiser, rollout = optimiser_of(config), setup.rollout
     with jax.set_mesh(setup.mesh):
-        states, _ = train.at_start(setup, rollout, optimiser, jax.random.key(0))
+        states, _ = at_start(setup, rollout, optimiser, jax.random.key(0))
     described = programs.abstract_state(setup, rollout, optimiser).train_states
     shape = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding.spec), tree)  # noqa: E731
     assert shape(states) == shape(described) and states["main"].averages["magnet"]

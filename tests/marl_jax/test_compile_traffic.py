@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from marl_jax.devices.hardware import CHIPS
-from marl_jax.modes.compile import cost_model
-from marl_jax.modes.compile.collectives import Collective, Total, read, totals
+from marl_jax.dryrun import cost_model
+from marl_jax.dryrun.collectives import Collective, Total, read, totals
 
 TEXT = """HloModule jit_f, is_scheduled=true
 

@@ -16,12 +16,14 @@ from marl_jax.agents.policy import LoraSpec
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import schema, validate
 from marl_jax.learning import update
+from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
 from marl_jax.learning.optimiser import make_optimiser
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
+from marl_jax.setup.train_programs import saved
 from models.weights.load import load
 from tests.marl_jax import tiny_task, tiny_team
 from tests.marl_jax.test_task_runs import untimed
@@ -152,7 +154,7 @@ def mixed(tmp_path_factory):
     rollout = setup.rollout
     states, learn = start(setup)
     with jax.set_mesh(setup.mesh):
-        samples, *_ = rollout(train.all_weights(states), rollout.init(None, None))
+        samples, *_ = rollout(all_weights(states), rollout.init(None, None))
         learnt, metrics = learn(states, samples, jax.random.key(1))
     rollout.close()
     setup.close()
@@ -161,10 +163,10 @@ def mixed(tmp_path_factory):
 
 def start(setup):
     """The train states of a run, and its update."""
-    optimiser = train.optimiser_of(setup.config)
+    optimiser = optimiser_of(setup.config)
     with jax.set_mesh(setup.mesh):
         states = {b.name: update.new_train_state(*b.weights_at_start(), optimiser, setup.mesh) for b in setup.backbones}
-    return states, quick_jit(functools.partial(train.learn_step, setup, optimiser))
+    return states, quick_jit(functools.partial(learn_step, setup, optimiser))
 
 
 def test_models_of_different_tokenizers_exchange_text(mixed):
@@ -213,14 +215,14 @@ def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkey
         updated.append(state)
         return dataclasses.replace(state, skipped=state.skipped + 1), {"loss": jnp.zeros(())}
 
-    monkeypatch.setattr(train, "update_active_rows", record)
+    monkeypatch.setattr("marl_jax.learning.learn_step.update_active_rows", record)
     nothing = dataclasses.replace(frozen.algorithm, prepare=lambda policy, weights, rows, algo: (rows, {}))
     with jax.set_mesh(frozen.mesh):
-        after, _ = train.learn_step(dataclasses.replace(frozen, algorithm=nothing), None, states, samples,
+        after, _ = learn_step(dataclasses.replace(frozen, algorithm=nothing), None, states, samples,
                                     jax.random.key(1))  # fmt: skip
     assert len(updated) == 1 and updated[0] is states["bytes"]
     assert after["pairs"] is states["pairs"] and after["bytes"] is not states["bytes"]
-    assert set(train.saved(after, {})["optimiser"]) == {"bytes"}
+    assert set(saved(after, {})["optimiser"]) == {"bytes"}
 
 
 # ------------------------------------------------------------------------------------------------------ blocks of turns

@@ -353,7 +353,7 @@ def test_a_cooperative_table_of_real_games():
 
 def test_only_the_first_process_writes_and_someone_must_be_played(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(game_evaluation.GameEvaluation, "__call__", lambda *_, **__: [])
-    monkeypatch.setattr(contestants, "untuned_weights", lambda setup: {})
+    monkeypatch.setattr("marl_jax.setup.weights.untuned_weights", lambda setup: {})
     config = small()
     config.eval.opponents = ()
     with pytest.raises(RunError, match="config.eval.opponents is empty, so there is nothing to evaluate in tic_tac_t"):

@@ -12,13 +12,13 @@ import pytest
 import launch
 from configs import defaults
 from envs.games import registry
+from marl_jax import dryrun as compile_mode
 from marl_jax.config import flags, validate
+from marl_jax.dryrun import largest
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import intervals
 from marl_jax.evaluation.game_table import GameTable
-from marl_jax.modes import compile as compile_mode
 from marl_jax.modes import play, report, show_config
-from marl_jax.modes.compile import largest
 
 TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
 

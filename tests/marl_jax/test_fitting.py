@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from marl_jax.modes import fitting, train
+from marl_jax.learning import microbatching
+from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from tests.marl_jax import tiny_run, tiny_task, tiny_tasks  # noqa: F401  (registers its tasks)
 
@@ -32,7 +33,7 @@ def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch
     whole = trained(tmp_path / "whole", config)
     assert whole.meta["update_factor"] == 1
 
-    monkeypatch.setattr(fitting, "free_bytes", lambda: 1.0)  # nothing fits
+    monkeypatch.setattr(microbatching, "free_bytes", lambda: 1.0)  # nothing fits
     with caplog.at_level("INFO"):
         cut = trained(tmp_path / "cut", config)
     assert cut.meta["update_factor"] == parts and f"in {parts} parts instead of 1" in caplog.text
@@ -41,7 +42,7 @@ def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch
 
     if kind == "rows":  # a run that continues does not begin to look again
         config.steps = 3
-        monkeypatch.setattr(fitting, "free_bytes", lambda: 1e15)
+        monkeypatch.setattr(microbatching, "free_bytes", lambda: 1e15)
         assert trained(tmp_path / "cut", config).meta["update_factor"] == parts
 
 
@@ -61,10 +62,10 @@ def test_no_more_parts_than_needed(monkeypatch):
 
     def update(free, rows, **algo):
         tried.clear()
-        monkeypatch.setattr(fitting, "free_bytes", lambda: free / fitting.SPARE)
+        monkeypatch.setattr(microbatching, "free_bytes", lambda: free / microbatching.SPARE)
         algo = ConfigDict(dict(minibatches=2, grad_accum_steps=2) | algo)
         samples = types.SimpleNamespace(n=rows, shape=(rows,))
-        learn = fitting.FittingUpdate(Update, algo, ways=4)
+        learn = microbatching.FittingUpdate(Update, algo, ways=4)
         return learn({}, samples), learn({}, samples), list(tried)
 
     assert update(free=95, rows=1 << 10) == (1, 1, [1])
@@ -78,7 +79,7 @@ def test_no_more_parts_than_needed(monkeypatch):
 
 def test_what_is_free():
     stats = dict(bytes_limit=100, bytes_in_use=30)
-    assert fitting._free(stats) == 70
-    assert fitting._free(stats | dict(pool_bytes=100, largest_free_block_bytes=50)) == 50
-    assert fitting._free(stats | dict(pool_bytes=35, largest_free_block_bytes=5)) == 65
-    assert fitting.free_bytes() is None  # CPUs
+    assert microbatching._free(stats) == 70
+    assert microbatching._free(stats | dict(pool_bytes=100, largest_free_block_bytes=50)) == 50
+    assert microbatching._free(stats | dict(pool_bytes=35, largest_free_block_bytes=5)) == 65
+    assert microbatching.free_bytes() is None  # CPUs

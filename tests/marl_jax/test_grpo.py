@@ -16,7 +16,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.config import batches
 from marl_jax.learning import update as updates
-from marl_jax.modes import train
+from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
 from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import K
@@ -309,14 +309,14 @@ def test_a_step_of_every_form_fits_together(form):
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        rollout, optimiser = setup.rollout, train.optimiser_of(config)
+        rollout, optimiser = setup.rollout, optimiser_of(config)
         new = lambda t, f: updates.new_train_state(t, f, optimiser)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
-        params = train.all_weights(train_states)
+        params = all_weights(train_states)
         state = jax.eval_shape(rollout.init, key, params)
         samples, after, _ = jax.eval_shape(rollout.__call__, params, state, key)
         learnt, metrics = jax.eval_shape(
-            functools.partial(train.learn_step, setup, optimiser), train_states, samples, key
+            functools.partial(learn_step, setup, optimiser), train_states, samples, key
         )
     assert samples.n == batches.rows(config)
     assert samples.n_answers == (config.algo.group_size if config.algo.name == "at_grpo" else 1)

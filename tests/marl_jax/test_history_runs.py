@@ -10,12 +10,13 @@ import pytest
 
 from envs.games.bots import make_bot
 from marl_jax import setup as setups
+from marl_jax.devices.resharding import SamplerParams
 from marl_jax.evaluation import games, matches, records
 from marl_jax.evaluation.matches import Match
-from marl_jax.modes import train
+from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.modes.play import PolicySeat
-from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.rollouts.seated_team import SeatedTeam
+from marl_jax.setup.train_programs import at_start, programs
 from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play, tiny_run, tiny_team
 from tests.marl_jax.tiny_play import TOKENIZER
@@ -164,12 +165,12 @@ def sampled(devices: int):
     config.model.shape = dict(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.mesh.update(dict(data=devices, fsdp=1, tensor=1))
     setup = setups.make(config, jax.devices()[:devices])
-    rollout, optimiser, key = setup.rollout, train.optimiser_of(config), jax.random.key(0)
+    rollout, optimiser, key = setup.rollout, optimiser_of(config), jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        states, state = train.at_start(setup, rollout, optimiser, key)
-        play, _, _ = train.programs(setup, rollout, optimiser, states, state)
+        states, state = at_start(setup, rollout, optimiser, key)
+        play, _, _ = programs(setup, rollout, optimiser, states, state)
     with jax.set_mesh(setup.sample_mesh):
-        samples, _, metrics = play(SamplerParams(setup)(states), state, key)
+        samples, _, metrics = play(SamplerParams(setup.team.sampling_layout, setup.reshards)(states), state, key)
     return jax.device_get((samples, metrics))
 
 

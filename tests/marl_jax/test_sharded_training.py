@@ -16,10 +16,11 @@ from configs import planning
 from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import placement
+from marl_jax.devices.resharding import SamplerParams
+from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.learning.moments import scale_by_adam
-from marl_jax.modes import train
-from marl_jax.modes.sampler_params import SamplerParams
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.setup.train_programs import at_start, programs, resumed, saved
 from tests.marl_jax import tiny_run
 
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
@@ -79,11 +80,11 @@ class Run:
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), MESHES[mesh], strict=True), sampling=sampling))
         self.setup = setup = setups.make(config, jax.devices()[: int(np.prod(MESHES[mesh]))])
         self.key, self.steps = jax.random.key(0), []
-        rollout, optimiser = setup.rollout, train.optimiser_of(config)
+        rollout, optimiser = setup.rollout, optimiser_of(config)
         with jax.set_mesh(setup.mesh), mock.patch.object(Backbone, "params", placed_parameters):
-            self.train_states, self.state = train.at_start(setup, rollout, optimiser, self.key)
-            self.play, self.learn, _ = train.programs(setup, rollout, optimiser, self.train_states, self.state)
-        self.sampler = SamplerParams(setup)
+            self.train_states, self.state = at_start(setup, rollout, optimiser, self.key)
+            self.play, self.learn, _ = programs(setup, rollout, optimiser, self.train_states, self.state)
+        self.sampler = SamplerParams(setup.team.sampling_layout, setup.reshards)
 
     def sample(self):
         """One rollout: (key, the weights with which it was played, samples, metrics)."""
@@ -104,9 +105,9 @@ class Run:
     def restore(self, workdir) -> None:
         """Goes back, or on, to the newest checkpoint."""
         checkpoints = Checkpoints(workdir, read_only=True)
-        restored = checkpoints.restore(train.saved(self.train_states, self.state))
+        restored = checkpoints.restore(saved(self.train_states, self.state))
         checkpoints.close()
-        self.train_states, self.state = train.resumed(self.train_states, restored.state)
+        self.train_states, self.state = resumed(self.train_states, restored.state)
         self.steps = self.steps[: restored.step] or [None] * restored.step
 
 
@@ -221,7 +222,7 @@ def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
 def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
     eight, one, four = run("full", "all"), run("full", "one"), Run("full", "four")
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(2, train.saved(eight.train_states, eight.state), {})
+    checkpoints.save(2, saved(eight.train_states, eight.state), {})
     checkpoints.close()
     samples, _, train_states = one.step()  # never interrupted, never on eight devices
     for other in (one, four):

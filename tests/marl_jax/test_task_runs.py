@@ -16,17 +16,18 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import defaults
+from marl_jax import dryrun as compiling
 from marl_jax import setup as setups
 from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation import intervals
-from marl_jax.modes import compile as compiling
 from marl_jax.modes import evaluate, export, task_play, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from marl_jax.setup.run_fingerprint import check_run, identity
+from marl_jax.setup.train_programs import programs
 from marl_jax.setup.weights import untuned_weights
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
@@ -124,7 +125,7 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
 
 
 def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path, monkeypatch, caplog):
-    learners, programs = [], train.programs
+    learners = []
 
     def kept(*args):
         found = programs(*args)
@@ -135,12 +136,12 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
     config = tiny_task.get_config("grpo+lengths")
     config.task.params.n_examples = config.steps = 8
     config.task.n_episodes = 2
-    with caplog.at_level("INFO", logger="marl_jax.modes.recompiles"):
+    with caplog.at_level("INFO", logger="marl_jax.devices.recompilation"):
         run(config, tmp_path)
     sizes = state(tmp_path).meta["rollout"]["sizes"]
     [learner] = learners
     assert 2 <= learner.jitted._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
-    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.modes.recompiles"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.devices.recompilation"]
     assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
 
 

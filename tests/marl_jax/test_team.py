@@ -13,11 +13,13 @@ from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError
+from marl_jax.learning.learn_step import all_weights, learn_step
 from marl_jax.learning.optimiser import make_optimiser
 from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.setup.train_programs import resumed, saved
 from marl_jax.setup.weights import restore_weights
 from models.weights.load import load
 from tests.marl_jax import tiny_team
@@ -52,7 +54,7 @@ def start(config):
 
 def sampled(setup, train_states):
     """The samples of one rollout."""
-    rollout, params = setup.rollout, train.all_weights(train_states)
+    rollout, params = setup.rollout, all_weights(train_states)
     with jax.set_mesh(setup.mesh):
         return quick_jit(rollout.__call__)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))[0]
 
@@ -107,7 +109,7 @@ def test_what_the_sampler_reports_is_what_each_learner_computes(team):
 
 def test_samples_of_one_agent_change_its_own_model_only(team):
     setup, optimiser, train_states, samples = team
-    learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
+    learn = quick_jit(functools.partial(learn_step, setup, optimiser))
     kept = {}
     for name, keeps in {"both": (1, 1), "planner": (1, 0), "executor": (0, 1)}.items():
         weights = samples.loss_weights * np.asarray(keeps, np.float32)[samples.seat]
@@ -154,7 +156,7 @@ def test_rows_of_others_are_harmless_behind_long_rules(folder):
     assert all(backbone.policy.prefix for backbone in setup.backbones)
     samples = sampled(setup, train_states)
     with jax.set_mesh(setup.mesh):
-        learn = quick_jit(functools.partial(train.learn_step, setup, optimiser))
+        learn = quick_jit(functools.partial(learn_step, setup, optimiser))
         _, metrics = learn(train_states, samples, jax.random.key(2))
     for backbone in setup.backbones:
         assert backbone.row < len(backbone.policy.prefix), "or the test cannot fail"
@@ -225,11 +227,11 @@ def test_the_team_can_be_played_with(finished, monkeypatch):
 def test_a_checkpoint_holds_what_both_models_learnt(finished):
     config, workdir = finished
     setup, _, train_states = start(config)
-    games = setup.rollout.init(jax.random.key(0), train.all_weights(train_states))
+    games = setup.rollout.init(jax.random.key(0), all_weights(train_states))
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(train.saved(train_states, games), run=train.identity(setup))
+    restored = checkpoints.restore(saved(train_states, games), run=train.identity(setup))
     checkpoints.close()
-    again, _ = train.resumed(train_states, restored.state)
+    again, _ = resumed(train_states, restored.state)
     assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}
     for name, train_state in again.items():
         same = jax.tree.map(np.array_equal, train_state.trained["model"], train_states[name].trained["model"])
@@ -250,9 +252,9 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
         rollout, optimiser = setup.rollout, make_optimiser(config.optim, config.steps, 1)
         new = lambda t, f: new_train_state(t, f, optimiser)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
-        params = train.all_weights(train_states)
+        params = all_weights(train_states)
         samples, *_ = jax.eval_shape(rollout.__call__, params, jax.eval_shape(rollout.init, key, params), key)
-        learn = functools.partial(train.learn_step, setup, optimiser)
+        learn = functools.partial(learn_step, setup, optimiser)
         learnt, metrics = jax.eval_shape(learn, train_states, samples, key)
     assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
     assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= metrics.keys()
@@ -279,13 +281,13 @@ def test_a_frozen_model_is_only_read(folder, team):
     setup, optimiser, train_states = start(config)
     assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
     assert not train_states["executor"].trained
-    weights = train.all_weights(train_states)
+    weights = all_weights(train_states)
     snapshot = setup.team.snapshot(weights)  # a pool of historical opponents has no copies of what never changes
     assert snapshot["executor"] == {} and set(snapshot["planner"]) == {"model"}
     assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
-        learnt, _ = quick_jit(functools.partial(train.learn_step, setup, optimiser))(
+        learnt, _ = quick_jit(functools.partial(learn_step, setup, optimiser))(
             train_states, samples, jax.random.key(0)
         )
     as_it_came = load(tiny_team.other_folder(folder))[1]
@@ -294,7 +296,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     assert not all(jax.tree.leaves(same))
 
     checkpoints = Checkpoints(folder / "frozen")
-    checkpoints.save(1, train.saved(learnt, jnp.zeros(3)), {})
+    checkpoints.save(1, saved(learnt, jnp.zeros(3)), {})
     checkpoints.close()
     _, weights = restore_weights(setup, folder / "frozen")
     jax.tree.map(np.testing.assert_array_equal, weights["executor"], {"model": as_it_came})

@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 
 from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
+from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
 from marl_jax.learning.update import TrainState, n_policies
-from marl_jax.modes.train import all_weights, averages_of, learn_step
 from marl_jax.setup import Setup
 from models import fetch, registry, tokenizers
 from models.config import ModelConfig

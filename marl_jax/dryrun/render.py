@@ -7,8 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from marl_jax.modes.compile.forecast import Forecast
-from marl_jax.modes.compile.topology import Topology
+from marl_jax.dryrun.forecast import Forecast
+from marl_jax.dryrun.topology import Topology
 
 NAMES = {"play": "rollout (play)", "learn": "update (learn)"}
 

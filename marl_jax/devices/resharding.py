@@ -7,25 +7,28 @@ measured (`seconds/reshard`). What is never trained is gathered once and kept.
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from marl_jax.learning.update import TrainState
-from marl_jax.setup import Setup
+import jax
 
 
 class SamplerParams:
-    """`SamplerParams(setup)(train_states)`: parameters for sampling, by the names of the backbones.
+    """Parameters for sampling, by the names of the backbones: `SamplerParams(layout, reshards)(train_states)`.
 
-    With "same", those of the train states themselves, and the rollout program lays them out.
+    Args:
+      layout: casts and gathers parameters for sampling, see `Team.sampling_layout`.
+      reshards: whether to call it; otherwise the train states' own parameters are used, and the rollout program lays
+        them out.
     """
 
-    def __init__(self, setup: Setup):
-        self.apart = setup.reshards
-        self._layout = jax.jit(setup.team.sampling_layout)
+    def __init__(self, layout: Callable[[dict], dict], reshards: bool):
+        self.apart = reshards
+        self._layout = jax.jit(layout)
         self._frozen: dict[str, dict] | None = None
 
-    def __call__(self, states: dict[str, TrainState]) -> dict[str, dict]:
-        """In the scope of `setup.sample_mesh`."""
+    def __call__(self, states: Mapping[str, Any]) -> dict[str, dict]:
+        """Call in the scope of the mesh for sampling."""
         if not self.apart:
             return {name: state.weights for name, state in states.items()}
         if self._frozen is None:

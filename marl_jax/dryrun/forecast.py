@@ -14,9 +14,9 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.modes.compile import collectives, operations, programs
-from marl_jax.modes.compile.programs import Traced
-from marl_jax.modes.train import optimiser_of
+from marl_jax.dryrun import collectives, operations, programs
+from marl_jax.dryrun.programs import Traced
+from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.samples import Samples
 from marl_jax.setup import Setup
 from models import cache as kv

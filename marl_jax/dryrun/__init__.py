@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from marl_jax.dryrun import largest, render, topology
+from marl_jax.dryrun.forecast import Forecast, forecast
+from marl_jax.dryrun.programs import Finder
 from marl_jax.errors import ConfigError
-from marl_jax.modes.compile import largest, render, topology
-from marl_jax.modes.compile.forecast import Forecast, forecast
-from marl_jax.modes.compile.programs import Finder
 
 log = logging.getLogger(__name__)
 

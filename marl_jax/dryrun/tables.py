@@ -1,6 +1,6 @@
 """Fills the tables of a Markdown page from the JSON of compilations:
 
-    python -m marl_jax.modes.compile.tables docs/scale.md docs/scale.json
+    python -m marl_jax.dryrun.tables docs/scale.md docs/scale.json
 
 A table stands between `<!-- memory -->` (or `traffic`, `cost_model`, `check`) and `<!-- end -->`. The JSON files hold
 one result of `--mode=compile` each, or lists of them.
@@ -13,8 +13,8 @@ import re
 import sys
 from pathlib import Path
 
+from marl_jax.dryrun import cost_model, render
 from marl_jax.errors import RunError
-from marl_jax.modes.compile import cost_model, render
 
 SIZES = (16, 64, 256, 1024)
 

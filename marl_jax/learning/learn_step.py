@@ -1,0 +1,108 @@
+"""One update of every backbone: advantages, guard, epochs and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from marl_jax.agents.team import Backbone
+from marl_jax.learning import averages, overlong, stability
+from marl_jax.learning.optimiser import learning_rate, make_optimiser
+from marl_jax.learning.schedules import algo_at
+from marl_jax.learning.update import TrainState, make_update, update_active_rows
+from marl_jax.samples import Samples
+
+
+def optimiser_of(config: ConfigDict):
+    """The optimiser of a run."""
+    return make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
+
+
+def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
+    """From what a backbone trains to the averages that its algorithm keeps of it."""
+    algo, n_seats = setup.config.algo, setup.seating.n_seats
+    return lambda trained: averages.init(backbone.policy, trained, algo, n_seats)
+
+
+def learn_step(
+    setup: Any, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array,
+    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, factor: int = 1,
+):  # fmt: skip
+    """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
+
+    Args:
+      setup: the parts of the run, a `marl_jax.setup.Setup`.
+      lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
+      factor: multiplier of the parts in which minibatches are read.
+
+    Returns:
+      The train states after the update, and metrics.
+    """
+    algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
+    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
+    for backbone in setup.trained_backbones:
+        policy, before = backbone.policy, states[backbone.name]
+        sampled, metrics = overlong.handle(policy, setup.team.own(samples, backbone.number), algo)
+        with jax.named_scope("advantages"):
+            prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
+        with jax.named_scope("guard"):
+            guard = stability.Guard.before(policy, before, sampled, prepared, algo)
+        signal = stability.signal(policy, sampled, prepared)
+        scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
+        update = make_update(policy, optimiser, algorithm.objective, algo)
+        if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
+            update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
+        most = setup.max_active_rows(backbone, prepared.n, algo)
+        update_key = jax.random.fold_in(key, 1 + backbone.number)
+        state, updated = update_active_rows(update, before, prepared, update_key, most)
+        if guard is not None:
+            with jax.named_scope("guard"):
+                state, checked = guard.check(before, state)
+            updated |= checked
+        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
+        updated |= {} if rate is None else {"learning_rate": rate * scale}
+        updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
+        followed = averages.follow(policy, state.averages, state.trained, prepared, algo)
+        state = dataclasses.replace(state, averages=followed)
+        states = {**states, backbone.name: state}
+        found[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)
+    return states, merge_metrics(found)
+
+
+def by_policy(metrics: dict, backbone: Backbone) -> dict:
+    """Split metrics of shape [n] into one for each policy that learns, next to their mean."""
+    found = {}
+    for name, value in metrics.items():
+        if value.ndim == 0:
+            found[name] = value
+            continue
+        learns = [i for i, learns in enumerate(backbone.learns) if learns] if len(value) > 1 else [0]
+        found[name] = jnp.mean(value[jnp.asarray(learns)])
+        if len(learns) > 1:
+            found |= {f"{name}/{backbone.policies[i]}": value[i] for i in learns}
+    return found
+
+
+def merge_metrics(found: dict[str, dict]) -> dict:
+    """The metrics of one model as they are; of several, by the name of each, and over all of them."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
+    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimiser_steps"), jnp.sum)
+    over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
+    shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
+    for metric in shared:
+        values = jnp.stack([of_one[metric] for of_one in found.values()])
+        metrics[metric] = over_all.get(metric, jnp.mean)(values)
+    return metrics
+
+
+def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
+    """The weights of every backbone."""
+    return {name: state.weights for name, state in states.items()}

@@ -1,0 +1,155 @@
+"""Train states, their checkpointed form, and the jitted programs of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.agents.team import Backbone
+from marl_jax.devices import compiler, placement
+from marl_jax.devices import mesh as meshes
+from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
+from marl_jax.learning.microbatching import FittingUpdate
+from marl_jax.learning.update import TrainState, new_train_state
+from marl_jax.setup import Setup
+from marl_jax.setup.warm_start import Lost
+
+
+def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
+    """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
+    states = {
+        b.name: new_train_state(*_initial_weights(b), optimiser, setup.mesh, averages_of(setup, b))
+        for b in setup.backbones
+    }
+    weights = all_weights(states)
+    if not rollout.jitted:
+        return states, rollout.init(key, weights)
+
+    def places(state):
+        rows = functools.partial(placement.rows, setup.sample_mesh)
+        snapshot = setup.team.acting_params(weights)
+        return rollout.shardings(
+            state, rows, lambda tree: placement.like_parameters(setup.mesh, tree, parameters=snapshot)
+        )
+
+    return states, placement.init_sharded(rollout.init, places, key, weights)
+
+
+def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
+    """The weights at the start; zeros where the run has a checkpoint, which brings all of them, or they are lost."""
+    shapes, source = backbone.abstract(), backbone.source
+    if source is None or not source.resumed or (shapes[1] and not isinstance(source, Lost)):
+        return backbone.weights_at_start()
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
+
+
+def _check_starts(backbones: tuple[Backbone, ...]) -> None:
+    """Refuses to continue where weights that are only read are lost."""
+    for backbone in backbones:
+        if isinstance(backbone.source, Lost) and backbone.abstract()[1]:
+            backbone.source.refuse(backbone)
+
+
+def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
+    """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
+    everywhere = placement.replicated(setup.mesh)
+    kept_states = placement.shardings_of(states)
+
+    def make_learn(factor: int) -> Program:
+        return Program(
+            functools.partial(learn_step, setup, optimiser, factor=factor),
+            "the update",
+            donate_argnums=(0,),
+            out_shardings=(kept_states, everywhere),
+            compiler_options=compiler.options(),
+        )
+
+    learn = FittingUpdate(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
+    if not rollout.jitted:
+        return rollout, learn, rollout.after_update
+    kept = placement.shardings_of(rollout_state)
+    roll = Program(
+        rollout.__call__,
+        "the rollout",
+        donate_argnums=(1,),
+        out_shardings=(everywhere if setup.mesh.size == 1 else None, kept, everywhere),
+        compiler_options=compiler.options(),
+    )
+    after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
+    return roll, learn, after_update
+
+
+def compile_ahead(
+    setup: Setup, ahead: Ahead, matches, roll: Program, learn: FittingUpdate, played: tuple, states, key, step
+):  # fmt: skip
+    """Begins to compile what the first step needs: it is there after the longest of them.
+
+    Begun in the order of need; on a GPU, where nothing is called before all are compiled, the update is begun first,
+    which takes longest.
+
+    matches  begins to compile the evaluation before training; None: there is none
+    played   what the rollout is given: parameters and its state
+    """
+    step_key, everywhere = jax.random.fold_in(key, step), placement.replicated(setup.sample_mesh)
+    rolled: list[Future] = []
+    with jax.set_mesh(setup.sample_mesh):  # as in the loop: where a key is made decides where it lies
+        given = (*played, jax.random.fold_in(step_key, 0))
+
+    def learned() -> tuple:
+        with jax.set_mesh(setup.sample_mesh):
+            samples = roll.jitted.eval_shape(*given)[0]
+        if everywhere.mesh.size > 1:  # the compiler has chosen
+            shardings = rolled[0].result().output_shardings[0]
+        else:
+            shardings = jax.tree.map(lambda _: everywhere, samples)
+        placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return states, jax.tree.map(placed, samples, shardings), step_key, step, 1.0
+
+    def begin_playing() -> None:
+        with jax.set_mesh(setup.sample_mesh):
+            if matches is not None:
+                matches(ahead, played[0])
+            rolled.append(roll.compile_ahead(ahead, lambda: given))
+
+    def begin_update() -> None:
+        with jax.set_mesh(setup.mesh):
+            learn.compile_ahead(ahead, learned)
+
+    waits = jax.default_backend() == "gpu"  # where the compiler times kernels, which nothing else should slow down
+    order = (begin_update, begin_playing) if waits and everywhere.mesh.size == 1 else (begin_playing, begin_update)
+    for begin in order:
+        begin()
+    if waits:
+        ahead.wait()
+
+
+def arrays(rollout, rollout_state: Any) -> Any:
+    """The rollout's state as far as it is arrays; that of a host rollout is a small JSON value and none of them."""
+    return rollout_state if rollout.jitted else {}
+
+
+def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
+    """What a checkpoint holds; weights that are only read come from where they came from at first."""
+    learning = {name: state for name, state in states.items() if state.trained}
+    fields = ("trained", "optimiser", "skipped", "averages", "lr_factor")
+    state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
+    if not any(state["averages"].values()):
+        del state["averages"]
+    return {**state, "rollout": rollout_state}
+
+
+def resumed(states: dict[str, TrainState], state: dict) -> tuple[dict[str, TrainState], Any]:
+    """Train states and the rollout's state from what a checkpoint held."""
+    fields = [field for field in state if field != "rollout"]
+    again = {
+        name: dataclasses.replace(one, **{field: state[field][name] for field in fields})
+        for name, one in states.items()
+        if name in state["trained"]
+    }
+    return {**states, **again}, state["rollout"]
