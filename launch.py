@@ -36,8 +36,8 @@ MODES = {  # mode: the function that carries it out and what it is given
     "label": ("marl_jax.modes.label:main", ("config", "workdir")),
     "serve_reward": ("marl_jax.modes.serve_reward:main", ("config", "workdir")),
     "export": ("marl_jax.modes.export:main", ("config", "workdir")),
-    "compile": ("marl_jax.dryrun:main", ("config", "workdir", "topology")),
-    "config": ("marl_jax.modes.show_config:main", ("config",)),
+    "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
+    "config": ("marl_jax.modes.config:main", ("config",)),
 }
 TRAINED = ("eval", "play", "export")  # modes of a run that was trained, from the stage before it if it has one
 TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one

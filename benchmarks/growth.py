@@ -35,8 +35,8 @@ from marl_jax import setup as setups
 from marl_jax.dryrun import programs
 from marl_jax.learning.learn_step import all_weights, optimiser_of
 from marl_jax.learning.update import new_train_state
-from marl_jax.modes.report.curves import HEIGHT, WIDTH, Series, chart
 from marl_jax.rollouts.games import GameRollout
+from marl_jax.web.charts import HEIGHT, WIDTH, Series, chart
 from models import registry, tokenizers
 
 TIMES, PLAYERS, CANDIDATES = (1, 2, 4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)

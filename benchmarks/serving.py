@@ -57,7 +57,6 @@ from benchmarks.sampler import report
 from benchmarks.serving_load import WORDS, Client, ClientProcesses, Seen, follow_up, question
 from configs import defaults
 from marl_jax.modes.serve import make_endpoint
-from marl_jax.modes.served_models import Source, load_models
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
@@ -68,6 +67,7 @@ from marl_jax.serving.http import Route
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
 from marl_jax.serving.workers import pool
+from marl_jax.setup.served_models import Source, load_models
 from models import tokenizers
 
 CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks

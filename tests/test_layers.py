@@ -24,8 +24,8 @@ MAY_IMPORT = {
 
 # Inside marl_jax imports go down only; a layer may import its own files and those of the layers behind it.
 LAYERS = (
-    "modes", "dryrun", "evaluation", "setup", "config", "algorithms", "serving", "rollouts", "learning", "agents",
-    "sampling", "devices", "samples", "running", "fields", "line_writer", "garbage", "errors",
+    "modes", "web", "dryrun", "interactive", "evaluation", "setup", "config", "algorithms", "serving", "rollouts",
+    "learning", "agents", "sampling", "devices", "samples", "running", "fields", "line_writer", "garbage", "errors",
 )  # fmt: skip
 
 LIGHT = ("marl_jax.fields", "marl_jax.algorithms.fields", "marl_jax.config.schema")

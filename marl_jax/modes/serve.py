@@ -21,17 +21,17 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes.page import Page
-from marl_jax.modes.page.folders import RunFolders
-from marl_jax.modes.page.offers import find_offers
-from marl_jax.modes.page.room import Room
-from marl_jax.modes.served_models import Source, close_all, load_models
 from marl_jax.serving import http, server
 from marl_jax.serving.endpoint import Endpoint
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.traces import TraceFile
 from marl_jax.serving.workers import pool
+from marl_jax.setup.served_models import Source, close_all, load_models
+from marl_jax.web.page import Page
+from marl_jax.web.page.folders import RunFolders
+from marl_jax.web.page.offers import find_offers
+from marl_jax.web.page.room import Room
 
 log = logging.getLogger(__name__)
 

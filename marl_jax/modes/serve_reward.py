@@ -13,9 +13,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError
-from marl_jax.modes.scorers import open_scorer
 from marl_jax.serving import http, server
 from marl_jax.serving.rewards import reward_app
+from marl_jax.setup.scorers import open_scorer
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import launch
-from marl_jax import dryrun as forecasts
 from marl_jax import setup as setups
 from marl_jax.devices import hardware
 from marl_jax.dryrun import largest, operations, programs, render, tables, topology
 from marl_jax.dryrun.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.dryrun.programs import Finder
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.modes import compile as forecasts
 from models import cache as kv
 from models.attention import default_kernel
 from tests.marl_jax import tiny_run

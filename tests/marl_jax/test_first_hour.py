@@ -12,13 +12,14 @@ import pytest
 import launch
 from configs import defaults
 from envs.games import registry
-from marl_jax import dryrun as compile_mode
 from marl_jax.config import flags, validate
 from marl_jax.dryrun import largest
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import intervals
-from marl_jax.evaluation.game_table import GameTable
-from marl_jax.modes import play, report, show_config
+from marl_jax.interactive.game_table import GameTable
+from marl_jax.interactive.game_terminal import _Terminal
+from marl_jax.modes import compile as compile_mode
+from marl_jax.modes import config, report
 
 TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
 
@@ -97,7 +98,7 @@ def test_the_nearest_games_can_be_reached():
 
 def test_the_config_is_shown_and_can_be_read_again():
     command = flags.parse(["launch.py", TIC_TAC_TOE, "--config.optim.lr=0.25"], tuple(launch.MODES))
-    lines = show_config.lines(command.config)
+    lines = config.lines(command.config)
     assert "--config.optim.lr=0.25    # default: 0.001" in lines
     again = [word for line in lines for word in shlex.split(line, comments=True)]
     assert flags.parse(["launch.py", TIC_TAC_TOE, *again], tuple(launch.MODES)).config == command.config
@@ -137,7 +138,7 @@ def test_what_is_printed_as_a_legal_answer_is_accepted():
     names = types.SimpleNamespace(text=types.SimpleNamespace(names=tuple(f"a{i}" for i in range(game.n_actions))))
     table = GameTable.__new__(GameTable)
     table.game, table.prompt, table.legal = game, names, np.ones(game.n_actions, bool)
-    terminal = play._Terminal(table, io.StringIO(), io.StringIO())
+    terminal = _Terminal(table, io.StringIO(), io.StringIO())
     for action in range(game.n_actions):
         name, meaning = table.describe(action).removesuffix(")").split(" (")
         assert terminal.read_action(name) == terminal.read_action(meaning) == action

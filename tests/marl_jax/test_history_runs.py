@@ -13,8 +13,8 @@ from marl_jax import setup as setups
 from marl_jax.devices.resharding import SamplerParams
 from marl_jax.evaluation import games, matches, records
 from marl_jax.evaluation.matches import Match
+from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.learning.learn_step import optimiser_of
-from marl_jax.modes.play import PolicySeat
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.setup.train_programs import at_start, programs
 from tests.marl_jax import tiny_history as tiny

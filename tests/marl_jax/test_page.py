@@ -20,12 +20,12 @@ from envs.games import view
 from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import serve
-from marl_jax.modes.page import POLICY, STATIC, tables
-from marl_jax.modes.page import lines as rows
-from marl_jax.modes.page.folders import RunFolders
 from marl_jax.serving import server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.keys import Keys
+from marl_jax.web.page import POLICY, STATIC, tables
+from marl_jax.web.page import lines as rows
+from marl_jax.web.page.folders import RunFolders
 from tests.marl_jax import tiny_page, tiny_run
 
 KEY = "k-0123456789"

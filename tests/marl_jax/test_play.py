@@ -14,7 +14,9 @@ from envs.games.registry import make
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
-from marl_jax.modes.play import Person, PolicySeat, main, play
+from marl_jax.interactive.game_table import PolicySeat
+from marl_jax.interactive.game_terminal import Person, play
+from marl_jax.modes.play import main
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
 from models import chat, tokenizers

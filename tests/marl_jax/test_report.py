@@ -11,8 +11,8 @@ import pytest
 from configs import defaults
 from marl_jax.errors import RunError
 from marl_jax.modes import report
-from marl_jax.modes.report import curves
 from marl_jax.running.conversation_logs import GameRecord, Move
+from marl_jax.web import charts
 
 ATTACK = "<script>alert('x')</script><img src=x onerror=alert(1)>&lt;"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script><circle r="5"/></svg>'
@@ -157,13 +157,13 @@ def test_many_events_stay_short(workdir):
 
 
 def test_marks_stay_inside_the_axes():
-    line = curves.Series("loss", [10, 20, 30], [1.0, 2.0, 3.0])
-    marks = [curves.Mark("alarm", x, f"at {x}") for x in (0, 20, 20.01, 99)]
-    root = ElementTree.fromstring(curves.chart([line], marks))
+    line = charts.Series("loss", [10, 20, 30], [1.0, 2.0, 3.0])
+    marks = [charts.Mark("alarm", x, f"at {x}") for x in (0, 20, 20.01, 99)]
+    root = ElementTree.fromstring(charts.chart([line], marks))
     drawn = {path.find("title").text: path.get("d") for path in root.iter("path") if path.get("class") == "event alarm"}
-    top, bottom = curves.TOP, curves.HEIGHT - curves.BOTTOM
-    middle = round((curves.LEFT + curves.WIDTH - curves.RIGHT) / 2)
-    ends = curves.LEFT, middle, curves.WIDTH - curves.RIGHT
+    top, bottom = charts.TOP, charts.HEIGHT - charts.BOTTOM
+    middle = round((charts.LEFT + charts.WIDTH - charts.RIGHT) / 2)
+    ends = charts.LEFT, middle, charts.WIDTH - charts.RIGHT
     assert drawn == {
         title: f"M{x} {top}V{bottom}" for title, x in zip(("at 0", "at 20.01", "at 99"), ends, strict=True)
     }
@@ -181,20 +181,20 @@ def test_a_folder_without_a_run_is_told(tmp_path):
 
 def test_a_chart_stays_inside_its_box_and_leaves_out_what_is_not_a_number():
     y = [float(i % 7) for i in range(998)] + [None, float("inf")]
-    line = curves.Series("loss", list(range(1000)), y, smooth=True)
-    band = curves.Series("eval", [0, 500, 999], [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5])
-    root = ElementTree.fromstring(curves.chart([line, band]))
+    line = charts.Series("loss", list(range(1000)), y, smooth=True)
+    band = charts.Series("eval", [0, 500, 999], [1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5])
+    root = ElementTree.fromstring(charts.chart([line, band]))
     paths = [path.get("d").strip("MZ").split("L") for path in root.iter("path")]
     assert len(paths) == 4  # raw, smoothed, band, line
     for path in paths:
         for x, y in (map(float, point.split()) for point in path):
-            assert curves.LEFT <= x <= curves.WIDTH and 0 <= y <= curves.HEIGHT
-    assert max(map(len, paths)) <= curves.POINTS
+            assert charts.LEFT <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT
+    assert max(map(len, paths)) <= charts.POINTS
 
 
 def test_one_point_and_no_points():
-    assert "<circle" in curves.chart([curves.Series("a", [3], [1.0])])
-    assert "no points yet" in curves.chart([curves.Series("a", [], [])])
+    assert "<circle" in charts.chart([charts.Series("a", [3], [1.0])])
+    assert "no points yet" in charts.chart([charts.Series("a", [], [])])
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_one_point_and_no_points():
     [(0.0, 1.0, [0, 0.25, 0.5, 0.75, 1.0]), (-3, 7, [-5, -2.5, 0, 2.5, 5, 7.5]), (2, 2, [1.8, 1.9, 2.0, 2.1, 2.2])],
 )
 def test_ticks_are_round(low, high, ticks):
-    assert curves.nice_ticks(low, high) == pytest.approx(ticks)
+    assert charts.nice_ticks(low, high) == pytest.approx(ticks)
 
 
 def test_smoothing_keeps_a_line_straight():
-    assert curves.smoothed([1.0, 2.0, 3.0, 4.0, 5.0], 1)[1:-1] == [2.0, 3.0, 4.0]
+    assert charts.smoothed([1.0, 2.0, 3.0, 4.0, 5.0], 1)[1:-1] == [2.0, 3.0, 4.0]

@@ -16,7 +16,7 @@ from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
 from marl_jax.evaluation.matches import Match
-from marl_jax.modes.play import PolicySeat
+from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.rollouts.seated_team import SeatedTeam
 from tests.marl_jax import tiny_play, tiny_run
 

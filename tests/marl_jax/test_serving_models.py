@@ -11,15 +11,16 @@ import pytest
 
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import serve, served_models
-from marl_jax.modes.page.offers import find_offers
-from marl_jax.modes.page.room import Room
-from marl_jax.modes.served_models import Place, load_models
+from marl_jax.modes import serve
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
+from marl_jax.setup import served_models
+from marl_jax.setup.served_models import Place, load_models
 from marl_jax.setup.weights import restore_weights
+from marl_jax.web.page.offers import find_offers
+from marl_jax.web.page.room import Room
 from models import lora, peft, registry, tokenizers
 from models.model import build
 from models.weights.export import export

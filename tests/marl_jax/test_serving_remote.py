@@ -25,7 +25,8 @@ from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
 from marl_jax.evaluation.matches import Match
 from marl_jax.evaluation.tasks import TaskEvaluation
-from marl_jax.modes import play, task_play
+from marl_jax.interactive import task_terminal
+from marl_jax.modes import play
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving import remote as remotes
@@ -115,7 +116,7 @@ def test_a_remote_model_answers_for_all_roles_of_a_task(tmp_path):
         assert alone == mine and len(sampler.asked) == len(own.asked) // 2
 
         config.play.seat, config.play.opponent, said = 0, f"{url}/v1#two", io.StringIO()
-        episode = task_play.play(setup, {}, io.StringIO("AAA\nBBBB\n"), said)
+        episode = task_terminal.play(setup, {}, io.StringIO("AAA\nBBBB\n"), said)
         assert not episode.failed and {chat.said[0].replies[0].text for chat in episode.chats} == {"AAA", "AAAA"}
         evaluation.close()
         setup.close()

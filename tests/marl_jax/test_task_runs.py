@@ -16,12 +16,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import defaults
-from marl_jax import dryrun as compiling
 from marl_jax import setup as setups
 from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation import intervals
-from marl_jax.modes import evaluate, export, task_play, train
+from marl_jax.interactive import task_terminal
+from marl_jax.modes import compile as compiling
+from marl_jax.modes import evaluate, export, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
@@ -260,22 +261,22 @@ def test_a_person_answers_for_a_role_or_watches(tmp_path):
         weights = untuned_weights(setup)
     said = io.StringIO()
     config.play.seat = 0
-    episode = task_play.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)
+    episode = task_terminal.play(setup, weights, io.StringIO("AAA\nBBBB\n"), said)
     assert episode.outcome.success == 1.0 and episode.outcome.metrics["length"] == 4
     text = said.getvalue()
     assert "Write." in text and text.count("writer reads") == 2 and "editor" not in text and "Success: 1" in text
     assert episode.chats[0].said[1].replies[0].text == "BBBB"
 
     config.play.seat, said = -1, io.StringIO()
-    episode = task_play.play(setup, weights, io.StringIO(), said)
+    episode = task_terminal.play(setup, weights, io.StringIO(), said)
     assert said.getvalue().count("reads") == 3 and said.getvalue().count("AAA") == 0
     assert "editor answers" in said.getvalue() and not episode.failed
 
     config.play.seat = 1
-    assert task_play.play(setup, weights, io.StringIO("quit\n"), io.StringIO()).failed == "left"
+    assert task_terminal.play(setup, weights, io.StringIO("quit\n"), io.StringIO()).failed == "left"
     config.play.seat = 2
     with pytest.raises(RunError, match="play.seat is 2; accepted: 0 to 1"):
-        task_play.play(setup, weights)
+        task_terminal.play(setup, weights)
     setup.close()
 
 

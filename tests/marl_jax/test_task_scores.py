@@ -17,8 +17,8 @@ from marl_jax.errors import CheckpointError, ConfigError
 from marl_jax.evaluation import intervals
 from marl_jax.evaluation.task_scores import best, majority, row
 from marl_jax.modes import evaluate, train
-from marl_jax.modes.report import changes
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.web import completion_changes
 from tests.marl_jax import tiny_run, tiny_task
 
 
@@ -156,7 +156,7 @@ def test_examples_that_changed_are_shown_and_escaped(tmp_path):
     first = [sample(i, i == 0, turns=[turn("solver", 0, i == 0)], step=0) for i in range(4)]
     last = [sample(i, i in (1, 2), turns=[turn("solver", 0, i in (1, 2))], step=9) for i in range(4)]
     last[2]["id"] = "another example by now"
-    better, worse, total = changes.changed(first, last)
+    better, worse, total = completion_changes.changed(first, last)
     assert [pair[1][0]["example"] for pair in better] == [1] and [pair[1][0]["example"] for pair in worse] == [0]
     assert total == 3
     folder = tmp_path / "answers"
@@ -164,7 +164,7 @@ def test_examples_that_changed_are_shown_and_escaped(tmp_path):
     for step, rows in ((0, first), (5, first), (9, last)):
         (folder / f"validation_{step:08d}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "test_00000009.jsonl").write_text(json.dumps(last[0]) + "\n")
-    page = "".join(changes.sections(changes.read(tmp_path)))
+    page = "".join(completion_changes.sections(completion_changes.read(tmp_path)))
     assert "What has changed on validation, step 0 to step 9" in page and "on test" not in page
     assert "Of 3 examples, 1 were wrong and are right now, 1 were right and are wrong now" in page
     assert "example 1" in page and "<script>" not in page and "t&lt;script&gt;" in page

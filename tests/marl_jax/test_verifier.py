@@ -22,7 +22,7 @@ from marl_jax.agents.verifier import ChatError, Scorer, read_chat, version_of
 from marl_jax.algorithms import verifier as algorithm
 from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.modes import evaluate, export, scorers, serve_reward, train
+from marl_jax.modes import evaluate, export, serve_reward, train
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints
@@ -32,6 +32,7 @@ from marl_jax.serving import server
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.rewards import reward_app
+from marl_jax.setup import scorers
 from models import tokenizers
 from tests.marl_jax import tiny_verifier
 from tests.marl_jax.tiny_verifier import LETTERS, chat

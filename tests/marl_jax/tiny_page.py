@@ -5,12 +5,12 @@ import json
 import re
 
 from envs.games import svg
-from marl_jax.modes.page import Page
-from marl_jax.modes.page.folders import RunFolders
-from marl_jax.modes.page.offers import find_offers
-from marl_jax.modes.page.room import Room
 from marl_jax.serving.endpoint import Endpoint
 from marl_jax.serving.server import in_thread
+from marl_jax.web.page import Page
+from marl_jax.web.page.folders import RunFolders
+from marl_jax.web.page.offers import find_offers
+from marl_jax.web.page.room import Room
 from tests.marl_jax.tiny_serving import Parrot, served
 
 MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>&lt;b&gt;"

@@ -9,19 +9,13 @@ from __future__ import annotations
 import base64
 import html
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.config import saved, stages
 from marl_jax.evaluation import intervals
-from marl_jax.modes.report import changes
-from marl_jax.modes.report.curves import Mark, Series, chart, label, legend
-from marl_jax.running import rows
-from marl_jax.running.events import fold_events, read_events
-from marl_jax.running.metrics import read_json_lines, replace_text
-
-log = logging.getLogger(__name__)
+from marl_jax.running.events import fold_events
+from marl_jax.web import completion_changes
+from marl_jax.web.charts import Mark, Series, chart, label, legend
 
 FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss",
          "policy_loss", "value_loss", "grad_norm")  # fmt: skip
@@ -39,64 +33,13 @@ EVENTS_SHOWN = 40
 FAILED_SHOWN = 10  # evaluations with failed episodes between the first and the last one
 
 
-def main(workdir: Path) -> Path:
-    """Writes `report.html` into a run's folder."""
-    workdir = Path(workdir)
-    page = build(
-        config=saved.load(workdir),
-        metrics=read_json_lines(workdir / "metrics.jsonl"),
-        evals=read_json_lines(workdir / "eval.jsonl"),
-        events=read_events(workdir),
-        games=read_json_lines(workdir / "games.jsonl"),
-        matches=_matches(workdir / "evaluation.json"),
-        answers=changes.read(workdir),
-        first_stage=_first_stage(workdir / stages.FOLDER),
-        workflow=_read_workflow(workdir / WORKFLOW),
-    )
-    path = workdir / "report.html"
-    replace_text(path, page)
-    log.info("report: %s", path)
-    return path
-
-
-def _first_stage(workdir: Path) -> list[str]:
-    """What the page says about the stage before a run: the same tables and curves, folded away."""
-    if not (workdir / "config.json").is_file():
-        return []
-    config = saved.load(workdir)
-    metrics, evals = (read_json_lines(workdir / name) for name in ("metrics.jsonl", "eval.jsonl"))
-    title = text(f"First stage: {config['algo'].get('name', '?')}")
-    events = read_events(workdir)
-    shown = [*_head(config, metrics, evals), *_evaluation(evals), *_events(events), *_curves(metrics, events)]
-    earlier = _first_stage(workdir / stages.FOLDER)
-    return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
-
-
-def _read_workflow(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _matches(path: Path) -> Mapping:
-    """What `--mode=eval` wrote, {} if it did not, or if that is damaged."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError):
-        found = None
-    if not rows.is_matches(found):
-        log.warning("%s is damaged and left out; --mode=eval writes it again", path)
-        return {}
-    return found
-
-
 def build(
     config: Mapping,
     metrics: Sequence[Mapping],
     evals: Sequence[Mapping],
     games: Sequence[Mapping],
     matches: Mapping,
-    answers: changes.Evaluations,
+    answers: completion_changes.Evaluations,
     first_stage: Sequence[str] = (),
     workflow: str = "",
     events: Sequence[Mapping] = (),
@@ -111,7 +54,7 @@ def build(
     """
     model = config["model"].get("name", "?")
     title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
-    style = Path(__file__).with_name("page.css").read_text()
+    style = Path(__file__).with_name("report.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     body = "\n".join(
         [
@@ -120,7 +63,7 @@ def build(
             *_evaluation(evals),
             *_workflow(workflow),
             *_everyone(matches),
-            *changes.sections(answers),
+            *completion_changes.sections(answers),
             *_events(events),
             *_curves(metrics, events),
             *first_stage,
@@ -135,6 +78,16 @@ def build(
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def stage_section(
+    config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping], events: Sequence[Mapping],
+    earlier: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """Render the stage before a run, folded: the same tables and curves, then those of the stage before it."""
+    title = text(f"First stage: {config['algo'].get('name', '?')}")
+    shown = [*_head(config, metrics, evals), *_evaluation(evals), *_events(events), *_curves(metrics, events)]
+    return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
 
 
 def text(value: object) -> str:

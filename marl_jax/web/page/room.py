@@ -13,10 +13,10 @@ import numpy as np
 
 from envs.games import view
 from marl_jax.errors import RunError
-from marl_jax.evaluation.game_table import GameTable
-from marl_jax.modes.page.offers import Offer
-from marl_jax.modes.page.opponents import Decision, Opponent
+from marl_jax.interactive.game_table import GameTable
 from marl_jax.serving.errors import ApiError
+from marl_jax.web.page.offers import Offer
+from marl_jax.web.page.opponents import Decision, Opponent
 
 MOST_GAMES = 64
 YOU = "you"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from marl_jax.modes.page.folders import read_inside
+from marl_jax.web.page.folders import read_inside
 
 NAMES = ("planning", "reasoning", "debate", "poker", "verifier")
 RULE = re.compile(r"\s*:?-+:?\s*")

@@ -13,9 +13,8 @@ import numpy as np
 
 from envs.games import text as texts
 from envs.games.bots import Bot
-from marl_jax.evaluation.game_table import GameTable, Taken
 from marl_jax.evaluation.records import PARSE_FAILURE
-from marl_jax.modes.play import PolicySeat
+from marl_jax.interactive.game_table import GameTable, PolicySeat, Taken
 from marl_jax.serving import calls
 from marl_jax.serving.calls import Call, ServedModel
 from marl_jax.serving.prompts import read_messages

@@ -27,13 +27,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from marl_jax.modes.page import lines, tables
-from marl_jax.modes.page.folders import RunFolders, read_config, read_inside
-from marl_jax.modes.page.room import Room
 from marl_jax.serving import http
 from marl_jax.serving.admin import check_admin
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.http import Route
+from marl_jax.web.page import lines, tables
+from marl_jax.web.page.folders import RunFolders, read_config, read_inside
+from marl_jax.web.page.room import Room
 
 STATIC = Path(__file__).with_name("static")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

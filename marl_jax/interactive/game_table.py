@@ -12,6 +12,8 @@ import numpy as np
 
 from envs.games.game import Game, State, check_action
 from envs.games.text import Prompt
+from marl_jax.rollouts.games import look
+from marl_jax.rollouts.seated_team import SeatedTeam
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,3 +111,45 @@ def _programs(game: Game):
         jax.jit(game.step),
         jax.jit(lambda state: (game.player(state), game.done(state), game.legal(state))),
     )
+
+
+class PolicySeat:
+    """A team with its weights, to be asked like a bot; its conversations go on as they do in training.
+
+    temperature  0 takes the most likely move
+    """
+
+    def __init__(self, game: Game, seated: SeatedTeam, ready: dict, temperature: float = 0.0):
+        self._game, self._seated, self._temperature = game, seated, temperature
+        self._context = seated.context(game)
+        self._ready, self._turn = ready, 0
+        self._talk = self._context.begin(1, recording=False)
+        self._asked, self._told = jax.jit(self._answer), jax.jit(self._observe)
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """The policy's action: int32[]."""
+        action, self._talk = self._asked(self._ready, self._talk, state, key, self._turn)
+        return action
+
+    def observe(self, before: State, action: int, after: State) -> None:
+        """Hears of a move, its own too."""
+        self._talk = self._told(self._talk, before, jnp.int32(action), after, self._turn)
+        self._turn += 1
+
+    def _answer(self, ready, talk, state, key, turn):
+        team, seating = self._seated.team, self._seated.seating
+        state, key = jax.tree.map(lambda x: x[None], (state, key))
+        seat = jax.vmap(self._game.player)(state)
+        seen = look(self._game, team, state, seat, self._seated.policy(seat, turn))
+        asked = self._context.read(talk, seen)
+        decision, talk = self._context.act(
+            ready, talk, asked, key, legal=seen.legal, policy=seen.policy, temperature=self._temperature
+        )
+        # As in a match: a free answer that names no legal action is one drawn from them.
+        action = team.playable(decision.action, seen.legal, key)
+        talk, _ = self._context.say(talk, asked, decision, seen.policy)
+        return seating.bot_actions(state, seat, key, action)[0], talk
+
+    def _observe(self, talk, before, action, after, turn):
+        before, action, after = jax.tree.map(lambda x: x[None], (before, action, after))
+        return self._context.observe(talk, before, action, after, jnp.full((1,), turn))

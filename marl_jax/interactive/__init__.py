@@ -1,0 +1,1 @@
+"""Games and tasks that a person plays, one move at a time."""

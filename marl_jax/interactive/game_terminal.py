@@ -1,0 +1,157 @@
+"""A game at the terminal, with a person, bots or policies in its seats."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import jax
+import numpy as np
+
+from envs.games import view
+from envs.games.bots import Bot
+from envs.games.game import Game, State
+from envs.games.text import Prompt
+from marl_jax.interactive.game_table import GameTable, PolicySeat
+
+HELP = """\
+A move      the name of a legal action
+legal       list the legal actions
+prompt      print the prompt that a model in your seat would read now
+svg FILE    write the position as a drawing
+help        this text
+quit        leave the game
+"""
+
+
+LISTED = 40  # legal actions that are listed without being asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Whoever sits at the terminal."""
+
+    name: str = "you"
+
+
+Seat = Person | Bot
+
+
+def play(
+    game: Game,
+    prompt: Prompt,
+    seats: Sequence[Seat],
+    *,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    source: TextIO | None = None,
+    output: TextIO | None = None,
+) -> State | None:
+    """One game, with a `Person` or something that has `act(state, key)` in every seat: its last state, or None."""
+    if len(seats) != game.n_players:
+        raise ValueError(f"{game.name} has {game.n_players} seats, found {len(seats)} to fill them")
+    names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
+    table = GameTable(game, prompt, names, seed)
+    terminal = _Terminal(table, source or sys.stdin, output or sys.stdout)
+    persons = [i for i, seat in enumerate(seats) if isinstance(seat, Person)]
+    policies = {id(seat): seat for seat in seats if isinstance(seat, PolicySeat)}.values()
+    acts = {
+        i: seat.act if isinstance(seat, PolicySeat) else jax.jit(seat.act)
+        for i, seat in enumerate(seats)
+        if i not in persons
+    }
+    while not table.done:
+        if table.mover in persons:
+            terminal.show_board(table.mover)
+            action = terminal.ask()
+            if action is None:
+                return None
+        else:
+            if not persons:
+                terminal.show_board(None)
+            action = int(acts[table.mover](table.state, table.turn_key))
+        taken = table.take(action)
+        terminal.write(f"{table.seat_label(taken.seat)}: {table.describe(action)}")
+        for seat in policies:
+            seat.observe(taken.before, action, taken.after)
+    terminal.show_board(None)
+    for line in table.result():
+        terminal.write(line)
+    return table.state
+
+
+@dataclasses.dataclass(eq=False)
+class _Terminal:
+    """What is written and read at the terminal."""
+
+    table: GameTable
+    source: TextIO
+    output: TextIO
+
+    def write(self, text: str = "", end: str = "\n") -> None:
+        self.output.write(text + end)
+        self.output.flush()
+
+    def show_board(self, player: int | None) -> None:
+        self.write("\n" + view.board(self.table.game, self.table.state, player))
+
+    def list_legal(self, most: int | None = None) -> None:
+        actions = [self.table.describe(a) for a in np.flatnonzero(self.table.legal)]
+        more = "" if most is None or len(actions) <= most else f" … and {len(actions) - most} more; `legal` lists all"
+        self.write("Legal: " + ", ".join(actions[:most]) + more)
+
+    def ask(self) -> int | None:
+        """Ask until a legal action is named; None when the person leaves."""
+        self.list_legal(LISTED)
+        while True:
+            self.write(f"{self.table.seat_label(self.table.mover)}> ", end="")
+            line = self.source.readline()
+            words = line.split()
+            match words:
+                case [] if not line:
+                    self.write()
+                    return None
+                case []:
+                    continue
+                case ["quit" | "exit"]:
+                    return None
+                case ["help"]:
+                    self.write(HELP, end="")
+                case ["legal"]:
+                    self.list_legal()
+                case ["prompt"]:
+                    self.write(self.table.prompt_text(self.table.mover))
+                case ["svg", *path]:
+                    self.draw(" ".join(path))
+                case _:
+                    action = self.read_action(line.strip())
+                    if action is not None:
+                        return action
+
+    def read_action(self, line: str) -> int | None:
+        """The legal action that a line names, in any way that is printed; None, after saying why, for others."""
+        game, names = self.table.game, self.table.prompt.text.names
+        known = [*enumerate(names), *enumerate(game.action_names), *enumerate(game.action_texts)]
+        exact = [a for a, name in known if name == line]
+        folded = [a for a, name in known if name.lower() == line.lower()]
+        for action in exact or folded:
+            if self.table.legal[action]:
+                return action
+        self.write(
+            f"{line!r} is not legal here." if folded else f"{line!r} is no action; `help` says what can be typed."
+        )
+        return None
+
+    def draw(self, path: str) -> None:
+        if not path:
+            self.write("svg needs the name of a file, e.g. svg position.svg")
+            return
+        try:
+            Path(path).expanduser().write_text(view.svg(self.table.game, self.table.state, self.table.mover))
+        except OSError as error:
+            self.write(f"{path}: {error.strerror}")
+        else:
+            self.write(f"written to {path}")
