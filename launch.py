@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import flags, renamed, stages
 from marl_jax.errors import ConfigError, user_errors
 from marl_jax.running import console
+from marl_jax.schema import flags, renamed, stages
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def check_mode(argv: list[str]) -> None:
 
 def check(config: ConfigDict, mode: str, workdir: Path) -> None:
     """Refuses the config, or nothing; imported late, because the list of games brings JAX along."""
-    from marl_jax.config import validate
+    from marl_jax.schema import validate
 
     validate.check(config, mode, workdir)
 

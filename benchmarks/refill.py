@@ -23,9 +23,9 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults, planning
 from envs.tasks import TASKS
 from envs.tasks.task import Outcome
-from marl_jax.config import validate
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 
 WARM_UP = 2
 

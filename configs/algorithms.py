@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from marl_jax import fields
 from marl_jax.algorithms.fields import AT_GRPO, GRPO, PPO, SFT, VERIFIER
-from marl_jax.config import schema
+from marl_jax.schema import run_fields
 
 
 def make(name: str, own: fields.Fields, /, **changes) -> ConfigDict:
@@ -54,7 +54,7 @@ def verifier(**changes) -> ConfigDict:
     return make("verifier", VERIFIER, **changes)
 
 
-def imitate(config: ConfigDict, lr: float = schema.OPTIM["lr"].default, **changes) -> ConfigDict:
+def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **changes) -> ConfigDict:
     """An experiment's config, changed to imitate a bot; another run starts from it with `model.init_from`.
 
     The game, the model, the evaluation and the number of gradient accumulation steps stay. `changes` are fields of
@@ -65,7 +65,7 @@ def imitate(config: ConfigDict, lr: float = schema.OPTIM["lr"].default, **change
     config.rollout.update(dict(games=128, turns=8))
     config.optim.update(dict(lr=lr, schedule="linear", warmup=5))
     # A bot plays all seats and all levels.
-    config.opponents, config.curriculum = schema.group("opponents"), schema.group("curriculum")
+    config.opponents, config.curriculum = run_fields.group("opponents"), run_fields.group("curriculum")
     return config
 
 

@@ -1,17 +1,17 @@
 """The default run; an experiment starts here and changes what it needs.
 
-Fields, defaults and rules are those of `marl_jax/config/schema.py` and of the algorithm (`configs/algorithms.py`).
+Fields, defaults and rules are those of `marl_jax/schema/run_fields.py` and of the algorithm (`configs/algorithms.py`).
 """
 
 from ml_collections import ConfigDict
 
 from configs import algorithms, models
-from marl_jax.config import schema
+from marl_jax.schema import run_fields
 
 
 def get_config() -> ConfigDict:
     """Tic-tac-toe self-play with the embedded `tiny` model and PPO."""
-    config = schema.defaults()
+    config = run_fields.defaults()
     config.model = models.tiny()
     config.algo = algorithms.ppo()
     return config
@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
 
 def environment(name: str, **params) -> ConfigDict:
     """A game by name, for `config.env`; `params` go to the game itself."""
-    return schema.group("env", name=name, params=params)
+    return run_fields.group("env", name=name, params=params)
 
 
 def use_task(config: ConfigDict, name: str, **params) -> None:
@@ -31,11 +31,11 @@ def use_task(config: ConfigDict, name: str, **params) -> None:
 
 def policy(**changes) -> ConfigDict:
     """One policy, for `config.policies`: its model or adapter, and whether it learns."""
-    config = schema.policy()
+    config = run_fields.policy()
     config.update(changes)
     return config
 
 
 def optimiser(**changes) -> ConfigDict:
     """AdamW with a schedule, for `config.optim`."""
-    return schema.group("optim", **changes)
+    return run_fields.group("optim", **changes)

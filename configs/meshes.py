@@ -7,19 +7,19 @@ and save those at every token (docs/pods.md has the figures).
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import schema
+from marl_jax.schema import run_fields
 
 
 def automatic() -> ConfigDict:
     """Every device a copy of the model and its own part of the batch; on one device, no split at all."""
-    return schema.group("mesh")
+    return run_fields.group("mesh")
 
 
 def sharded() -> ConfigDict:
     """Parameters and optimiser state in one part per device (FSDP); the batch is split the same way."""
-    return schema.group("mesh", data=1, fsdp=-1)
+    return run_fields.group("mesh", data=1, fsdp=-1)
 
 
 def tensor_parallel(ways: int) -> ConfigDict:
     """Heads and feed-forward over `ways` neighbouring devices, the rest by FSDP."""
-    return schema.group("mesh", data=1, fsdp=-1, tensor=ways)
+    return run_fields.group("mesh", data=1, fsdp=-1, tensor=ways)

@@ -2,12 +2,12 @@
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import schema
+from marl_jax.schema import run_fields
 
 
 def model(name: str, lora: dict | None = None, **changes) -> ConfigDict:
     """A model by its name in the registry; its weights are fetched when `weights` is "" and they are not there."""
-    config = schema.group("model", name=name, **changes)
+    config = run_fields.group("model", name=name, **changes)
     config.lora.update(lora or {})
     return config
 

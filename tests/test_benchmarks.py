@@ -10,7 +10,7 @@ import pytest
 
 import benchmarks
 from benchmarks import start
-from marl_jax.config import flags, validate
+from marl_jax.schema import flags, validate
 
 
 @pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(benchmarks.__path__)])

@@ -7,7 +7,7 @@ import pytest
 from configs import debate
 from experiments import anli_debate, gsm8k_debate
 from marl_jax.agents.seating import seat_names
-from marl_jax.config import validate
+from marl_jax.schema import validate
 
 MODELS = ("", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 ROLES = ("ada", "ben")

@@ -14,9 +14,9 @@ from envs.tasks.debate import votes
 from experiments.tables import debate, intervals, runs
 from experiments.tables import debate_records as read
 from experiments.tables.debate_rows import ROWS, config_of
-from marl_jax.config import validate
-from marl_jax.config.flags import parse as parse_flags
 from marl_jax.evaluation import intervals as stats
+from marl_jax.schema import validate
+from marl_jax.schema.flags import parse as parse_flags
 
 MODEL = "qwen2.5-coder-1.5b"
 

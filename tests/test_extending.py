@@ -28,10 +28,10 @@ from envs.games.entry import GAMES
 from envs.games.registry import make
 from envs.tasks import TASKS, scripted
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.samples import from_prompts
+from marl_jax.schema import validate
 from models import hf_config, lora
 from models.families import FAMILIES
 from models.model import build

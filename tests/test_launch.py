@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 
 import launch
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import earlier, flags, saved
-from marl_jax.config.validate import fields
 from marl_jax.errors import RunError
 from marl_jax.running.signals import GracefulStop
+from marl_jax.schema import earlier, flags, saved
+from marl_jax.schema.validate import fields
 
 ROOT = Path(launch.__file__).parent
 TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"

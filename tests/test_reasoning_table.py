@@ -8,8 +8,8 @@ import pytest
 
 from experiments.tables import reasoning, runs
 from experiments.tables.command import check_files, select
-from marl_jax.config import validate
-from marl_jax.config.flags import parse as parse_flags
+from marl_jax.schema import validate
+from marl_jax.schema.flags import parse as parse_flags
 
 MODEL = "qwen2.5-coder-0.5b"
 

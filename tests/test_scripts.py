@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from configs import defaults
-from marl_jax.config import flags, schema
-from marl_jax.config.validate import fields
+from marl_jax.schema import flags, run_fields
+from marl_jax.schema.validate import fields
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch")])
@@ -43,7 +43,7 @@ def test_the_fields_flags_and_experiments_it_names_exist(file):
     text = file.read_text()
     known = dict(fields(defaults.get_config()))
     for field in re.findall(r"--config\.(?:policies\.[a-z]+\.)?([a-z_.]+)", text):  # a policy has a model of its own
-        assert field in known or field.startswith(schema.OPEN_GROUPS), f"{file.name} names config.{field}"
+        assert field in known or field.startswith(run_fields.OPEN_GROUPS), f"{file.name} names config.{field}"
     for group, field in re.findall(r"`(mesh|distributed|log|checkpoint)\.([a-z_]+)`", text):
         assert f"{group}.{field}" in known, f"{file.name} names {group}.{field}"
     ours = flags.define(defaults.get_config(), ["launch.py"], ())

@@ -13,8 +13,8 @@ import pytest
 
 from experiments.tables import planning, runs
 from experiments.tables.command import select
-from marl_jax.config import validate
-from marl_jax.config.flags import parse as parse_flags
+from marl_jax.schema import validate
+from marl_jax.schema.flags import parse as parse_flags
 
 MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
 

@@ -7,7 +7,7 @@ import pytest
 from configs import variants
 from configs import verifier as forms
 from experiments.tables import verifier
-from marl_jax.config import validate
+from marl_jax.schema import validate
 
 ROW = {
     "games": 8, "distinct": 2, "accuracy": 0.75, "accuracy_low": 0.5, "accuracy_high": 1.0, "ece": 0.1, "ece_low": 0.0,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import batches, validate
 from marl_jax.dryrun.forecast import Forecast
 from marl_jax.errors import ConfigError
+from marl_jax.schema import batches, validate
 
 MOST = 16  # times the games of the config: nobody plans further, and compilers get slow
 ATTEMPTS = 4

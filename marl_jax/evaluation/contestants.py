@@ -13,10 +13,10 @@ from envs.games import text as texts
 from envs.games.bots import Bot, bot_names, make_bot
 from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
-from marl_jax.config import saved, stages
 from marl_jax.errors import RunError
 from marl_jax.fields import STEP
 from marl_jax.rollouts.seated_team import SeatedTeam
+from marl_jax.schema import saved, stages
 from marl_jax.serving.remote import RemoteModel, is_remote
 from marl_jax.serving.remote_bot import RemoteBot
 from marl_jax.setup.parts import Setup

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import schema, validate
+from marl_jax.schema import run_fields, validate
 
 
 def main(config: ConfigDict) -> None:
@@ -26,13 +26,13 @@ def main(config: ConfigDict) -> None:
 def lines(config: ConfigDict) -> list[str]:
     """One line for every field: how to set it, and its default where it has another value."""
     own = {f"algo.{key}": field for key, field in ALGORITHMS.get(config.algo.name).fields.items()}
-    known = {**schema.FIELDS, **own}
+    known = {**run_fields.FIELDS, **own}
     found = []
     for name, value in validate.fields(config):
         if isinstance(value, ConfigDict):  # an open group: parameters of a game, seats, the shape of a model
             found += [f"--config.{key}={_shown(item)}" for key, item in _flat(value.to_dict(), name)]
             continue
-        field = known.get(schema.field_name(name))
+        field = known.get(run_fields.field_name(name))
         default = "" if field is None or value == field.default else f"    # default: {_shown(field.default)}"
         found.append(f"--config.{name}={_shown(value)}{default}")
     return found

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from marl_jax.config import saved, stages
 from marl_jax.running import rows
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines, replace_text
+from marl_jax.schema import saved, stages
 from marl_jax.web import completion_changes
 from marl_jax.web.report import WORKFLOW, build, stage_section
 

@@ -17,7 +17,6 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.config import conditions, stages
 from marl_jax.devices.ahead import Ahead
 from marl_jax.devices.recompilation import Recompiles
 from marl_jax.devices.resharding import SamplerParams
@@ -35,6 +34,7 @@ from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.recovery import report_alarms, report_update, roll_back
 from marl_jax.running.signals import GracefulStop
 from marl_jax.running.workdir_lock import workdir_lock
+from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup
 from marl_jax.setup.run_fingerprint import identity

@@ -47,7 +47,7 @@ class Alarm(NamedTuple):
 
 
 class Condition(Protocol):
-    """A condition on metrics (`marl_jax.config.conditions`)."""
+    """A condition on metrics (`marl_jax.schema.conditions`)."""
 
     metric: str
 

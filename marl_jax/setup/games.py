@@ -20,8 +20,6 @@ from marl_jax.agents.answers import Answers, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import schema
-from marl_jax.config.batches import check_batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
@@ -30,6 +28,8 @@ from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
 from marl_jax.rollouts.threads import History
 from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
+from marl_jax.schema import run_fields
+from marl_jax.schema.batches import check_batches
 from marl_jax.setup.parts import Find, Setup, make_backbones
 from models import chat
 from models.config import ModelConfig
@@ -87,7 +87,7 @@ class GameSetup(Setup):
     def world(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config
-        unused = [name for name in schema.ENV_LATER if c.env[name] == schema.ENV[name].default]
+        unused = [name for name in run_fields.ENV_LATER if c.env[name] == run_fields.ENV[name].default]
         return {
             "env": {name: value for name, value in c.env.to_dict().items() if name not in unused},
             "games": c.rollout.games,

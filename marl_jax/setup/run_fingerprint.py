@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.games.entry import GAMES
-from marl_jax.config import schema
 from marl_jax.errors import RunError
+from marl_jax.schema import run_fields
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.agents.team import Backbone
@@ -84,7 +84,10 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         problems += differences(there, {"name": setup.config[group].name}, group)
     env = run.get("env")
     if env and env["name"] == setup.config.env.name:
-        there, here = {name: schema.ENV[name].default for name in schema.ENV_LATER} | env, setup.config.env.to_dict()
+        there, here = (
+            {name: run_fields.ENV[name].default for name in run_fields.ENV_LATER} | env,
+            setup.config.env.to_dict(),
+        )
         problems += differences(there, {name: here[name] for name in ("text", "reasoning", "style", "context")}, "env")
         there, here = of_rules(there["params"]), of_rules(here["params"])
         every = dict.fromkeys([*there, *here])

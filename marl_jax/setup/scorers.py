@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.agents.verifier import Scorer, version_of
-from marl_jax.config import saved
 from marl_jax.errors import ConfigError
+from marl_jax.schema import saved
 from marl_jax.serving import server
 from marl_jax.serving.keys import Keys
 from marl_jax.serving.rewards import reward_app

@@ -27,7 +27,6 @@ from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
 from marl_jax.agents.team_sampler import TeamSampler, local_mesh
-from marl_jax.config import saved, schema
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.fields import STEP
@@ -36,6 +35,7 @@ from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import run_fields, saved
 from marl_jax.serving.calls import ServedModel
 from marl_jax.setup import Setup
 from marl_jax.setup.weights import present_weights, restore_weights, untuned_weights
@@ -251,12 +251,12 @@ def _model_fields(base: str, config: ConfigDict) -> ConfigDict:
     name = base.removeprefix(RANDOM)
     registered = name.lower() in models.names() or name.lower() in models.ALIASES
     if registered:
-        return schema.group("model", name=name, weights="random" if base != name else "", dtype=config.model.dtype)
+        return run_fields.group("model", name=name, weights="random" if base != name else "", dtype=config.model.dtype)
     if base != name or not Path(name).expanduser().exists():
         near = ", ".join(models.names()[:4])
         accepted = f"the folder of a run or a model, a GGUF file, or a registered model ({near} …)"
         raise ConfigError([f"config.serve.models has {base!r}, which is not there; accepted: {accepted}"])
-    return schema.group("model", weights=str(Path(name).expanduser()), dtype=config.model.dtype)
+    return run_fields.group("model", weights=str(Path(name).expanduser()), dtype=config.model.dtype)
 
 
 def _params(model, place: str | None, dtype, mesh: Mesh | None, seed: int) -> dict:

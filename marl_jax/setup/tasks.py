@@ -20,7 +20,6 @@ from marl_jax.agents.seating import Seating, seat_names
 from marl_jax.agents.team import Team
 from marl_jax.agents.team_sampler import TeamSampler, local_mesh
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import batches
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError, not_divisible
 from marl_jax.rollouts.host import sharding
@@ -30,6 +29,7 @@ from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import batches
 from marl_jax.serving.episodes import episode_server
 from marl_jax.setup.parts import Find, Setup, make_backbones
 from models.config import ModelConfig

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
-from marl_jax.config import saved, stages
 from marl_jax.errors import CheckpointError, RunError
 from marl_jax.fields import STEP
 from marl_jax.running import checksums as seals
 from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.schema import saved, stages
 from models.sharding import param_shardings
 
 

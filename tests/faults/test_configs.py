@@ -8,8 +8,8 @@ import pytest
 import launch
 from envs.games import pools, registry
 from marl_jax import setup as setups
-from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
+from marl_jax.schema import flags, validate
 from tests.faults import fuzz
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_validate import changed

@@ -10,10 +10,10 @@ import launch
 from configs import defaults
 from experiments.tables import planning
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import report
 from marl_jax.running import console, processes
+from marl_jax.schema import validate
 from models import tokenizers
 from tests.marl_jax import tiny_run
 

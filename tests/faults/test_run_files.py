@@ -7,13 +7,13 @@ import random
 import pytest
 
 from configs import defaults
-from marl_jax.config import flags, saved, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import report
 from marl_jax.rollouts.host.journal import Journal, discard_before
 from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
 from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, read_json_lines
+from marl_jax.schema import flags, saved, validate
 from tests.faults import fuzz
 
 MOVE = Move(0, "prompt", "answer", "5", (1.0, -1.0), "X . .", "", error="")

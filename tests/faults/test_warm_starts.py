@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import train
+from marl_jax.schema import validate
 from marl_jax.setup import warm_start
 from marl_jax.setup.weights import present_weights
 from tests.marl_jax import tiny_plan, tiny_run

@@ -7,11 +7,11 @@ import pytest
 from marl_jax import setup as setups
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.ppo import PPO
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_run
 
 PLUGIN = """

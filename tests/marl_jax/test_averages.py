@@ -15,7 +15,6 @@ from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.algorithms.ppo import PPO
-from marl_jax.config import validate
 from marl_jax.dryrun import programs
 from marl_jax.errors import ConfigError
 from marl_jax.learning import averages, schedules
@@ -23,6 +22,7 @@ from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_exact_play import config_of

@@ -3,8 +3,8 @@
 import pytest
 
 from configs import algorithms, defaults
-from marl_jax.config import batches
 from marl_jax.errors import ConfigError
+from marl_jax.schema import batches
 
 
 def config_with(games=256, turns=16, minibatches=4):

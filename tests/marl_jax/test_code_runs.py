@@ -6,10 +6,10 @@ from envs.tasks.code import calls, sample, task
 from envs.tasks.code.extract import Program
 from envs.tasks.sandbox import SandboxUnavailable, shared_sandbox
 from experiments import code_generation
-from marl_jax.config import validate
 from marl_jax.errors import RunError
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from tests.envs.tasks import verifiers
 
 FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")

@@ -14,7 +14,6 @@ from configs import algorithms, defaults, models, published
 from marl_jax import setup as setups
 from marl_jax.agents.policy import LoraSpec
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import schema, validate
 from marl_jax.learning import update
 from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
 from marl_jax.learning.optimiser import make_optimiser
@@ -23,6 +22,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import run_fields, validate
 from marl_jax.setup.train_programs import saved
 from models.weights.load import load
 from tests.marl_jax import tiny_task, tiny_team
@@ -59,7 +59,7 @@ def adapters():
     samples = samples.replace(answer_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
     algo = algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0)
     # Clipping by the norm of all gradients would let one adapter's answers change the length of another one's step.
-    optimiser = make_optimiser(schema.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
+    optimiser = make_optimiser(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
     key = jax.random.key(0)
     trained, frozen = policy.init(policy.model.init(key), key)
     trained["adapters"] = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), trained["adapters"])
@@ -117,7 +117,7 @@ def test_moments_stay_where_an_adapter_does_not_learn(kind):
     rng = np.random.default_rng(0)
     draw = lambda: {"q": {"b": jnp.asarray(rng.normal(size=(2, 2, 3, 4)), jnp.float32)}}  # noqa: E731
     policy = dataclasses.replace(free_policy(), lora=LoraSpec(2, 3, 4.0, ("q",), learns=(True, True)))
-    optimiser = make_optimiser(schema.group("optim", adam_state_dtype=kind), 10, 1)
+    optimiser = make_optimiser(run_fields.group("optim", adam_state_dtype=kind), 10, 1)
     trained = {"adapters": draw(), "critic": {"bias": jnp.ones(())}}
     state = update.new_train_state(trained, {}, optimiser)
 

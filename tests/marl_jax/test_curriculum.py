@@ -13,13 +13,13 @@ from envs.games.plan_path import levels as plan_path_levels
 from envs.games.sokoban import levels as sokoban_levels
 from envs.games.sudoku import levels as sudoku_levels
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import train
 from marl_jax.rollouts.curriculum import Curriculum, Ladder, LadderRule
 from marl_jax.rollouts.turns import Finished
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_plan
 
 POOLS = dict(n_train=40, n_test=12)

@@ -10,12 +10,12 @@ from ml_collections import ConfigDict
 from configs import debate, defaults
 from envs.tasks.debate.task import ArithmeticDebate
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import FakeAnswer, FakeSampler, make_rollout, merging_tokenizer
 

@@ -10,11 +10,11 @@ import pytest
 from configs import defaults
 from envs.games import exact
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import games, match_results, matches
 from marl_jax.evaluation.exact_play import ExactPlay
 from marl_jax.rollouts.games import look
+from marl_jax.schema import validate
 from marl_jax.web import report
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_evaluate import result

@@ -21,11 +21,11 @@ import pytest
 from envs.tasks.program.task import Program
 from experiments import agent_program
 from marl_jax.agents import scoring
-from marl_jax.config import validate
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import validate
 from marl_jax.serving.episodes import episode_server
 from models.model import build
 from tests.marl_jax.tiny_engine import QuickEngine, quick_jit

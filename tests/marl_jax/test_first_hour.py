@@ -12,7 +12,6 @@ import pytest
 import launch
 from configs import defaults
 from envs.games import registry
-from marl_jax.config import flags, validate
 from marl_jax.dryrun import largest
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import intervals
@@ -20,6 +19,7 @@ from marl_jax.interactive.game_table import GameTable
 from marl_jax.interactive.game_terminal import _Terminal
 from marl_jax.modes import compile as compile_mode
 from marl_jax.modes import config, report
+from marl_jax.schema import flags, validate
 
 TIC_TAC_TOE = "--config=experiments/tic_tac_toe_selfplay.py"
 
@@ -81,9 +81,9 @@ def test_generations_are_a_group_where_there_are_groups():
 
 def test_every_hint_is_a_field():
     from marl_jax.algorithms import ALGORITHMS
-    from marl_jax.config import renamed, schema
+    from marl_jax.schema import renamed, run_fields
 
-    known = {*schema.FIELDS, *(f"algo.{key}" for name in ALGORITHMS for key in ALGORITHMS.get(name).fields)}
+    known = {*run_fields.FIELDS, *(f"algo.{key}" for name in ALGORITHMS for key in ALGORITHMS.get(name).fields)}
     hinted = {here for meant in renamed.ELSEWHERE.values() for here in meant}
     assert {here for here in hinted if not here.startswith("--")} <= known
     assert sum(len(names.split()) for names in renamed._ELSEWHERE.values()) == len(renamed.ELSEWHERE)

@@ -14,10 +14,10 @@ from experiments import plan_path
 from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import batches
 from marl_jax.learning import update as updates
 from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
 from marl_jax.samples import from_prompts
+from marl_jax.schema import batches
 from tests.marl_jax import tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import K
 from tests.marl_jax.tiny_samples import by_hand

@@ -12,12 +12,12 @@ from scipy import stats as oracle
 from envs.tasks.data import DataError
 from envs.tasks.task import Outcome
 from marl_jax.algorithms import verifier
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation import verifier_scores
 from marl_jax.modes import label
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.labelled import Answer, Question, balance
+from marl_jax.schema import validate
 from marl_jax.setup.tasks import TaskSetup
 from models import tokenizers
 from tests.marl_jax import tiny_verifier

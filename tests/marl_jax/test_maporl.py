@@ -10,7 +10,7 @@ import pytest
 from configs import algorithms, defaults, published
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS, algorithm, ppo
-from marl_jax.config import validate
+from marl_jax.schema import validate
 from tests.marl_jax.tiny_samples import by_hand
 
 QUESTIONS, AGENTS, TURNS, LONGEST = 4, 2, 3, 5

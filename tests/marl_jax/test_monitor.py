@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from marl_jax.config import conditions
 from marl_jax.errors import RunError
 from marl_jax.running import monitor as monitors
 from marl_jax.running.monitor import Monitor
+from marl_jax.schema import conditions
 
 
 def metrics(success=0.5, informative=0.5, steps=2, skipped=0, rejected=0.0):

@@ -10,8 +10,8 @@ import pytest
 from configs import defaults
 from marl_jax.agents import packing, scoring
 from marl_jax.algorithms.algorithm import score_in_parts
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.marl_jax.test_scoring import agree, gradients
 from tests.models.tiny_models import quick_jit

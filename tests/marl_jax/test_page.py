@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import launch
 from envs.games import registry as games
 from envs.games import view
-from marl_jax.config import flags, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import serve
+from marl_jax.schema import flags, validate
 from marl_jax.serving import server
 from marl_jax.serving.errors import ApiError
 from marl_jax.serving.keys import Keys

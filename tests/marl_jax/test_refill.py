@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from configs import algorithms, published
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.refill import match
 from marl_jax.rollouts.tree import TreeRollout
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_plan, tiny_task
 from tests.marl_jax.test_at_grpo import GAME, program
 from tests.marl_jax.tiny_refill import Refilled, check

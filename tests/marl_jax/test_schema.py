@@ -11,13 +11,13 @@ import configs
 from configs import algorithms, defaults, published
 from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import renamed, schema, validate
 from marl_jax.fields import Field
+from marl_jax.schema import renamed, run_fields, validate
 
 ALGORITHM_FIELDS = {
     f"{name}: algo.{key}": field for name in ALGORITHMS for key, field in ALGORITHMS.get(name).fields.items()
 }
-EVERYTHING = {**schema.FIELDS, **ALGORITHM_FIELDS}
+EVERYTHING = {**run_fields.FIELDS, **ALGORITHM_FIELDS}
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -30,8 +30,8 @@ def test_every_field_accepts_its_default_and_says_what_it_is(name):
 
 def test_the_default_run_has_every_field_and_no_other():
     config = defaults.get_config()
-    found = {schema.field_name(name) for name, _ in validate.fields(config)}
-    assert found == set(schema.FIELDS) | set(validate.algorithm_fields("ppo"))
+    found = {run_fields.field_name(name) for name, _ in validate.fields(config)}
+    assert found == set(run_fields.FIELDS) | set(validate.algorithm_fields("ppo"))
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "at_grpo", "sft"])
@@ -59,7 +59,7 @@ def test_groups_are_fresh_each_time():
     first.agents.seat_0 = "bot:random"
     first.model.lora.rank = 4
     assert "size" not in second.env.params and "seat_0" not in second.agents and second.model.lora.rank == 0
-    assert "seat_0" not in schema.AGENTS.default and not schema.ENV["params"].default
+    assert "seat_0" not in run_fields.AGENTS.default and not run_fields.ENV["params"].default
 
 
 def test_no_default_is_repeated_in_configs():
@@ -68,7 +68,7 @@ def test_no_default_is_repeated_in_configs():
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "schema.group":
-                members = schema.GROUPS[ast.literal_eval(node.args[0])]
+                members = run_fields.GROUPS[ast.literal_eval(node.args[0])]
                 for word in node.keywords:
                     if word.arg and isinstance(word.value, ast.Constant):
                         same = word.value.value == members[word.arg].default
@@ -78,8 +78,8 @@ def test_no_default_is_repeated_in_configs():
 
 def test_old_names_are_gone_and_new_ones_exist():
     for old, new in renamed.RENAMED.items():
-        assert old not in schema.FIELDS and not any(key.endswith(f": {old}") for key in ALGORITHM_FIELDS), old
-        assert not new or new in schema.FIELDS or any(key.endswith(f": {new}") for key in ALGORITHM_FIELDS), new
+        assert old not in run_fields.FIELDS and not any(key.endswith(f": {old}") for key in ALGORITHM_FIELDS), old
+        assert not new or new in run_fields.FIELDS or any(key.endswith(f": {new}") for key in ALGORITHM_FIELDS), new
     for (field, old), new in renamed.VALUES.items():
         rules = [found.rule for name, found in EVERYTHING.items() if name.rpartition(" ")[2] == field]
         assert rules and all(rule.holds(new) and not rule.holds(old) for rule in rules), field

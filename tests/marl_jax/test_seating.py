@@ -12,12 +12,12 @@ from envs.games.bots import make_bot
 from marl_jax import setup as setups
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.seating import Seating, seat_names
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
 from marl_jax.evaluation.matches import Match
 from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.rollouts.seated_team import SeatedTeam
+from marl_jax.schema import validate
 from tests.marl_jax import tiny_play, tiny_run
 
 GAME = games.make("tic_tac_toe")

@@ -20,7 +20,6 @@ from envs.games.bots import UniformBot
 from envs.games.registry import make
 from envs.tasks.task import EpisodeError
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
 from marl_jax.evaluation.matches import Match
@@ -29,6 +28,7 @@ from marl_jax.interactive import task_terminal
 from marl_jax.modes import play
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import validate
 from marl_jax.serving import remote as remotes
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys

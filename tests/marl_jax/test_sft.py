@@ -14,12 +14,12 @@ from envs.games.plan_path import levels
 from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.algorithms import sft
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_plan
 

@@ -9,12 +9,12 @@ import pytest
 
 from experiments import hanabi_selfplay
 from marl_jax import setup as setups
-from marl_jax.config import flags, saved, stages, validate
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import contestants
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import flags, saved, stages, validate
 from marl_jax.setup.weights import restore_weights
 from tests.marl_jax import tiny_plan, tiny_run
 

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 
 from configs import defaults
 from marl_jax import setup as setups
-from marl_jax.config import saved, validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation import intervals
 from marl_jax.interactive import task_terminal
@@ -27,6 +26,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
+from marl_jax.schema import saved, validate
 from marl_jax.setup.run_fingerprint import check_run, identity
 from marl_jax.setup.train_programs import programs
 from marl_jax.setup.weights import untuned_weights

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from configs import reasoning
 from experiments import multiple_choice, nli, question
 from marl_jax import setup as setups
-from marl_jax.config import validate
 from marl_jax.errors import CheckpointError, ConfigError
 from marl_jax.evaluation import intervals
 from marl_jax.evaluation.task_scores import best, majority, row
 from marl_jax.modes import evaluate, train
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from marl_jax.web import completion_changes
 from tests.marl_jax import tiny_run, tiny_task
 

@@ -11,7 +11,6 @@ import pytest
 from configs import models
 from marl_jax import setup as setups
 from marl_jax.agents import scoring
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError
 from marl_jax.learning.learn_step import all_weights, learn_step
 from marl_jax.learning.optimiser import make_optimiser
@@ -19,6 +18,7 @@ from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import validate
 from marl_jax.setup.train_programs import resumed, saved
 from marl_jax.setup.weights import restore_weights
 from models.weights.load import load

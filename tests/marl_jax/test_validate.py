@@ -19,9 +19,9 @@ from experiments import (
     tic_tac_toe_selfplay,
 )
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import batches, task_combinations, validate
 from marl_jax.errors import ConfigError, nearest
 from marl_jax.fields import Field, number
+from marl_jax.schema import batches, task_combinations, validate
 from registries import Registry
 
 

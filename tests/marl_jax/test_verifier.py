@@ -20,7 +20,6 @@ from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.agents.verifier import ChatError, Scorer, read_chat, version_of
 from marl_jax.algorithms import verifier as algorithm
-from marl_jax.config import validate
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import evaluate, export, serve_reward, train
 from marl_jax.rollouts import labelled
@@ -28,6 +27,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
+from marl_jax.schema import validate
 from marl_jax.serving import server
 from marl_jax.serving.guard import Limits
 from marl_jax.serving.keys import Keys

@@ -9,10 +9,10 @@ from envs.tasks import TASKS
 from envs.tasks.own import own_task
 from envs.tasks.workflow.draw import draw
 from envs.tasks.workflow.reading import read
-from marl_jax.config import flags, saved, validate
 from marl_jax.errors import ConfigError
 from marl_jax.modes import report, train
 from marl_jax.running.metrics import read_json_lines
+from marl_jax.schema import flags, saved, validate
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_tasks import small_bytes
 

@@ -17,7 +17,7 @@ from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
 from envs.tasks.scripted import play
 from envs.tasks.task import PARTS, EpisodeError
-from marl_jax.config import flags, validate
+from marl_jax.schema import flags, validate
 from tests.conftest import shared_data
 
 EXAMPLE = Problem("What is 2 + 3?", 5, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from envs.tasks import TASKS, scripted
 from envs.tasks.workflow.draw import draw
-from marl_jax.config import flags, validate
+from marl_jax.schema import flags, validate
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from envs.tasks.math.task import Math
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
 from envs.tasks.task import PARTS, CallFailed, CallTimeout
 from experiments import math_reasoning
-from marl_jax.config import validate
+from marl_jax.schema import validate
 
 EXAMPLE = Problem("x", "What is 2 + 3?", "5", "test")
 RIGHT, WRONG, NONE = r"so \boxed{5}", r"so \boxed{4}", "I think 5"

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.seating import BOT
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import combinations
+from marl_jax.schema import combinations
 from marl_jax.serving.remote import is_remote
 from registries import Registry
 

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import schema
+from marl_jax.schema import run_fields
 
 BEFORE: dict[str, Any] = {}
 """Field → what runs did before it existed, where its default is something else; `schema.FIELDS` has the names."""
@@ -40,21 +40,21 @@ def fill(config: ConfigDict) -> dict[str, Any]:
 
 def _wanted(config: ConfigDict) -> list[str]:
     """Every field that a run like this one has now, but those that are never filled in."""
-    names = [name for name in schema.FIELDS if "*" not in name]
+    names = [name for name in run_fields.FIELDS if "*" not in name]
     algorithm = config.algo.get("name")
     if isinstance(algorithm, str) and algorithm in ALGORITHMS:
         names += [f"algo.{key}" for key in ALGORITHMS.get(algorithm).fields]
     for policy, own in config.get("policies", {}).items():
-        names += [f"policies.{policy}.{name}" for name in schema.POLICY]
+        names += [f"policies.{policy}.{name}" for name in run_fields.POLICY]
         if own.get("model"):
-            names += [f"policies.{policy}.{name}" for name in schema.FIELDS if name.startswith("model.")]
-    return [name for name in names if schema.field_name(name) not in NEVER_ADDED]
+            names += [f"policies.{policy}.{name}" for name in run_fields.FIELDS if name.startswith("model.")]
+    return [name for name in names if run_fields.field_name(name) not in NEVER_ADDED]
 
 
 def _value(name: str, algorithm: str) -> Any:
-    known = schema.field_name(name)
+    known = run_fields.field_name(name)
     if known in BEFORE:
         return BEFORE[known]
-    if known in schema.FIELDS:
-        return schema.FIELDS[known].default
+    if known in run_fields.FIELDS:
+        return run_fields.FIELDS[known].default
     return ALGORITHMS.get(algorithm).fields[name.removeprefix("algo.")].default

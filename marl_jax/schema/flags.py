@@ -24,8 +24,8 @@ from ml_collections import ConfigDict, config_flags
 
 from marl_jax import fields
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import saved, schema
 from marl_jax.errors import ConfigError
+from marl_jax.schema import run_fields, saved
 from registries import load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.F
 
 def help_text(modes: Sequence[str]) -> str:
     """The flags, every field of a run and the fields of every algorithm, each with its default."""
-    groups = {"Fields of a run, --config.FIELD=VALUE": schema.FIELDS}
+    groups = {"Fields of a run, --config.FIELD=VALUE": run_fields.FIELDS}
     for name in ALGORITHMS:
         own = ALGORITHMS.get(name).fields
         groups[f"Fields of the algorithm {name}"] = {f"algo.{key}": field for key, field in own.items()}
@@ -99,7 +99,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
 
     argv = import_plugins(base, argv)
     if place is None and mode != "report":  # a file that was edited or damaged; an experiment is checked with the rest
-        from marl_jax.config import validate  # late: it needs the registries, and these need JAX
+        from marl_jax.schema import validate  # late: it needs the registries, and these need JAX
 
         validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
@@ -109,7 +109,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])
-    opened = {field: text for field, text in overrides.items() if field.startswith(schema.OPEN_GROUPS)}
+    opened = {field: text for field, text in overrides.items() if field.startswith(run_fields.OPEN_GROUPS)}
     problems = [problem for field in overrides if field not in opened for problem in wrong_field(base, field)]
     if problems:
         raise ConfigError(problems)
@@ -135,7 +135,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
 
 def default_config() -> ConfigDict:
     """A run with every default, for modes that are not about one."""
-    config = schema.defaults()
+    config = run_fields.defaults()
     config.algo = ConfigDict({"name": config.algo.name, **fields.defaults(ALGORITHMS.get(config.algo.name).fields)})
     return config
 
@@ -223,7 +223,7 @@ def wrong_field(config: ConfigDict, field: str) -> list[str]:
     here = config
     for key in field.split("."):
         if not isinstance(here, ConfigDict) or key not in here:
-            from marl_jax.config import validate  # late, as above
+            from marl_jax.schema import validate  # late, as above
 
             return [f"--{validate.unknown_field(field, config.algo.name, dict(validate.fields(config)))}"]
         here = here[key]

@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from marl_jax.config import earlier, renamed, schema
 from marl_jax.errors import ConfigError
+from marl_jax.schema import earlier, renamed, run_fields
 from registries import load_plugins
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def load(workdir: Path, hint: str = "") -> dict[str, Any]:
         raise ConfigError([f"{workdir} is not the folder of a run: {path} is the config of something else{hint}"])
     policies = found.get("policies", {})
     policies = policies if isinstance(policies, dict) else {}
-    groups = [*schema.GROUPS, "algo", "agents", "policies", *(f"policies.{name}" for name in policies)]
+    groups = [*run_fields.GROUPS, "algo", "agents", "policies", *(f"policies.{name}" for name in policies)]
     groups += [f"policies.{name}.model" for name in policies]
     for name in groups:
         here: Any = found

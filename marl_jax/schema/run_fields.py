@@ -17,8 +17,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax import fields
-from marl_jax.config.conditions import CONDITIONS
 from marl_jax.fields import OPEN, SEED, STEP, SWITCH, TEXT, TEXTS, Field, Rule, choice, integer, number, some_of
+from marl_jax.schema.conditions import CONDITIONS
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _FLOATS = choice("float32", "bfloat16")

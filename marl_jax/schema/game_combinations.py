@@ -14,8 +14,8 @@ from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
 from marl_jax.agents.seating import BOT, seat_names
-from marl_jax.config import combinations
 from marl_jax.fields import STEP
+from marl_jax.schema import combinations
 from marl_jax.serving.remote import is_remote
 
 LEAST_REASONING = 16

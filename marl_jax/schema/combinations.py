@@ -13,10 +13,10 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from marl_jax.agents.seating import BOT, seat_names
-from marl_jax.config import batches
-from marl_jax.config.schema import LORA_TARGETS
 from marl_jax.errors import did_you_mean, nearest
 from marl_jax.fields import STEP
+from marl_jax.schema import batches
+from marl_jax.schema.run_fields import LORA_TARGETS
 from models import registry as models
 from models.config import ModelConfig
 from models.families import FAMILIES

@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from envs.games import registry as games
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.config import combinations, game_combinations, renamed, schema, stages, task_combinations
 from marl_jax.errors import ConfigError, did_you_mean
 from marl_jax.fields import OPEN, Field
+from marl_jax.schema import combinations, game_combinations, renamed, run_fields, stages, task_combinations
 from models import registry as models
 from registries import load_plugins
 
@@ -59,7 +59,7 @@ def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every field as (dotted name, value); open groups count as one field."""
     for key, value in config.items(preserve_field_references=False):
         name = prefix + key
-        known = schema.FIELDS.get(schema.field_name(name))
+        known = run_fields.FIELDS.get(run_fields.field_name(name))
         if isinstance(value, ConfigDict) and not (known and known.rule is OPEN):
             yield from fields(value, name + ".")
         else:
@@ -78,7 +78,7 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
-    hint = _meant(name, {*known, *own, *schema.FIELDS}) or _of_others(name)
+    hint = _meant(name, {*known, *own, *run_fields.FIELDS}) or _of_others(name)
     if name.startswith("algo.") and own and not hint:
         names = ", ".join(key.removeprefix("algo.") for key in own)
         return f"config.{name} is not a field of {algorithm}; its fields: {names}"
@@ -109,10 +109,10 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _single_fields(config: ConfigDict) -> Iterator[str]:
     algorithm = config.get("algo", {}).get("name")
-    known = {**schema.FIELDS, **algorithm_fields(algorithm)}
+    known = {**run_fields.FIELDS, **algorithm_fields(algorithm)}
     found = dict(fields(config))
     for name, value in found.items():
-        field = known.get(schema.field_name(name))
+        field = known.get(run_fields.field_name(name))
         if field is None and name.startswith("algo.") and algorithm not in ALGORITHMS and not renamed.field(name):
             continue  # whose it is, is not known
         if field is None:
@@ -128,14 +128,14 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
         yield "config.policies is missing; accepted: a group with a policy of every name in config.agents"
     wanted = [name for name in known if "*" not in name]
     for policy, fields_of in config.get("policies", {}).items():
-        wanted += [f"policies.{policy}.{name}" for name in schema.POLICY]
+        wanted += [f"policies.{policy}.{name}" for name in run_fields.POLICY]
         if "model" not in fields_of:
             yield f"config.policies.{policy}.model is missing; accepted: {{}}, or a model of its own"
         if fields_of.get("model"):
             wanted += [f"policies.{policy}.{name}" for name in known if name.startswith("model.")]
     for name in wanted:
         if name not in found:
-            yield f"config.{name} is missing; accepted: {known[schema.field_name(name)].rule.accepted}"
+            yield f"config.{name} is missing; accepted: {known[run_fields.field_name(name)].rule.accepted}"
 
 
 def _names(config: ConfigDict) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _names(config: ConfigDict) -> Iterator[str]:
     elif task and task not in task_combinations.tasks():
         yield _unknown("task.name", task, task_combinations.tasks().names())
     for name, value in fields(config):
-        if schema.field_name(name) != "model.name":
+        if run_fields.field_name(name) != "model.name":
             continue
         if value.lower() not in models.names() and value.lower() not in models.ALIASES:
             few = "the name of a registered model, e.g. " + ", ".join(models.names()[:4])
