@@ -141,9 +141,7 @@ def debate(batcher: Batcher, data, agents: int, turns: int, known: list[list[int
     chats = [[list(q) for _ in range(agents)] for q in data.questions]
     for turn in range(turns):
         flat = [chat for group in chats for chat in group]
-        answers, figures = run(
-            batcher, [(chat, data.settings(1000 * turn + i)) for i, chat in enumerate(flat)]
-        )
+        answers, figures = run(batcher, [(chat, data.settings(1000 * turn + i)) for i, chat in enumerate(flat)])
         out(case=f"debate turn {turn + 1}", prompt=float(np.mean([len(c) for c in flat])),
             least=least_read([c[:-1] for c in flat], known), **figures)  # fmt: skip
         known += [chat + answer[0].tokens.tolist()[:-1] for chat, answer in zip(flat, answers, strict=True)]

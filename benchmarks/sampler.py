@@ -96,9 +96,17 @@ def fixed_batch(name: str, rows: int, prompt: int, new: int, dtype, repeats: int
     counted = weights + kv.nbytes(cfg, rows, prompt + new, dtype) + 4 * rows * cfg.vocab_size
     stats = jax.devices()[0].memory_stats() or {}
     report(
-        case="fixed", model=name, rows=rows, prompt=prompt, new=new, device=jax.devices()[0].device_kind,
-        tokens_per_s=rows * new / decode_s, with_prefill_tokens_per_s=rows * new / (decode_s + prefill_s),
-        step_ms=decode_s / new * 1e3, prefill_ms=prefill_s * 1e3, compile_s=compile_s,
+        case="fixed",
+        model=name,
+        rows=rows,
+        prompt=prompt,
+        new=new,
+        device=jax.devices()[0].device_kind,
+        tokens_per_s=rows * new / decode_s,
+        with_prefill_tokens_per_s=rows * new / (decode_s + prefill_s),
+        step_ms=decode_s / new * 1e3,
+        prefill_ms=prefill_s * 1e3,
+        compile_s=compile_s,
         floor_share=floor_seconds(cfg, rows, prompt, new) / decode_s if jax.default_backend() == "gpu" else None,
         memory_ratio=allocated(engine, rows, prompt + new, settings) / counted,
         peak_gib=stats.get("peak_bytes_in_use", 0) / 2**30,
@@ -112,7 +120,9 @@ def allocated(engine: Engine, rows: int, slots: int, settings) -> float:
     state = decode.Rows(cache, column, column, column)
     memory = engine._chunk.lower(engine.weights, state, settings, column, engine.chunk).compile().memory_analysis()
     return (
-        memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
     )
 
@@ -142,8 +152,14 @@ def continuous(name: str, rows: int, requests: int, dtype, scale: int) -> None:
     first = time.perf_counter() - start
     seconds, useful = serve()
     report(
-        case="continuous", model=name, rows=rows, requests=requests, device=jax.devices()[0].device_kind,
-        tokens_per_s=float(lengths[1].sum()) / seconds, useful_share=useful, seconds=seconds,
+        case="continuous",
+        model=name,
+        rows=rows,
+        requests=requests,
+        device=jax.devices()[0].device_kind,
+        tokens_per_s=float(lengths[1].sum()) / seconds,
+        useful_share=useful,
+        seconds=seconds,
         first_run_s=first,
     )
 
@@ -163,15 +179,26 @@ def transformers_peer(name: str, rows: int, prompt: int, new: int, cache: str, r
 
     def run():
         model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=True,
+            top_k=0,
             cache_implementation=cache,
         )
         torch.cuda.synchronize()
 
     run()
     seconds = median_seconds(run, repeats)
-    report(case=f"transformers {cache or 'dynamic'} cache", model=name, rows=rows, prompt=prompt, new=new,
-           with_prefill_tokens_per_s=rows * new / seconds)
+    report(
+        case=f"transformers {cache or 'dynamic'} cache",
+        model=name,
+        rows=rows,
+        prompt=prompt,
+        new=new,
+        with_prefill_tokens_per_s=rows * new / seconds,
+    )
 
 
 def main():

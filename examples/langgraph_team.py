@@ -1,10 +1,10 @@
 """A team as a graph with LangGraph: a planner, then a worker and a critic in turns until the critic accepts.
 
-    planner -> worker -> critic -> end
-                 ^---------'        (at most ROUNDS times)
+planner -> worker -> critic -> end
+             ^---------'        (at most ROUNDS times)
 
-    pip install -r requirements-langgraph.txt
-    python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b
+pip install -r requirements-langgraph.txt
+python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b
 """
 
 import json

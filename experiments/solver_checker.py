@@ -15,8 +15,6 @@ from configs import tasks
 
 def get_config(form: str | None = None):
     """AT-GRPO for two roles that share a policy."""
-    config = tasks.task(
-        "solver_checker", form, ("at_grpo", "grpo", "ppo"), max_length=4096, small_episodes=8, rounds=2
-    )
+    config = tasks.task("solver_checker", form, ("at_grpo", "grpo", "ppo"), max_length=4096, small_episodes=8, rounds=2)
     config.name = "solver_checker"
     return config

@@ -39,7 +39,15 @@ def _rotated(ref, rows, mask, cos, sin):
 
 
 def _kernel(
-    refs: dict, out_ref, k_ref, v_ref, *, block: int, tile: int, scale: float, window: int | None,
+    refs: dict,
+    out_ref,
+    k_ref,
+    v_ref,
+    *,
+    block: int,
+    tile: int,
+    scale: float,
+    window: int | None,
 ):
     """refs: the inputs by name; k_ref and v_ref [P, S, H]: the pages of one key/value head, which are outputs too."""
     q_ref, table = refs["q"], refs.get("table")

@@ -105,9 +105,7 @@ def _indices(game: Puzzle | TwoRole, words: Words) -> Callable[[State, jax.Array
     return indices
 
 
-def _board(
-    shape: tuple[int, int], symbols: tuple[str, ...], words: Words, notation: Notation
-) -> tuple[Piece, ...]:
+def _board(shape: tuple[int, int], symbols: tuple[str, ...], words: Words, notation: Notation) -> tuple[Piece, ...]:
     cells = grid(shape, symbols, notation.between, labels=words.labels)
     return Fixed(notation.board + words.header), *cells
 
@@ -178,9 +176,7 @@ def _event_indices(game: Puzzle | TwoRole, words: Words) -> Callable[..., jax.Ar
     return event_indices
 
 
-def _sight_indices(
-    game: TwoRole, words: Words, state: State, action: jax.Array, shown: jax.Array
-) -> jax.Array:
+def _sight_indices(game: TwoRole, words: Words, state: State, action: jax.Array, shown: jax.Array) -> jax.Array:
     """What the executor sees once it has the proposal; every number is 0 where nothing is shown."""
     inner = puzzle_state(state)
     cells = words.sight_cells(inner, action)

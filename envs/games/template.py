@@ -159,6 +159,7 @@ class Compiled:
 
 # --- Compiling ------------------------------------------------------------------------------------------------------
 
+
 def token_table(
     tokenizer: "Tokenizer | Encoder", strings: Sequence[str], followed_by: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -51,9 +51,7 @@ class Reward:
             calls = [(name, {**dict(zip(GIVEN_AS_LISTS, given, strict=True)), **columns})]
         else:
             columns = {column: value for column, value in row.items() if column not in GIVEN}
-            calls = [
-                (f"{name}_{k}", {"prompt": prompt, "completion": text, **columns}) for k, text in enumerate(texts)
-            ]
+            calls = [(f"{name}_{k}", {"prompt": prompt, "completion": text, **columns}) for k, text in enumerate(texts)]
         found = await asyncio.gather(*(self._one(ask, key, values, limit) for key, values in calls))
         values = found[0] if self.lists else found
         if not isinstance(values, list) or len(values) != len(texts):

@@ -155,9 +155,7 @@ def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) 
             raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 32")
 
 
-def plan(
-    flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str] = ()
-) -> tuple[Runs, Runs]:
+def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
     """Two rounds of runs: warm starts, and the rows, which begin from them; `passed` goes to their commands."""
     folder = Path(flags.workdir)
     for_warm = without_learning(passed)

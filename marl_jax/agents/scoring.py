@@ -46,9 +46,7 @@ def score(policy: Policy, weights: dict, samples: Samples, packed: packing.Packe
     return Scores(*found, _values(policy, weights, samples, before, adapters))
 
 
-def answer_logps(
-    policy: Policy, acting: dict, samples: Samples, packed: packing.PackedRows | None = None
-) -> jax.Array:
+def answer_logps(policy: Policy, acting: dict, samples: Samples, packed: packing.PackedRows | None = None) -> jax.Array:
     """float32 [N, X] of the answers under the weights that decide how a policy acts, {"model", "adapters"}."""
     if packed is not None:
         (logps, _), _, spread = _score_packed(policy, acting, samples, packed)
@@ -125,9 +123,7 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     layout = Packed(rows.starts, sizes, samples.tokens.shape[1])
     there, back = layout.places(rows.room)
     in_rows = lambda x: move(x.reshape(n, -1), back, there)  # noqa: E731
-    hidden = read(
-        in_rows(samples.tokens), positions=in_rows(samples.positions), layout=layout, adapters=adapters
-    )
+    hidden = read(in_rows(samples.tokens), positions=in_rows(samples.positions), layout=layout, adapters=adapters)
     said = jnp.where(filled, packing.answer_sizes(samples), 0).reshape(n, slots)
     there, back = Packed(rows.answer_starts, said, samples.width).places(rows.answer_room)
     before = rows.starts[..., None] + samples.reads.reshape(n, slots, -1)

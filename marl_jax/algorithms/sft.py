@@ -53,9 +53,7 @@ def rollout(run) -> Demonstrations:
     algo = run.config.algo
     weights = fields.kind_weights(algo.kind_weights)
     by_action = tuple(weights.get(kind, 1.0) for kind in run.game.action_kinds) if weights else ()
-    return Demonstrations(
-        **run.rollout_settings(), bot=run.demonstrator(), noise=algo.noise, action_weights=by_action
-    )
+    return Demonstrations(**run.rollout_settings(), bot=run.demonstrator(), noise=algo.noise, action_weights=by_action)
 
 
 class Imitation:

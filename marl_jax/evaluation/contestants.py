@@ -1,6 +1,5 @@
 """Contestants: who can be evaluated or played against, and the weights of runs, from their checkpoints or untuned."""
 
-
 from __future__ import annotations
 
 import collections
@@ -98,5 +97,3 @@ def _shape(setup: Setup) -> tuple:
         return m.name, m.policies, m.model, policy.lora, policy.dtype, answers, m.tokenizer.fingerprint
 
     return tuple(map(backbone, setup.backbones)), setup.config.env.to_dict()
-
-

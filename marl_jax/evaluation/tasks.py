@@ -69,7 +69,10 @@ class TaskEvaluation:
         for name in self._config.opponents if baselines else ():
             speaker = remote_speaker(name, self._runner.speakers[0].sampling)
             runner = self._setup.runner(
-                self._config.temperature, self._config.seed, task=self._task, speakers=[speaker],
+                self._config.temperature,
+                self._config.seed,
+                task=self._task,
+                speakers=[speaker],
                 seating=lambda seat, turn: 0,
             )
             with contextlib.closing(runner):

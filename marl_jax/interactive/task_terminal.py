@@ -93,9 +93,7 @@ class Terminal:
         self.output.flush()
 
 
-def play(
-    setup: TaskSetup, weights: dict, source: TextIO | None = None, output: TextIO | None = None
-) -> Episode:
+def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: TextIO | None = None) -> Episode:
     """One episode of the test part, of the example that `play.seed` picks."""
     c, roles = setup.config.play, setup.roles
     source, output = source or sys.stdin, output or sys.stdout

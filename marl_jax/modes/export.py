@@ -1,9 +1,9 @@
 """`--mode=export`: a run's policies as folders that transformers and peft load.
 
-    python launch.py --workdir=runs/mine --mode=export
+python launch.py --workdir=runs/mine --mode=export
 
-    <workdir>/export/<policy>/           config, weights and tokenizer; a LoRA adapter is merged into them
-    <workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's layout
+<workdir>/export/<policy>/           config, weights and tokenizer; a LoRA adapter is merged into them
+<workdir>/export/<policy>-adapter/   the adapter alone, in PEFT's layout
 """
 
 from __future__ import annotations

@@ -174,5 +174,3 @@ class HistoryContext:
         """int32 [V, B]: answers of each turn that count and for which a row had no room."""
         counted = jnp.sum(played.counts.reshape(*places.whole.shape, -1) > 0, axis=-1)
         return jnp.where(places.whole, 0, counted)
-
-

@@ -1,9 +1,9 @@
 """Games, and episodes of tasks, written out for a person to read: a few now and then, never all of them.
 
-    logs/game_results_<time>.log       moves, boards and outcomes
-    logs/llm_conversation_<time>.log   every prompt and answer in full
-    logs/game_summary_<model>.txt      results over all games written so far, rewritten each time
-    games.jsonl                        the same games for the report
+logs/game_results_<time>.log       moves, boards and outcomes
+logs/llm_conversation_<time>.log   every prompt and answer in full
+logs/game_summary_<model>.txt      results over all games written so far, rewritten each time
+games.jsonl                        the same games for the report
 """
 
 from __future__ import annotations

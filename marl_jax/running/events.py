@@ -1,10 +1,10 @@
 """Events of a training run that explain its curves, such as a rejected update: `events.jsonl`.
 
-    rejected   an update was undone because completions lost too much probability
-    skipped    an update was skipped because it was not finite
-    alarm      training stopped making progress
-    rollback   the run returned to an earlier checkpoint
-    solved     the run reached its goal and stopped
+rejected   an update was undone because completions lost too much probability
+skipped    an update was skipped because it was not finite
+alarm      training stopped making progress
+rollback   the run returned to an earlier checkpoint
+solved     the run reached its goal and stopped
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KINDS = ("rejected", "skipped", "alarm", "rollback", "solved")
 class Events:
     """Writer of the events of a run.
 
-        events = Events(workdir, start=step, main=jax.process_index() == 0)
-        events.write(step, "rejected", "completions lost 4.1 nats, more than 3")
+    events = Events(workdir, start=step, main=jax.process_index() == 0)
+    events.write(step, "rejected", "completions lost 4.1 nats, more than 3")
     """
 
     def __init__(self, workdir: Path, start: int = 0, main: bool = True):

@@ -77,9 +77,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 class Metrics:
     """Where the training loop puts its metrics.
 
-        metrics = Metrics(config, workdir, start=step)
-        metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are fine
-        metrics.write_eval(step, [{"opponent": "random", "win_rate": 0.9, ...}])
+    metrics = Metrics(config, workdir, start=step)
+    metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are fine
+    metrics.write_eval(step, [{"opponent": "random", "win_rate": 0.9, ...}])
     """
 
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):

@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 class GracefulStop:
     """While in its scope, `stop.asked` tells whether the loop should save and leave.
 
-        with GracefulStop() as stop:
-            while step < steps and not stop.asked:
-                ...
+    with GracefulStop() as stop:
+        while step < steps and not stop.asked:
+            ...
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -278,9 +278,7 @@ class BatchRows:
         jobs["_copy_pages",] = self.engine._copy_pages, (pages, pairs, pairs)
         # What one request needs, then what many need, then the sizes between.
         order = dict.fromkeys([reads[0], decodes[0], ("_copy_pages",), decodes[-1], reads[-1], *decodes])
-        self._compiled = CompiledPrograms(
-            [(key, jobs[key][0], jax.tree.map(_shape, jobs[key][1])) for key in order]
-        )
+        self._compiled = CompiledPrograms([(key, jobs[key][0], jax.tree.map(_shape, jobs[key][1])) for key in order])
 
     def stop_compiling(self) -> None:
         """Gives up what has not been begun."""

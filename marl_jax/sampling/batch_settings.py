@@ -44,10 +44,12 @@ def settings_for(
         )
     return decode.Settings(
         row_keys(column("seed", np.uint32, 0)),
-        *jax.device_put((
-            column("temperature", np.float32, 1.0),
-            stop_ids,
-            column("max_new_tokens", np.int32, 0),
-            filters,
-        )),
+        *jax.device_put(
+            (
+                column("temperature", np.float32, 1.0),
+                stop_ids,
+                column("max_new_tokens", np.int32, 0),
+                filters,
+            )
+        ),
     )

@@ -284,9 +284,7 @@ class Batcher:
     def usage(self) -> Usage:
         running = sum(r.begun for r in self._open.values())
         versions = tuple(self.engine.versions)
-        return dataclasses.replace(
-            self._counts, running=running, waiting=len(self._open) - running, versions=versions
-        )
+        return dataclasses.replace(self._counts, running=running, waiting=len(self._open) - running, versions=versions)
 
     @property
     def compile_seconds(self) -> float:

@@ -138,9 +138,7 @@ class Batchers:
     @property
     def updating(self) -> set[int]:
         """The policies whose new weights wait for rows in flight."""
-        return {
-            policy for policy, (which, own) in enumerate(self.routes) if own in self.batchers[which].updating
-        }
+        return {policy for policy, (which, own) in enumerate(self.routes) if own in self.batchers[which].updating}
 
     @property
     def n_policies(self) -> int:

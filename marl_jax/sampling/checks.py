@@ -92,8 +92,10 @@ def check_policy(policy: int, n: int) -> None:
 
 def check_weights(policy: int, found, expected) -> None:
     """Refuses weights whose names or shapes are not those of `expected`."""
-    found, expected = ({jax.tree_util.keystr(k): np.shape(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)}
-                       for tree in (found, expected))
+    found, expected = (
+        {jax.tree_util.keystr(k): np.shape(v) for k, v in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (found, expected)
+    )
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise ValueError(

@@ -60,8 +60,10 @@ def make_choices(names: Sequence[Sequence[int]], end_id: int | None = None) -> C
     """The table of tokenised names; a name that begins another one is closed by `end_id`."""
     names = [tuple(n) for n in names]
     if not names or not all(names):
-        raise ValueError(f"every action needs a name of at least one token; got {len(names)} names, "
-                         f"{sum(not n for n in names)} of them empty")
+        raise ValueError(
+            f"every action needs a name of at least one token; got {len(names)} names, "
+            f"{sum(not n for n in names)} of them empty"
+        )
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise ValueError(f"two actions have the same tokens {list(twice[0])}: names must differ")

@@ -116,7 +116,13 @@ def begin(model: Model, params, hidden: jax.Array, cache: Cache, settings: Setti
 
 
 def step(
-    model: Model, params, rows: Rows, settings: Settings, adapters: Lora | None = None, dtype=jnp.bfloat16, kernel=None,
+    model: Model,
+    params,
+    rows: Rows,
+    settings: Settings,
+    adapters: Lora | None = None,
+    dtype=jnp.bfloat16,
+    kernel=None,
     prefix=None,
 ):
     """One token for every row that is going: (rows, tokens int32 [B], logps float32 [B]).
@@ -125,7 +131,13 @@ def step(
     """
     going = (rows.finish == GOING).astype(jnp.int32)
     hidden, cache = model.forward(
-        params, rows.token[:, None], lengths=going, cache=rows.cache, adapters=adapters, dtype=dtype, kernel=kernel,
+        params,
+        rows.token[:, None],
+        lengths=going,
+        cache=rows.cache,
+        adapters=adapters,
+        dtype=dtype,
+        kernel=kernel,
         prefix=prefix,
     )
     drawn = _next(model, params, hidden[:, 0], cache.lengths, settings, rows.seen)
@@ -133,8 +145,15 @@ def step(
 
 
 def chunk(
-    model: Model, params, rows: Rows, settings: Settings, steps: int, adapters: Lora | None = None,
-    dtype=jnp.bfloat16, kernel=None, prefix=None,
+    model: Model,
+    params,
+    rows: Rows,
+    settings: Settings,
+    steps: int,
+    adapters: Lora | None = None,
+    dtype=jnp.bfloat16,
+    kernel=None,
+    prefix=None,
 ):
     """Up to `steps` tokens per row, fewer when every row is done: (rows, tokens and logps [B, steps], steps taken).
 

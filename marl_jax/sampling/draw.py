@@ -34,8 +34,10 @@ def categorical(logits: jax.Array, uniform: jax.Array, greedy: jax.Array) -> tup
     """
     batch, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
-    padded = logits if blocks * BLOCK == vocab else jnp.pad(
-        logits, ((0, 0), (0, blocks * BLOCK - vocab)), constant_values=-jnp.inf
+    padded = (
+        logits
+        if blocks * BLOCK == vocab
+        else jnp.pad(logits, ((0, 0), (0, blocks * BLOCK - vocab)), constant_values=-jnp.inf)
     )
     tiles = padded.reshape(batch, blocks, BLOCK)
     peaks = jnp.max(tiles, axis=-1)

@@ -224,8 +224,14 @@ class Engine(Programs):
         mask[:rows] = legal
         column = lambda x, dtype: np.pad(np.broadcast_to(np.asarray(x, dtype), (rows,)), (0, batch - rows))  # noqa: E731
         result = self._choose(
-            self.weights, conversation.hidden, conversation.cache, choices, mask, column(temperature, np.float32),
-            column(seeds, np.uint32), conversation.adapter_ids,
+            self.weights,
+            conversation.hidden,
+            conversation.cache,
+            choices,
+            mask,
+            column(temperature, np.float32),
+            column(seeds, np.uint32),
+            conversation.adapter_ids,
         )
         host = jax.tree.map(lambda x: np.asarray(x)[:rows], dataclasses.replace(result, cache=None))
         for i in np.flatnonzero(~np.isfinite(host.logps).all(axis=1)):

@@ -182,10 +182,21 @@ class Programs:
     @functools.cached_property
     def _choose(self):
         def run(weights, hidden, cache, choices, legal, temperature, seeds, ids):
-            return spread(choice.choose(
-                self.model, weights.params, hidden, cache.lengths, choices, legal, temperature, row_keys(seeds),
-                cache=cache, adapters=weights.lora(ids), dtype=self.dtype,
-            ))
+            return spread(
+                choice.choose(
+                    self.model,
+                    weights.params,
+                    hidden,
+                    cache.lengths,
+                    choices,
+                    legal,
+                    temperature,
+                    row_keys(seeds),
+                    cache=cache,
+                    adapters=weights.lora(ids),
+                    dtype=self.dtype,
+                )
+            )
 
         return self.jit(run, donate_argnums=2)
 
@@ -229,8 +240,12 @@ class Programs:
     def _read_lines(self):
         def run(weights, pages, lines: Lines):
             _, cache = self.model.forward(
-                weights.params, lines.tokens, lengths=lines.lengths, cache=Cache(pages, lines.starts, lines.table),
-                adapters=weights.lora(lines.adapter_ids), dtype=self.dtype,
+                weights.params,
+                lines.tokens,
+                lengths=lines.lengths,
+                cache=Cache(pages, lines.starts, lines.table),
+                adapters=weights.lora(lines.adapter_ids),
+                dtype=self.dtype,
             )
             return spread(cache.layers)
 
@@ -241,7 +256,9 @@ class Programs:
         def run(weights, pages, rows: RowBatch, steps):
             zeros, filters = jnp.zeros_like(rows.token), rows.filters
             state = decode.Rows(
-                Cache(pages, rows.lengths, rows.table), rows.token, zeros,
+                Cache(pages, rows.lengths, rows.table),
+                rows.token,
+                zeros,
                 jnp.where(rows.budget > 0, decode.GOING, decode.LENGTH).astype(jnp.int32),
                 None if filters is None else filters.seen,
             )

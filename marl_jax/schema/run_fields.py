@@ -183,9 +183,7 @@ OPTIM = {  # AdamW
 EVAL = {
     "every": Field(50, integer(0), "steps between evaluations; 0 is never"),
     "games": Field(512, integer(1, 1 << 20), "games per opponent, seats in turn; tasks: examples at most"),
-    "samples": Field(
-        1, integer(1, 1 << 16), "tasks: episodes of each example; above 1, temperature must be above 0"
-    ),
+    "samples": Field(1, integer(1, 1 << 16), "tasks: episodes of each example; above 1, temperature must be above 0"),
     "opponents": Field(("random",), TEXTS, "bots, folders of runs, or remote models (URL#MODEL); tasks: remote models"),
     "swap_roles": Field(False, SWITCH, "also let every role be played by the policy of the next one"),
     "best_of": Field(

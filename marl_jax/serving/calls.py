@@ -233,9 +233,7 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
         more = {"on_tokens": on_tokens}
     call.changed()
     try:
-        answers = await speaker.sampler.answer(
-            call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more
-        )
+        answers = await speaker.sampler.answer(call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more)
     except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
         raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
     except BatcherClosed:

@@ -145,9 +145,7 @@ class Endpoint:
             return None
         rows = [call.ids + content for content in call.contents]
         return [
-            await asyncio.to_thread(
-                speaker.sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k
-            )
+            await asyncio.to_thread(speaker.sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k)
             for row in rows
         ]
 

@@ -1,9 +1,9 @@
 """Counters, gauges and histograms in the text format of Prometheus; safe to use from several threads.
 
-    metrics = Metrics()
-    metrics.count("http_requests_total", "Requests.", path="/predict", status=200)
-    metrics.observe("http_request_seconds", "Seconds a request takes.", 0.02, path="/predict")
-    metrics.text()                                                     # what GET /metrics answers
+metrics = Metrics()
+metrics.count("http_requests_total", "Requests.", path="/predict", status=200)
+metrics.observe("http_request_seconds", "Seconds a request takes.", 0.02, path="/predict")
+metrics.text()                                                     # what GET /metrics answers
 """
 
 from __future__ import annotations

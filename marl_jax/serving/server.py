@@ -1,8 +1,8 @@
 """Running an application: on an address until a signal comes, in a thread, or in an event loop beside other work.
 
-    serve(app, "127.0.0.1", 8000)                     # returns after SIGTERM or Ctrl-C, when all requests are answered
-    with in_thread(app) as url: ...                   # on a free port of this machine
-    async with in_loop(app) as url: ...               # the same in this event loop
+serve(app, "127.0.0.1", 8000)                     # returns after SIGTERM or Ctrl-C, when all requests are answered
+with in_thread(app) as url: ...                   # on a free port of this machine
+async with in_loop(app) as url: ...               # the same in this event loop
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ def run_in_thread(start: Callable[[Callable[[str], None]], Started], end_seconds
 
 
 @contextlib.asynccontextmanager
-async def in_loop(
-    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5
-) -> AsyncIterator[str]:
+async def in_loop(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> AsyncIterator[str]:
     """Serves in this event loop while the context is open, so that others in it reach the application's objects."""
     started = asyncio.Event()
     server = Server(app, drain_seconds, lambda _: started.set())
@@ -173,8 +171,14 @@ class Server(uvicorn.Server):
         settings |= dict(server_header=False, proxy_headers=False)
         super().__init__(
             uvicorn.Config(
-                self._watched, http=Protocol, ws="none", limit_concurrency=_max_connections(), backlog=BACKLOG,
-                timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=drain_seconds, **settings,
+                self._watched,
+                http=Protocol,
+                ws="none",
+                limit_concurrency=_max_connections(),
+                backlog=BACKLOG,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=drain_seconds,
+                **settings,
             )  # fmt: skip
         )
 

@@ -22,9 +22,7 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
 
 def tokens_within(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> int:
     """How many of the ids it takes to write the first `length` characters of their text."""
-    return bisect.bisect_left(
-        range(len(ids)), length, key=lambda n: len(tokenizer.decode(ids[:n], skip_special=True))
-    )
+    return bisect.bisect_left(range(len(ids)), length, key=lambda n: len(tokenizer.decode(ids[:n], skip_special=True)))
 
 
 class TextStream:
@@ -34,9 +32,7 @@ class TextStream:
     `held_from` (of a text so far, the place from which on it may change) says.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), held_from: Callable[[str], int] | None = None
-    ):
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), held_from: Callable[[str], int] | None = None):
         self._tokenizer, self._stops, self._held_from = tokenizer, tuple(stops), held_from
         self.ids: list[int] = []
         self.shown = 0

@@ -1,8 +1,8 @@
 """From a config to the parts a run is made of. Nothing is trained here.
 
-    parts.py   what every run has: algorithm, mesh, models with their policies, who sits where
-    games.py   the parts of a run whose world is a game
-    tasks.py   the parts of a run whose world is a host task
+parts.py   what every run has: algorithm, mesh, models with their policies, who sits where
+games.py   the parts of a run whose world is a game
+tasks.py   the parts of a run whose world is a host task
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Verifiers of runs, ready to score.
 
-    with open_scorer(Path("runs/verifier")) as verifier:
-        verifier.scorer([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])    # [0.97]
-    with serve_beside(Path("runs/verifier")) as (url, version):
-        ...  # tasks of this process reach it with envs.tasks.scorer_client.ScorerClient(url, version)
+with open_scorer(Path("runs/verifier")) as verifier:
+    verifier.scorer([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])    # [0.97]
+with serve_beside(Path("runs/verifier")) as (url, version):
+    ...  # tasks of this process reach it with envs.tasks.scorer_client.ScorerClient(url, version)
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def restore_weights(setup: Setup, workdir: Path, step: str = "newest") -> tuple[
         wanted = checkpoints.named(step)
         check_run(_run_of(checkpoints, wanted), setup, workdir)
         # Where the newest is damaged, the one before it will do.
-        restored = checkpoints.restore(
-            {"trained": trained}, step=None if step == "newest" else wanted, partial=True
-        )
+        restored = checkpoints.restore({"trained": trained}, step=None if step == "newest" else wanted, partial=True)
     finally:
         checkpoints.close()
     check_run(restored.meta.get("run", {}), setup, workdir)

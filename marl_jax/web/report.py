@@ -239,7 +239,7 @@ def _curves(metrics: Sequence[Mapping], events: Sequence[Mapping] = ()) -> Itera
     yield "<h2>Training</h2>"
     yield f'<div class="grid">{"".join(_curve(metrics, name, marks) for name in first)}</div>'
     if rest:
-        yield f'<details{"" if first else " open"}><summary>{len(rest)} more curves</summary>'
+        yield f"<details{'' if first else ' open'}><summary>{len(rest)} more curves</summary>"
         yield f'<div class="grid">{"".join(_curve(metrics, name, marks) for name in rest)}</div></details>'
     if constant:
         values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]

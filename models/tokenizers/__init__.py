@@ -1,10 +1,10 @@
 """Tokenizers: one class around the Rust `tokenizers` library, and a reader for each kind of file that holds one.
 
-    load("tiny")                      bytes, for models trained from scratch
-    load("some/folder")               a Hugging Face folder: tokenizer.json, vocab.json + merges.txt, or tokenizer.model
-    load("model.gguf")                the vocabulary inside a GGUF file
-    load("qwen.tiktoken")             Qwen's own file
-    load("qwen2.5-0.5b-instruct")     a registered model, from where `python -m models.fetch` put it
+load("tiny")                      bytes, for models trained from scratch
+load("some/folder")               a Hugging Face folder: tokenizer.json, vocab.json + merges.txt, or tokenizer.model
+load("model.gguf")                the vocabulary inside a GGUF file
+load("qwen.tiktoken")             Qwen's own file
+load("qwen2.5-0.5b-instruct")     a registered model, from where `python -m models.fetch` put it
 """
 
 from __future__ import annotations

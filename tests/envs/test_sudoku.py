@@ -89,9 +89,7 @@ def play(game, indices, keys, random):
 @pytest.mark.parametrize("random", [True, False])
 def test_play_equals_the_reference(game, random):
     keys = jax.random.split(jax.random.key(3), game.n_levels)
-    actions, grid, done, legal, reward = jax.device_get(
-        play(game, jnp.arange(game.n_levels), keys, random)
-    )
+    actions, grid, done, legal, reward = jax.device_get(play(game, jnp.arange(game.n_levels), keys, random))
     for i in range(game.n_levels):
         puzzle, solution = game.levels["puzzle"][i], game.levels["solution"][i]
         for t, (expected, paid) in enumerate(reference(game, puzzle, solution, actions[i])):

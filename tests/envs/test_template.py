@@ -158,6 +158,7 @@ def test_refuses_a_merge():
 
 def test_linked_tables_are_shown_together():
     """Borders with only a part of them shown do not come up; all others are checked."""
+
     def template(linked):
         return Template((Fixed("a"), Table(("", "b")), Table(("", "c"), linked=linked), Fixed("d")))
 

@@ -32,10 +32,19 @@ def copy_of(run, folder):
 SMALL = {
     "metrics/metrics": [b"", b"{}", b'{"metric": "x"}'],
     "_CHECKPOINT_METADATA": [
-        b"[]", b"7", b"[" * 100_000, b'{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 1' + b"0" * 30 + b"}",
+        b"[]",
+        b"7",
+        b"[" * 100_000,
+        b'{"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 1' + b"0" * 30 + b"}",
     ],
     "seal.json": [
-        b"null", b"{}", b"[]", b"[" * 100_000, b'{"a\\u0000b": [0, 0]}', b'{"\\ud800": [0, 0]}', b"\xff",
+        b"null",
+        b"{}",
+        b"[]",
+        b"[" * 100_000,
+        b'{"a\\u0000b": [0, 0]}',
+        b'{"\\ud800": [0, 0]}',
+        b"\xff",
         b'{"' + b"a" * 5000 + b'": [0, 0]}',
     ],
     "meta/metadata": [b""],

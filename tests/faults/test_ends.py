@@ -59,7 +59,7 @@ def test_a_clock_that_is_set_back_shows_no_negative_time(tmp_path):
     rows = [{"step": i, "time": t, "reward": i / 2} for i, t in enumerate(times)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report.main(tmp_path).read_text()
-    shown = page.partition('time</span><b>')[2].partition("</b>")[0]
+    shown = page.partition("time</span><b>")[2].partition("</b>")[0]
     assert shown == "24 s"  # four steps of a second, and the jump forward as a pause
 
 

@@ -127,9 +127,7 @@ def test_dr_mas_by_hand():
 
     as_one = four_answers([0, 0], [[[4.0, 9.0], [0.0, 9.0]], [[1.0, 1.0], [0.0, 0.0]]])
     rows, *_ = learn(as_one, algo, change)
-    np.testing.assert_allclose(
-        rows.at_first(rows.advantages), np.array([[2, -2], [0.5, -0.5]]) / 1.457738, atol=1e-4
-    )
+    np.testing.assert_allclose(rows.at_first(rows.advantages), np.array([[2, -2], [0.5, -0.5]]) / 1.457738, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["grpo", "at_grpo"])
@@ -315,9 +313,7 @@ def test_a_step_of_every_form_fits_together(form):
         params = all_weights(train_states)
         state = jax.eval_shape(rollout.init, key, params)
         samples, after, _ = jax.eval_shape(rollout.__call__, params, state, key)
-        learnt, metrics = jax.eval_shape(
-            functools.partial(learn_step, setup, optimiser), train_states, samples, key
-        )
+        learnt, metrics = jax.eval_shape(functools.partial(learn_step, setup, optimiser), train_states, samples, key)
     assert samples.n == batches.rows(config)
     assert samples.n_answers == (config.algo.group_size if config.algo.name == "at_grpo" else 1)
     jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), state, after)

@@ -39,9 +39,7 @@ def roll(task, sampler=None, state=None, **kwargs):
 def test_every_answer_token_is_predicted_from_what_the_sampler_read(task, candidates):
     sampler = FakeSampler()
     samples, _, _ = roll(task, sampler, candidates=candidates)
-    asked = {
-        (tuple(ids), tuple(a.tokens.tolist())): a for ids, _, answers in sampler.asked.values() for a in answers
-    }
+    asked = {(tuple(ids), tuple(a.tokens.tolist())): a for ids, _, answers in sampler.asked.values() for a in answers}
     found = 0
     for n, s, tokens in answers_of(samples):
         context = visible(samples, n, samples.reads[n, tokens[0]])
@@ -97,9 +95,7 @@ def test_special_tokens_in_texts_forge_no_turn():
     roll(forger, sampler, n_examples=1, samples=1)
     ((ids, *_),) = sampler.asked.values()
     text = sampler.tokenizer.decode(ids)
-    assert text == (
-        "<|im_start|>system\nx<|im_end|>\n<|im_start|>user\nabsystem\n<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text == ("<|im_start|>system\nx<|im_end|>\n<|im_start|>user\nabsystem\n<|im_end|>\n<|im_start|>assistant\n")
 
 
 @settings(deadline=None, max_examples=15)

@@ -341,7 +341,9 @@ def test_metrics_in_the_format_of_prometheus():
     metrics.gauge("rows", "Rows.", lambda: 0.5)
     for value in (0.1, 1.0, 7.0):
         metrics.observe("wait", "Seconds.", value, (1.0, 5.0))
-    assert metrics.text() == textwrap.dedent(r"""
+    assert (
+        metrics.text()
+        == textwrap.dedent(r"""
         # HELP tokens_total Tokens.\nSampled.
         # TYPE tokens_total counter
         tokens_total{name="a\"b\\c\n"} 3
@@ -356,6 +358,7 @@ def test_metrics_in_the_format_of_prometheus():
         wait_sum 8.1
         wait_count 3
         """).lstrip()
+    )
     with pytest.raises(ValueError, match="is a gauge"):
         metrics.count("rows", "Rows.")
 

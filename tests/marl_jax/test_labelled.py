@@ -197,9 +197,7 @@ def test_labelling_and_resuming(tmp_path, fake):
     (part / "train.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 30])
     label.main(label_config(), tmp_path / "part")
     for name in ("train", "validation", "test"):
-        assert (part / f"{name}.jsonl").read_bytes() == (
-            tmp_path / "whole" / "labelled" / f"{name}.jsonl"
-        ).read_bytes()
+        assert (part / f"{name}.jsonl").read_bytes() == (tmp_path / "whole" / "labelled" / f"{name}.jsonl").read_bytes()
 
     # What is whole is left alone, more questions continue it, and other settings are refused.
     asked = fake.asked

@@ -94,9 +94,9 @@ def test_gradient_at_ratio_one_is_the_policy_gradient():
     logps = jnp.array([[-1.0, -2.0]])
     advantages = jnp.array([[0.5, -3.0]])
     samples = by_hand([[0, 0]], advantages=advantages)
-    gradient = jax.grad(
-        lambda x: jnp.sum(losses.policy_loss(samples, x, logps, clip_low=0.2, clip_high=0.2).loss)
-    )(logps)
+    gradient = jax.grad(lambda x: jnp.sum(losses.policy_loss(samples, x, logps, clip_low=0.2, clip_high=0.2).loss))(
+        logps
+    )
     np.testing.assert_allclose(gradient, -advantages, rtol=1e-6)
 
 

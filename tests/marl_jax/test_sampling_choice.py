@@ -56,9 +56,7 @@ PARAMS = toy_params()
 @quick_jit
 def sampled(params, choices, legal, temperature, seeds):
     state = State(jnp.broadcast_to(params["start"], (len(seeds), D)), jnp.full((len(seeds),), 5))
-    return choose(
-        Toy(), params, state.state, state.lengths, choices, legal, temperature, row_keys(seeds), cache=state
-    )
+    return choose(Toy(), params, state.state, state.lengths, choices, legal, temperature, row_keys(seeds), cache=state)
 
 
 def train_state(params, choices, legal, action, temperature):

@@ -93,8 +93,13 @@ def test_a_real_model_tells_its_story(tmp_path):
     engine = QuickEngine(build(cfg), params, dtype=jnp.float32, bucket=64)
     conversation = engine.prefill([[cfg.bos_id], [cfg.bos_id, 403, 407]], slots=64)
     answers, _ = engine.generate(conversation, Sampling(temperature=0, max_new_tokens=60))
-    assert tokenizers.load(vocabulary).decode(answers[0].tokens.tolist()).strip().startswith(
-        "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw"
+    assert (
+        tokenizers.load(vocabulary)
+        .decode(answers[0].tokens.tolist())
+        .strip()
+        .startswith(
+            "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw"  # noqa: E501
+        )
     )
 
 
@@ -243,9 +248,7 @@ def test_a_row_does_not_depend_on_neighbours_slot_or_batch_size(engine):
     requests = samplings(3)
     merge_metrics, _ = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), requests)
     order = [2, 0, 1]
-    turned, _ = engine.generate(
-        engine.prefill([PROMPTS[i] for i in order], slots=SLOTS), [requests[i] for i in order]
-    )
+    turned, _ = engine.generate(engine.prefill([PROMPTS[i] for i in order], slots=SLOTS), [requests[i] for i in order])
     for i in range(3):
         alone, _ = engine.generate(engine.prefill([PROMPTS[i]], slots=SLOTS), [requests[i]])
         for other in (alone[0], turned[order.index(i)]):

@@ -373,8 +373,11 @@ def test_idle_rows_are_filled_before_the_next_chunk():
 
 def test_requests_that_can_never_fit_are_refused():
     engine = FakeEngine(parts=2)
-    with pytest.raises(ValueError, match="cache_tokens is 47, which is room for 44 tokens; expected: at least 48, a "
-                                         "conversation of max_length 24 for each of 2 parts of the batch"):
+    with pytest.raises(
+        ValueError,
+        match="cache_tokens is 47, which is room for 44 tokens; expected: at least 48, a "
+        "conversation of max_length 24 for each of 2 parts of the batch",
+    ):
         make(engine, cache_tokens=47)
     with pytest.raises(ValueError, match="memory_frac is 0.0, which is room for 0 tokens; expected: at least 24"):
         make(FakeEngine(), cache_tokens=None, memory_frac=0.0)

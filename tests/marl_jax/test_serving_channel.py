@@ -129,7 +129,7 @@ def test_a_schema_is_followed_in_the_process_with_the_model():
         constraint = models["one"].json_output.constraint({"enum": ["a"]})
         async with linked(models) as (worker, _):
             await RemoteSampler(worker, 0).answer([97], Sampling(constraint=constraint))
-        (_, sampling), = parrot.asked
+        ((_, sampling),) = parrot.asked
         assert sampling.constraint is not constraint
         assert (sampling.constraint().mask() == constraint().mask()).all() and not constraint().mask().all()
 

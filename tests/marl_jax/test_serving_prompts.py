@@ -176,9 +176,7 @@ def test_calls_are_read_as_they_were_written(calls, text):
     rest, found = HERMES.parse(written, {"add", "sub"})
     assert rest == text.strip()
     assert [(one.name, json.loads(one.arguments)) for one in found] == calls
-    llama = "; ".join(
-        f'{{"name": "{name}", "parameters": {a}}}' for (name, _), a in zip(calls, arguments, strict=True)
-    )
+    llama = "; ".join(f'{{"name": "{name}", "parameters": {a}}}' for (name, _), a in zip(calls, arguments, strict=True))
     rest, found = tool_calls.Llama3().parse(llama, {"add", "sub"})
     assert rest == "" and [(one.name, json.loads(one.arguments)) for one in found] == calls
 

@@ -60,9 +60,7 @@ def real():
     """A model of two small layers, whose answers are equal bit for bit."""
     model = build(CONFIG)
     engine = QuickEngine(model, random_params(model, 0), dtype=jnp.float32, bucket=128, chunk=4)
-    batcher = Batcher(
-        engine, rows=4, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer(), fixed_shapes=True
-    )
+    batcher = Batcher(engine, rows=4, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer(), fixed_shapes=True)
     with BatcherThread(batcher) as found:
         yield found
 
@@ -162,7 +160,10 @@ REQUESTS = [
     ("/v1/chat/completions", HELLO | {"seed": 3, "n": 3, "logprobs": True}),
     ("/v1/completions", {"model": "two", "prompt": ["ab", "b"], "seed": 1, "max_tokens": 4}),
     ("/v1/chat/completions", HELLO | {"model": "tiny", "seed": 5, "n": 2, "logprobs": True, "max_tokens": 9}),
-    ("/v1/chat/completions", HELLO | {"model": "tiny", "seed": 5, "logprobs": True, "top_logprobs": 2, "max_tokens": 5})
+    (
+        "/v1/chat/completions",
+        HELLO | {"model": "tiny", "seed": 5, "logprobs": True, "top_logprobs": 2, "max_tokens": 5},
+    ),
 ]
 
 

@@ -58,8 +58,7 @@ def test_two_processes_train_to_the_parameters_of_one(tmp_path):
     ]
     split = "--config.mesh.fsdp=2"  # parameters, too
     started = [
-        launch(workdir, cache, 1, f"said_{i}", split, *flags, f"--config.distributed.index={i}")
-        for i in range(2)
+        launch(workdir, cache, 1, f"said_{i}", split, *flags, f"--config.distributed.index={i}") for i in range(2)
     ] + [launch(alone, cache, 2, "said_alone", split)]
     try:
         codes = [process.wait(300) for process in started]

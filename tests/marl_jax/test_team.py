@@ -287,9 +287,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
-        learnt, _ = quick_jit(functools.partial(learn_step, setup, optimiser))(
-            train_states, samples, jax.random.key(0)
-        )
+        learnt, _ = quick_jit(functools.partial(learn_step, setup, optimiser))(train_states, samples, jax.random.key(0))
     as_it_came = load(tiny_team.other_folder(folder))[1]
     jax.tree.map(np.testing.assert_array_equal, learnt["executor"].weights, {"model": as_it_came})
     same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], train_states["planner"].trained["model"])

@@ -134,9 +134,7 @@ def learner_logprobs(prompts, answers, temperature=1.0, ids=None, dtype=jnp.floa
     heat = np.ones((len(targets),), np.float32)
     heat[: len(rows)] = temperature
     logps = np.asarray(_logprobs(*model_and_params(), hidden, targets, heat))
-    return [
-        line[len(p) - 1 : len(p) + len(a) - 1] for line, p, a in zip(logps, prompts, answers, strict=False)
-    ]
+    return [line[len(p) - 1 : len(p) + len(a) - 1] for line, p, a in zip(logps, prompts, answers, strict=False)]
 
 
 def goodness(counts, probs) -> float:

@@ -79,9 +79,7 @@ def rollout(name, rows, turns, kind=GameRollout, context="history", history_turn
     made = policy(name, style, context, **of_policy)
     text = prompt(name, style, context, bool(of_policy.get("free")))
     turns_ = history_turns if context == "history" else 0
-    return tiny_play.rollout(
-        game(name), made, rows, turns, prompt=text, kind=kind, history_turns=turns_, **settings
-    )
+    return tiny_play.rollout(game(name), made, rows, turns, prompt=text, kind=kind, history_turns=turns_, **settings)
 
 
 def params_of(roll, seed=0):

@@ -1,10 +1,10 @@
 """An agent program for tests, which needs the standard library only: what it does is in its example.
 
-    {"do": "talk", "rounds": 2}     solver and verifier in turns, each in one conversation; the reward is in the output
-    {"do": "fresh", "rounds": 2}    the solver is asked anew each time, without a history, then the verifier once
-    {"do": "parallel"}              three questions to the solver side by side, then one more
-    {"do": "choices"}               as many candidates as the run wants, each rewarded over HTTP
-    and several ways to fail, see `main`
+{"do": "talk", "rounds": 2}     solver and verifier in turns, each in one conversation; the reward is in the output
+{"do": "fresh", "rounds": 2}    the solver is asked anew each time, without a history, then the verifier once
+{"do": "parallel"}              three questions to the solver side by side, then one more
+{"do": "choices"}               as many candidates as the run wants, each rewarded over HTTP
+and several ways to fail, see `main`
 """
 
 import concurrent.futures

@@ -95,6 +95,7 @@ def recorded(folder: Path) -> set[str]:
 
 BEFORE = recorded(Path(os.environ["MOODY_JOURNAL"])) if "MOODY_JOURNAL" in os.environ else set()
 
+
 @dataclasses.dataclass(frozen=True)
 class Debate:
     """All agents answer at once, read what the others said and answer again; each is paid for its own characters."""

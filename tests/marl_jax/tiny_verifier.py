@@ -36,9 +36,7 @@ def get_config(variant=None):
     config.algo = algorithms.verifier(answers=64, per_side=1, samples=2)
     defaults.use_task(config, "arithmetic", levels=(1,), n_examples=40)
     config.task.update(dict(max_length=128, rows=8, max_new_tokens=12))
-    config.model.shape = dict(
-        d_model=32, n_layers=1, n_heads=4, n_kv_heads=4, head_dim=8, d_ff=64, rope_theta=100.0
-    )
+    config.model.shape = dict(d_model=32, n_layers=1, n_heads=4, n_kv_heads=4, head_dim=8, d_ff=64, rope_theta=100.0)
     config.optim.update(dict(lr=1e-2, schedule="linear", warmup=5, b2=0.98))
     config.eval.update(dict(every=70, games=4))
     config.checkpoint.update(dict(every=60, best_metric="balanced/auc_by_question"))

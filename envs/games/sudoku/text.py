@@ -87,9 +87,7 @@ def _codes(n: int):
     return codes
 
 
-def _outcome_indices(
-    n: int, before: State, action: jax.Array, after: State, seen: jax.Array | None
-) -> jax.Array:
+def _outcome_indices(n: int, before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
     """Whether the entry was refused, and the cells that it erased, as far as they are seen: int32[1 + ERASED]."""
     refused = after.grid.reshape(-1)[action // n] != action % n + 1
     gone = ((before.grid > 0) & (after.grid == 0)).reshape(-1)

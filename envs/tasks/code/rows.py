@@ -1,24 +1,24 @@
 """Rows: one problem of any of the data sets, as a JSON value.
 
-    id           text, unique in its source
-    source       name of the data set
-    part         "train", "validation" or "test", as published; what is in another part is not used
-    question     what is asked; shows no test
-    entry_point  name of the function to write; None for a program that reads standard input
-    starter      its first lines, such as `def f(a, b):` or a class; "" where there is none
-    prelude      code that comes before the program: imports and helpers that the question promises
-    setup        code between the program and its tests
-    tests        hidden, at least one; each is of one kind:
-                   {"call": "f(1, 2)", "expect": "3"}     an expression and the literal it must equal; without
-                                                          "expect", what the solution returns
-                   {"stdin": "1 2\n", "stdout": "3\n"}    what is read and what must be printed
-                   {"check": "assert …"}                  code that runs behind the program, in its process, where
-                                                          the program could deceive it: not used for training
-                 A call may also have "close": [relative, absolute], a tolerance of floats, "plain": true, so that lists
-                 and tuples are alike, and "or": [more literals that are right].
-    solution     a program that passes, or None
-    predict      "" for problems to program; "output" or "input" where one of them is asked for of the solution, a given
-                 program (CRUXEval)
+id           text, unique in its source
+source       name of the data set
+part         "train", "validation" or "test", as published; what is in another part is not used
+question     what is asked; shows no test
+entry_point  name of the function to write; None for a program that reads standard input
+starter      its first lines, such as `def f(a, b):` or a class; "" where there is none
+prelude      code that comes before the program: imports and helpers that the question promises
+setup        code between the program and its tests
+tests        hidden, at least one; each is of one kind:
+               {"call": "f(1, 2)", "expect": "3"}     an expression and the literal it must equal; without
+                                                      "expect", what the solution returns
+               {"stdin": "1 2\n", "stdout": "3\n"}    what is read and what must be printed
+               {"check": "assert …"}                  code that runs behind the program, in its process, where
+                                                      the program could deceive it: not used for training
+             A call may also have "close": [relative, absolute], a tolerance of floats, "plain": true, so that lists
+             and tuples are alike, and "or": [more literals that are right].
+solution     a program that passes, or None
+predict      "" for problems to program; "output" or "input" where one of them is asked for of the solution, a given
+             program (CRUXEval)
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def find(name: str) -> Path | None:
 def open_dataset(source: str, part: str) -> Dataset:
     """A dataset by its name in a config.
 
-        train.jsonl, train.jsonl.gz      a file; a relative path may also lie in $MARL_JAX_DATA
-        tfds:FOLDER                      prepared by tensorflow-datasets, its split `part`
-        hub:OWNER/NAME, hub:OWNER/NAME@CONFIG    of the Hugging Face hub, or a folder with a copy; its split `part`
+    train.jsonl, train.jsonl.gz      a file; a relative path may also lie in $MARL_JAX_DATA
+    tfds:FOLDER                      prepared by tensorflow-datasets, its split `part`
+    hub:OWNER/NAME, hub:OWNER/NAME@CONFIG    of the Hugging Face hub, or a folder with a copy; its split `part`
     """
     kind, _, rest = source.partition(":")
     if kind == "tfds" and rest:

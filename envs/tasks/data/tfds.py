@@ -45,7 +45,7 @@ def prepare_tfds(
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise DataError(f"the builder is called {name!r}; accepted: lower-case letters, digits and _, a letter first")
     if not parts or not all(len(part) for part in parts.values()):
-        raise DataError(f"{name}: every part needs a row; found: {({k: len(v) for k, v in parts.items()})}")
+        raise DataError(f"{name}: every part needs a row; found: { ({k: len(v) for k, v in parts.items()}) }")
     place = Path(folder).expanduser() / name / version
     kinds = _kinds(parts)
     noted = {

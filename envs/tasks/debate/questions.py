@@ -1,8 +1,8 @@
 """What is debated: questions with known answers, whatever task they come from, behind the protocol `Questions`.
 
-    arithmetic                      `envs.tasks.arithmetic`
-    nli, arc, sciq, question        `envs.tasks.question`, with its parameters
-    gsm8k, math, sample, X.jsonl …  `envs.tasks.math`, all of its data sets
+arithmetic                      `envs.tasks.arithmetic`
+nli, arc, sciq, question        `envs.tasks.question`, with its parameters
+gsm8k, math, sample, X.jsonl …  `envs.tasks.math`, all of its data sets
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Python program that is loaded once, and forked for every run: imports of a second or more are paid once.
 
-    loaded = Preloaded(["ENVIRONMENT/bin/python", "agent.py"])
-    ended = await loaded.run(given, variables)                    # as `process.run`
-    loaded.close()
+loaded = Preloaded(["ENVIRONMENT/bin/python", "agent.py"])
+ended = await loaded.run(given, variables)                    # as `process.run`
+loaded.close()
 """
 
 from __future__ import annotations

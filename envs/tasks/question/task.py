@@ -1,8 +1,8 @@
 r"""A question, its answer and a comparison: a task for any dataset, by config alone, for one agent or two roles.
 
-    config.task.name = "question"
-    config.task.params = dict(train="train.jsonl", test="test.jsonl", template="{problem} End with \\boxed{}.",
-                              answer="solution", comparison="number")
+config.task.name = "question"
+config.task.params = dict(train="train.jsonl", test="test.jsonl", template="{problem} End with \\boxed{}.",
+                          answer="solution", comparison="number")
 """
 
 from __future__ import annotations

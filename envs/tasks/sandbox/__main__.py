@@ -1,7 +1,7 @@
 """Prints which layers hold on this machine and what became of every attack.
 
-    python -m envs.tasks.sandbox              # the way that is chosen here
-    python -m envs.tasks.sandbox --all        # every way that could be chosen
+python -m envs.tasks.sandbox              # the way that is chosen here
+python -m envs.tasks.sandbox --all        # every way that could be chosen
 """
 
 from __future__ import annotations

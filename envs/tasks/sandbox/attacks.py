@@ -33,7 +33,7 @@ class Attack:
 
 
 # `attempt` prints ESCAPED where something worked that must not.
-_TRY = '''
+_TRY = """
 import ctypes, os, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt(what, function, *arguments):
@@ -46,7 +46,7 @@ def attempt(what, function, *arguments):
 def read(path):
     with open(path, "rb") as file:
         return file.read(200)
-'''
+"""
 
 
 def _printed(arena: Arena, result: Result) -> str:

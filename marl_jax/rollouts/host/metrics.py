@@ -1,14 +1,14 @@
 """Metrics of played episodes, as sums that can be added up over processes before they become means.
 
-    episodes, answers, tokens                 how many were played and given; tokens read and written
-    success, reward/<level> …                 means over episodes that did not fail; process rewards over seats as well
-    episodes/failed/<reason> …                how many episodes failed or ended, by reason
-    answer_length, truncated_rate …           means over answers, candidates included
-    task/<name>                               the task's own
-    seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
-    refill/rollouts, refill/replaced          extra rollouts of the step, and the share of its examples that they
-                                              replaced (`HostRollout`); then `tokens` and seconds count all rollouts,
-                                              and the other metrics describe the first one
+episodes, answers, tokens                 how many were played and given; tokens read and written
+success, reward/<level> …                 means over episodes that did not fail; process rewards over seats as well
+episodes/failed/<reason> …                how many episodes failed or ended, by reason
+answer_length, truncated_rate …           means over answers, candidates included
+task/<name>                               the task's own
+seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
+refill/rollouts, refill/replaced          extra rollouts of the step, and the share of its examples that they
+                                          replaced (`HostRollout`); then `tokens` and seconds count all rollouts,
+                                          and the other metrics describe the first one
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ class Forwarding:
     sessions   how many each of them has
     """
 
-    def __init__(
-        self, app: Guard, worker: int, addresses: Sequence[Address], sessions: Callable[[], Sequence[int]]
-    ):
+    def __init__(self, app: Guard, worker: int, addresses: Sequence[Address], sessions: Callable[[], Sequence[int]]):
         self._app, self._worker, self._addresses = app, worker, list(addresses)
         self._sessions, self._given = sessions, [0] * len(addresses)
 

@@ -111,8 +111,9 @@ def test_methods_duplicates_and_the_most_cases():
     text = "\n".join(f"assert f({i % 5}) == 0" for i in range(20)) + "\nassert f(x) == 0"
     found = read_cases(text, "f", most=3)
     assert [test["call"] for test in found.tests] == ["f(0)", "f(1)", "f(2)"]
-    assert read_cases("```tests\nassert f(1) == 1\n```\n```python\nassert f(2) == 2\n```",
-    "f").tests[0]["call"] == "f(1)"
+    assert (
+        read_cases("```tests\nassert f(1) == 1\n```\n```python\nassert f(2) == 2\n```", "f").tests[0]["call"] == "f(1)"
+    )
     assert read_cases("```python\nprint(1)\n```", "f").tests == []
 
 
@@ -179,8 +180,9 @@ def test_tolerances_and_lists(expected, found, options, equal):
     assert same(expected, encode(found), **options) == equal
 
 
-@pytest.mark.parametrize("tree", [None, 3, [], ["l"], ["i", "zz"], ["i", "1" * 10**6], ["x", 1],
-["l", [["l", 3]]], {"a": 1}, ["o", "File"]])
+@pytest.mark.parametrize(
+    "tree", [None, 3, [], ["l"], ["i", "zz"], ["i", "1" * 10**6], ["x", 1], ["l", [["l", 3]]], {"a": 1}, ["o", "File"]]
+)
 def test_a_forged_tree_equals_nothing_and_can_be_shown(tree):
     assert not same(3, tree) and not same_trees(["i", "3"], tree, close=(0, 9.0)) and len(shown(tree)) <= 200
 
@@ -288,4 +290,3 @@ def test_cure_is_the_formula_of_the_paper(programs):
     if any(right) and wrong:
         expected = (all_right * wrong - sum(p for p, r in programs if not r)) / wrong
         assert rewards.cure_test(passes, right) == pytest.approx(expected)
-

@@ -103,7 +103,7 @@ def test_a_file_of_ones_own(folder):
     parts = {part: problems("own.jsonl", part) for part in PARTS}
     assert sum(map(len, parts.values())) == 30 and all(parts.values())
     write(folder, "twice", [*rows, {"id": 3, "question": "another", "answer": 1, "part": "test"}])
-    with pytest.raises(DataError, match="id \"3\" is in train .* and in test"):
+    with pytest.raises(DataError, match='id "3" is in train .* and in test'):
         problems("twice.jsonl", "train")
     write(folder, "empty", [*rows, {"id": 99, "question": "q", "answer": " "}])
     with pytest.raises(DataError, match="'answer' is empty"):

@@ -11,7 +11,7 @@ import pytest
 from envs.tasks.program.preload import Preloaded
 from envs.tasks.program.task import Program
 
-LOADED = '''
+LOADED = """
 import os, pathlib, sys, time
 
 with open(os.environ["LOADS"], "a") as file:
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         time.sleep(1000)
     print(line, os.environ["OPENAI_API_KEY"], sys.argv[1:], os.getpid())
     sys.exit({"right": None, "wrong": 3, "words": "these"}[line])
-'''
+"""
 
 
 @pytest.fixture

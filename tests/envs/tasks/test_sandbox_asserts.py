@@ -16,10 +16,12 @@ PLAIN = st.none() | NUMBERS | st.text(max_size=5) | st.binary(max_size=5)
 HASHABLE = st.recursive(PLAIN, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
 VALUES = st.recursive(
     HASHABLE,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.tuples(inner)
-    | st.dictionaries(HASHABLE, inner, max_size=3)
-    | st.sets(HASHABLE, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+        | st.sets(HASHABLE, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -27,8 +29,9 @@ VALUES = st.recursive(
 TAGS = st.sampled_from("nbifcqsyltSFdo")
 FORGED = st.recursive(
     st.none() | NUMBERS | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.builds(lambda tag, rest: [tag, *rest], TAGS, st.lists(inner, max_size=2)),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.builds(lambda tag, rest: [tag, *rest], TAGS, st.lists(inner, max_size=2))
+    ),
     max_leaves=8,
 )
 
@@ -129,7 +132,8 @@ def test_what_cannot_be_taken_apart_runs_inside_and_says_so():
     tests = [
         "assert all(add(x) == x + 1 for x in (0, 1))",
         "x = add(1)\nassert x == 2",
-        "assert any(add(x) for x in [-1])"]
+        "assert any(add(x) for x in [-1])",
+    ]
     results = any_sandbox().run_asserts_sync(FUNCTIONS, tests)
     assert [(result.passed, result.protected) for result in results] == [(True, False), (True, False), (False, False)]
 
@@ -204,10 +208,10 @@ CHEATS = {
     "for name in ('repr', 'isinstance', 'type', 'eval', 'compile', 'AssertionError'):\n"
     "    setattr(builtins, name, lambda *a, **k: True)\ndef f(x): return 0",
     "patches the modules of the runner": "import json, os\n"
-    "json.dumps = lambda *a, **k: '[0, \"passed\", \"\"]'\n"
+    'json.dumps = lambda *a, **k: \'[0, "passed", ""]\'\n'
     "os.write = os.read = os.pread = lambda *a: b''\ndef f(x): return 0",
     "writes records of its own": "import os\n"
-    "for n in range(20):\n    try: os.write(n, b'[0, \"passed\", \"\"]\\n' * 3)\n"
+    'for n in range(20):\n    try: os.write(n, b\'[0, "passed", ""]\\n\' * 3)\n'
     "    except OSError: pass\ndef f(x): return 0",
     "ends the pipe": "import os\nos.closerange(3, 100)\ndef f(x): return 0",
     "searches memory, frames and descriptors": HUNTER,

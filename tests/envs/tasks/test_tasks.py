@@ -112,7 +112,7 @@ def test_answers_are_read_strictly(text, number):
 
 
 @settings(deadline=1000)
-@given(st.text(), st.integers(-10**9, 10**9), st.sampled_from(["{}", "{:,}", "+{}", "{}.0"]))
+@given(st.text(), st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "+{}", "{}.0"]))
 def test_reasoning_before_the_answer_does_not_matter(reasoning, number, form):
     written = form.format(number) if number >= 0 or form[0] != "+" else str(number)
     assert read_answer(f"{reasoning}\nanswer: {written}") == number
