@@ -62,11 +62,11 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import Call, ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_loop
-from marl_jax.serving.sessions import Session
-from marl_jax.serving.tool_calls import Llama3
+from marl_jax.serving.http.server import in_loop
+from marl_jax.serving.openai.calls import Call, ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.openai.tool_calls import Llama3
+from marl_jax.serving.sessions.sessions import Session
 from models.chat_templates import BUILTIN
 from models.config import ModelConfig
 from models.model import Model, build

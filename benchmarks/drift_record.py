@@ -31,8 +31,8 @@ from benchmarks import drift
 from envs.tasks.program import process
 from envs.tasks.program.task import environment
 from marl_jax.sampling.conversation import Answer
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_loop
+from marl_jax.serving.http.server import in_loop
+from marl_jax.serving.openai.endpoint import Endpoint
 
 TEMPLATE, AGENTS, TURNS = "qwen2.5", 2, 4
 PACKAGES = {

@@ -60,12 +60,12 @@ from marl_jax.modes.serve import make_endpoint
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving import server
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.http import Route
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.http import server
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.sessions.traces import TraceFile
 from marl_jax.serving.workers import pool
 from marl_jax.setup.served_models import Source, load_models
 from models import tokenizers

@@ -34,9 +34,9 @@ from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_thread
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
 from models import registry, tokenizers
 from models.model import build
 

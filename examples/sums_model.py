@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from configs import models as model_configs
-from marl_jax.serving.prompts import Renderer
+from marl_jax.serving.openai.prompts import Renderer
 from models import registry, tokenizers
 from models.model import build
 from models.weights.export import export

@@ -9,7 +9,7 @@ import pytest
 
 from envs.tasks.program.task import Program, Result, read_result
 from marl_jax.schema import flags, validate
-from marl_jax.serving.episodes import episode_server
+from marl_jax.serving.sessions.episodes import episode_server
 from tests.marl_jax.tiny_host import make_rollout
 from tests.marl_jax.tiny_serving import Parrot
 

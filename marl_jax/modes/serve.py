@@ -21,11 +21,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.serving import http, server
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.http import app as http
+from marl_jax.serving.http import server
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions.traces import TraceFile
 from marl_jax.serving.workers import pool
 from marl_jax.setup.served_models import Source, close_all, load_models
 from marl_jax.web.page import Page

@@ -13,7 +13,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError
-from marl_jax.serving import http, server
+from marl_jax.serving.http import app as http
+from marl_jax.serving.http import server
 from marl_jax.serving.rewards import reward_app
 from marl_jax.setup.scorers import open_scorer
 

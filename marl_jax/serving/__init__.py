@@ -1,13 +1,9 @@
-"""What runs behind HTTP: the basics of every server here, the reward server and the OpenAI-compatible endpoint.
+"""HTTP servers and clients: the OpenAI-compatible endpoint, the reward server and remote models.
 
-http, guard, keys, errors, prometheus           applications behind keys and limits
-server, http_protocol                           running them
-workers, peer                                   with several processes for HTTP
-rewards                                         the reward server
-endpoint, admin                                 routes of the OpenAI-compatible endpoint
-protocol, choices, streams, text                what its clients send and get
-prompts, tool_calls, json_output                messages as token ids; tools; JSON schemas
-calls, sessions, histories, conversations       answers, and rollouts that are exact to the token
-traces                                          sessions on disk
-remote, remote_bot                              models behind such endpoints as players
+http/        application with keys and limits, server, streams, metrics
+openai/      routes of the OpenAI-compatible API: requests, prompts, tool calls, completions
+sessions/    rollouts over HTTP that are exact to the token: sessions, conversations, traces
+workers/     several processes for HTTP in front of one sampler
+rewards      the reward server
+remote       models at such endpoints as players and agents
 """

@@ -22,12 +22,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from marl_jax.agents.verifier import ChatError, Reading, Scorer
-from marl_jax.serving import http
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Guard, Limits
-from marl_jax.serving.http import Route
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.prometheus import Metrics
+from marl_jax.serving.http import app as http
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Guard, Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.prometheus import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from marl_jax import setup as setups
 from marl_jax.agents.verifier import Scorer, version_of
 from marl_jax.errors import ConfigError
 from marl_jax.schema import saved
-from marl_jax.serving import server
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http import server
+from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.rewards import reward_app
 from marl_jax.setup.weights import restore_weights
 from registries import load_plugins

@@ -36,7 +36,7 @@ from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import run_fields, saved
-from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.setup import Setup
 from marl_jax.setup.weights import present_weights, restore_weights, untuned_weights
 from models import lora, peft

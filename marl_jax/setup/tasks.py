@@ -30,7 +30,7 @@ from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import batches
-from marl_jax.serving.episodes import episode_server
+from marl_jax.serving.sessions.episodes import episode_server
 from marl_jax.setup.parts import Find, Setup, make_backbones
 from models.config import ModelConfig
 from models.tokenizers import Tokenizer

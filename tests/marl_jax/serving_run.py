@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_thread
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions.traces import TraceFile
 from tests.marl_jax.tiny_serving import Parrot, served
 
 

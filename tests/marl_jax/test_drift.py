@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import drift, drift_clients
 from marl_jax.sampling.conversation import Answer
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_loop
+from marl_jax.serving.http.server import in_loop
+from marl_jax.serving.openai.endpoint import Endpoint
 
 pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
 

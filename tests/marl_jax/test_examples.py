@@ -26,7 +26,7 @@ from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import validate
-from marl_jax.serving.episodes import episode_server
+from marl_jax.serving.sessions.episodes import episode_server
 from models.model import build
 from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, make_rollout, merging_tokenizer

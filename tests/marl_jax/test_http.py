@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.serving import http as basics
-from marl_jax.serving import http_protocol, server
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.http import Route
-from marl_jax.serving.keys import Keys, check_address, is_loopback
-from marl_jax.serving.prometheus import Metrics
+from marl_jax.serving.http import app as basics
+from marl_jax.serving.http import protocol, server
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys, check_address, is_loopback
+from marl_jax.serving.http.prometheus import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "k-0123456789"
@@ -246,7 +246,7 @@ def test_time_limits():
 
 
 def test_connections_without_a_request_are_closed(monkeypatch):
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     with running() as address, socket.create_connection(address.split(":")) as client:
         client.settimeout(10)
         client.sendall(b"POST /echo HTTP/1.1\r\n")  # and never the rest
@@ -260,7 +260,7 @@ def test_a_head_that_does_not_end_is_refused(line):
         client.settimeout(10)
         client.sendall(b"POST /echo HTTP/1.1\r\nx: ")
         with contextlib.suppress(OSError):  # closed while more is sent
-            for _ in range(1 + http_protocol.MOST_HEAD // len(line)):
+            for _ in range(1 + protocol.MOST_HEAD // len(line)):
                 client.sendall(line)
                 time.sleep(0.005)
         assert b" 400 " in client.recv(4096).splitlines()[0]
@@ -310,7 +310,7 @@ def test_work_is_cancelled_when_the_client_hangs_up():
 
 
 def test_a_hang_up_is_heard_within_its_context_also_after_it_happened():
-    heard, hang_up = [], http_protocol.HangUp()
+    heard, hang_up = [], protocol.HangUp()
     with hang_up.calls(lambda: heard.append("before")):
         pass
     with hang_up.calls(lambda: heard.append("within")):

@@ -20,9 +20,9 @@ from envs.games import view
 from marl_jax.errors import ConfigError
 from marl_jax.modes import serve
 from marl_jax.schema import flags, validate
-from marl_jax.serving import server
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http import server
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.keys import Keys
 from marl_jax.web.page import POLICY, STATIC, tables
 from marl_jax.web.page import lines as rows
 from marl_jax.web.page.folders import RunFolders

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http.keys import Keys
 from tests.marl_jax import tiny_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (docs/page.md)")

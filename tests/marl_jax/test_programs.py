@@ -17,7 +17,7 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import validate
-from marl_jax.serving.episodes import episode_server
+from marl_jax.serving.sessions.episodes import episode_server
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, make_rollout, visible
 

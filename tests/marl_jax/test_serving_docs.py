@@ -16,7 +16,7 @@ import pytest
 import launch
 from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, validate
-from marl_jax.serving.traces import TraceFile, read_traces
+from marl_jax.serving.sessions.traces import TraceFile, read_traces
 from tests.marl_jax import tiny_run
 from tests.marl_jax.tiny_serving import Parrot, endpoint, served
 

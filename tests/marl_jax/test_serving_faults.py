@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.traces import TraceFile, read_traces
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.sessions.traces import TraceFile, read_traces
 from tests.marl_jax.tiny_host import merging_tokenizer
 from tests.marl_jax.tiny_serving import Parrot, endpoint, post, read_until, wait_for
 

@@ -20,10 +20,10 @@ from marl_jax.sampling import decode
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving import sessions as sessions_module
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_loop
+from marl_jax.serving.http.server import in_loop
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions import sessions as sessions_module
 from models import tokenizers
 from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, merging_tokenizer

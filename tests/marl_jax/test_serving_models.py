@@ -14,8 +14,8 @@ from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import serve
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
 from marl_jax.setup import served_models
 from marl_jax.setup.served_models import Place, load_models
 from marl_jax.setup.weights import restore_weights

@@ -8,10 +8,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_jax.serving import tool_calls
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.prompts import Renderer, read_messages, takes_tools
-from marl_jax.serving.text import TextStream, tokens_within, visible
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai import tool_calls
+from marl_jax.serving.openai.prompts import Renderer, read_messages, takes_tools
+from marl_jax.serving.openai.text import TextStream, tokens_within, visible
 from models.chat_templates import BUILTIN
 from tests.conftest import shared_data
 from tests.marl_jax.tiny_host import merging_tokenizer

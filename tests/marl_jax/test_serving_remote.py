@@ -30,8 +30,8 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import validate
 from marl_jax.serving import remote as remotes
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.remote import RemoteError, RemoteModel, messages_of, remote_speaker
 from marl_jax.serving.remote_bot import RemoteBot, remote_failures
 from models.chat import chat_parts

@@ -17,11 +17,11 @@ from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.server import in_thread
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
 from models.model import build
 from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, merging_tokenizer

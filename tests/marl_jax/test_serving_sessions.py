@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.episodes import Episode, Job
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.protocol import read_chat, read_completion
-from marl_jax.serving.sessions import Sessions, describe
-from marl_jax.serving.traces import TraceError, TraceFile, decode_floats, encode_floats, read_traces
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai.requests import read_chat, read_completion
+from marl_jax.serving.sessions.sessions import Sessions, describe
+from marl_jax.serving.sessions.traces import TraceError, TraceFile, decode_floats, encode_floats, read_traces
 from models.chat_templates import BUILTIN
 from tests.marl_jax.tiny_host import answers_of, merging_tokenizer, visible
 from tests.marl_jax.tiny_serving import Parrot, served

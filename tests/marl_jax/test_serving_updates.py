@@ -14,9 +14,9 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_thread
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
 from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import merging_tokenizer
 

@@ -22,14 +22,14 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.http import Route
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.prometheus import Metrics, text_of
-from marl_jax.serving.server import in_thread
-from marl_jax.serving.traces import TraceFile, read_traces
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.prometheus import Metrics, text_of
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions.traces import TraceFile, read_traces
 from marl_jax.serving.workers import pool
 from marl_jax.serving.workers.forward import MOST_AHEAD
 from models.model import build

@@ -28,9 +28,9 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.settings import Sampling
 from marl_jax.schema import validate
-from marl_jax.serving import server
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http import server
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.rewards import reward_app
 from marl_jax.setup import scorers
 from models import tokenizers

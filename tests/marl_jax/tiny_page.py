@@ -5,8 +5,8 @@ import json
 import re
 
 from envs.games import svg
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_thread
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.web.page import Page
 from marl_jax.web.page.folders import RunFolders
 from marl_jax.web.page.offers import find_offers

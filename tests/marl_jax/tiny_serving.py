@@ -13,9 +13,9 @@ import numpy as np
 from marl_jax.rollouts.host.conversation import Speaker, derive_seed
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.server import in_thread
+from marl_jax.serving.http.server import in_thread
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
 from tests.marl_jax.tiny_host import MAX_LENGTH, merging_tokenizer
 
 

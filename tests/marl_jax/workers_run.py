@@ -11,8 +11,8 @@ import numpy as np
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.workers import pool
 from models import tokenizers
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.workers import wire
 from marl_jax.serving.workers.channel import Channel, Handlers
 

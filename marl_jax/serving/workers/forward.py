@@ -15,9 +15,9 @@ import httptools
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Guard
-from marl_jax.serving.sessions import Session
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Guard
+from marl_jax.serving.sessions.sessions import Session
 
 Address = tuple[str, int]
 

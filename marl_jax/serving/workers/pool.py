@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 
 import marl_jax
 from marl_jax.errors import RunError
-from marl_jax.serving import http, server
-from marl_jax.serving.endpoint import Endpoint
+from marl_jax.serving.http import app, server
+from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.workers.board import Board
 from marl_jax.serving.workers.desk import Desk, Samplers
 from marl_jax.serving.workers.forward import Address
@@ -107,7 +107,7 @@ class Pool:
     async def run(self, host: str, port: int, ready: Callable[[str], None]) -> None:
         """Serves until `stop`; a worker that ends before is a `RunError`."""
         endpoint = self._endpoint
-        own = http.application(
+        own = app.application(
             endpoint.routes, keys=endpoint.keys, limits=endpoint.limits, open_paths=endpoint.open_paths
         )
         async with server.in_loop(own, drain_seconds=self._drain) as main:

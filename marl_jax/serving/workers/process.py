@@ -24,13 +24,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marl_jax.sampling.batcher_thread import SWITCH
-from marl_jax.serving.admin import check_admin
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.http import Route
-from marl_jax.serving.peer import Peer
-from marl_jax.serving.server import Server
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.peer import Peer
+from marl_jax.serving.http.server import Server
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions.admin import check_admin
+from marl_jax.serving.sessions.traces import TraceFile
 from marl_jax.serving.workers.board import Board
 from marl_jax.serving.workers.forward import Forwarded, Forwarding, mark
 from marl_jax.serving.workers.remote_sampler import RemoteSampler, SamplerChannel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from marl_jax.rollouts.host.conversation import Speaker
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.workers.forward import Address
 
 

@@ -27,10 +27,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from marl_jax.serving import http
-from marl_jax.serving.admin import check_admin
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.http import Route
+from marl_jax.serving.http import app
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.sessions.admin import check_admin
 from marl_jax.web.page import lines, tables
 from marl_jax.web.page.folders import RunFolders, read_config, read_inside
 from marl_jax.web.page.room import Room
@@ -115,7 +115,7 @@ class Page:
 
     async def _begin(self, request: Request) -> Response:
         check_admin(request)
-        body = await http.read_json(request)
+        body = await app.read_json(request)
         game, opponent = (_field(body, name, str, "a name") for name in ("game", "opponent"))
         seat, seed = (_field(body, name, int, "a whole number", default) for name, default in (
             ("seat", 0), ("seed", secrets.randbits(31))))  # fmt: skip
@@ -130,7 +130,7 @@ class Page:
 
     async def _move(self, request: Request) -> Response:
         check_admin(request)
-        body = await http.read_json(request)
+        body = await app.read_json(request)
         turn, action = (_field(body, name, int, "a whole number") for name in ("turn", "action"))
         return _json(await self._room.move(request.path_params["game"], turn, action))
 

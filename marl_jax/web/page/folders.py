@@ -17,7 +17,7 @@ from typing import Any
 
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation.task_scores import FOLDER as ANSWERS
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
 
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl", "games.jsonl")
 ANSWER_FILE = re.compile(r"\w[\w.+@-]*\.jsonl", re.ASCII)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from marl_jax.running import rows
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
 
 PIECE = 1 << 21  # bytes of a file that are read at once
 LONGEST = 1 << 26  # bytes of a line

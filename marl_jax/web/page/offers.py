@@ -16,7 +16,7 @@ from envs.games.game import Game
 from envs.games.puzzle import Puzzle
 from envs.games.text import Prompt
 from marl_jax.interactive.game_table import PolicySeat
-from marl_jax.serving.calls import ServedModel
+from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.setup.served_models import ServedRun
 from marl_jax.web.page.opponents import BotOpponent, ModelOpponent, Opponent, PolicyOpponent
 from models import chat, tokenizers

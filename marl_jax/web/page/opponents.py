@@ -15,10 +15,10 @@ from envs.games import text as texts
 from envs.games.bots import Bot
 from marl_jax.evaluation.records import PARSE_FAILURE
 from marl_jax.interactive.game_table import GameTable, PolicySeat, Taken
-from marl_jax.serving import calls
-from marl_jax.serving.calls import Call, ServedModel
-from marl_jax.serving.prompts import read_messages
-from marl_jax.serving.protocol import Asked
+from marl_jax.serving.openai import calls
+from marl_jax.serving.openai.calls import Call, ServedModel
+from marl_jax.serving.openai.prompts import read_messages
+from marl_jax.serving.openai.requests import Asked
 from marl_jax.serving.remote_bot import chat_of
 
 MOST_TOKENS = 256  # of a served model's answer

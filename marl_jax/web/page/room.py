@@ -14,7 +14,7 @@ import numpy as np
 from envs.games import view
 from marl_jax.errors import RunError
 from marl_jax.interactive.game_table import GameTable
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
 from marl_jax.web.page.offers import Offer
 from marl_jax.web.page.opponents import Decision, Opponent
 

@@ -20,12 +20,12 @@ from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Answer
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving import protocol, text, tool_calls
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.json_output import JsonOutput
-from marl_jax.serving.prompts import SHORT, Renderer
-from marl_jax.serving.protocol import Asked
-from marl_jax.serving.traces import CallTrace, TraceError, TraceFile
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai import requests, text, tool_calls
+from marl_jax.serving.openai.json_output import JsonOutput
+from marl_jax.serving.openai.prompts import SHORT, Renderer
+from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
 
 
@@ -66,7 +66,7 @@ class Choice:
 
     def message(self) -> dict[str, Any]:
         """The message of the answer, in OpenAI's shape."""
-        return protocol.assistant(self.text, self.calls, self.ids)
+        return requests.assistant(self.text, self.calls, self.ids)
 
 
 class Call:
@@ -85,7 +85,7 @@ class Call:
     """
 
     def __init__(self, model: ServedModel, asked: Asked, round_: int = 0):
-        self.id = protocol.new_id("chatcmpl" if asked.messages else "cmpl")
+        self.id = requests.new_id("chatcmpl" if asked.messages else "cmpl")
         self.model, self.asked, self.round = model, asked, round_
         self.ids: list[int] = []
         self.prefix: str = ""
@@ -258,5 +258,5 @@ def choice(call: Call, content: list[int], finish: str) -> Choice:
         words, calls = "", [tool_calls.forced(parser, asked.forced, words)]
     elif names:
         words, calls = parser.parse(call.prefix + words, names)
-    ids = tuple(protocol.new_id("call") for _ in calls)
+    ids = tuple(requests.new_id("call") for _ in calls)
     return Choice(words, tuple(calls), ids, "tool_calls" if calls and finish == "stop" else finish)

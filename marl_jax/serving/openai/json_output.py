@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
 from models.tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from marl_jax.errors import RunError
 from marl_jax.garbage import rare_collections
-from marl_jax.serving.http_protocol import Protocol
+from marl_jax.serving.http.protocol import Protocol
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.sampling.settings import Constraint, Sampling
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.prompts import Message, read_messages
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai.prompts import Message, read_messages
 
 MOST_SAMPLES = 128
 MOST_STOPS = 16

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from marl_jax.rollouts.host.conversation import Said
-from marl_jax.serving.calls import Call
+from marl_jax.serving.openai.calls import Call
 
 
 @dataclasses.dataclass

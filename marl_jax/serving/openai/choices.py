@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marl_jax.serving import protocol
-from marl_jax.serving.calls import Call
-from marl_jax.serving.prompts import Renderer
-from marl_jax.serving.text import TextStream, tokens_within, visible
+from marl_jax.serving.openai import requests
+from marl_jax.serving.openai.calls import Call
+from marl_jax.serving.openai.prompts import Renderer
+from marl_jax.serving.openai.text import TextStream, tokens_within, visible
 
 LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not have
 
@@ -29,7 +29,7 @@ def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, 
         logprobs = {"content": _entries(call, k, tops), "refusal": None} if call.asked.logprobs else None
         message = choice.message()
         choices.append({"index": k, "message": message, "logprobs": logprobs, "finish_reason": choice.finish})
-    return protocol.envelope("chat.completion", call, version(call), choices, usage=total([call]))
+    return requests.envelope("chat.completion", call, version(call), choices, usage=total([call]))
 
 
 def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = None) -> dict[str, Any]:
@@ -42,13 +42,13 @@ def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = Non
             choices.append({
                 "index": i * call.asked.n + k, "text": text, "logprobs": logprobs, "finish_reason": choice.finish
             })  # fmt: skip
-    return protocol.envelope("text_completion", calls[0], version(calls[0]), choices, usage=total(calls))
+    return requests.envelope("text_completion", calls[0], version(calls[0]), choices, usage=total(calls))
 
 
 def total(calls: Sequence[Call]) -> dict[str, int]:
     """Tokens of all prompts and answers; n answers read their prompt once."""
     written = sum(len(answer.tokens) for call in calls for answer in call.answers)
-    return protocol.usage(sum(len(call.ids) for call in calls), written)
+    return requests.usage(sum(len(call.ids) for call in calls), written)
 
 
 class Pieces:
@@ -106,8 +106,8 @@ class Pieces:
                 yield self._event(k, {"tool_calls": [delta]})
             yield self._event(k, {}, finish=choice.finish)
         if self.call.asked.include_usage:
-            yield protocol.event(self._envelope([], usage=total([self.call])))
-        yield protocol.event("[DONE]")
+            yield requests.event(self._envelope([], usage=total([self.call])))
+        yield requests.event("[DONE]")
 
     def _new_entries(self, k: int, last: bool = False, tops: Sequence[Any] | None = None) -> dict | None:
         """The log-probs of tokens whose text has been shown by now and was not before."""
@@ -132,22 +132,22 @@ class Pieces:
             before, _, after = self._event(k, {"content": "\0"}).rpartition(b'"\\u0000"')
             self._frames[key] = before, after
         before, after = self._frames[key]
-        return before + protocol.encode(text).encode() + after
+        return before + requests.encode(text).encode() + after
 
     def _event(self, k: int, delta: dict, finish: str | None = None, logprobs: dict | None = None) -> bytes:
         choice: dict[str, Any] = {"index": k, "finish_reason": finish, "logprobs": logprobs}
         choice |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
         key = version(self.call)
         if key not in self._envelopes:
-            before, _, after = protocol.event(self._envelope(["\0"])).rpartition(b'"\\u0000"')
+            before, _, after = requests.event(self._envelope(["\0"])).rpartition(b'"\\u0000"')
             self._envelopes[key] = before, after
         before, after = self._envelopes[key]
-        return before + protocol.encode(choice).encode() + after
+        return before + requests.encode(choice).encode() + after
 
     def _envelope(self, choices: list, usage: dict[str, int] | None = None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         more = {"usage": usage} if self.call.asked.include_usage else {}
-        return protocol.envelope(kind, self.call, version(self.call), choices, **more)
+        return requests.envelope(kind, self.call, version(self.call), choices, **more)
 
 
 def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, Any]]:

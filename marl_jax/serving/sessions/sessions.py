@@ -37,15 +37,15 @@ from typing import Any
 from envs.tasks.task import TaskError
 from marl_jax.rollouts.host.conversation import derive_seed
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving import calls, protocol
-from marl_jax.serving.calls import Call, ServedModel
-from marl_jax.serving.conversations import Conversation, conversations
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.histories import Histories, continued_ids
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.peer import Peer
-from marl_jax.serving.protocol import Asked
-from marl_jax.serving.traces import CallTrace, TraceFile
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.peer import Peer
+from marl_jax.serving.openai import calls, requests
+from marl_jax.serving.openai.calls import Call, ServedModel
+from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.sessions.conversations import Conversation, conversations
+from marl_jax.serving.sessions.histories import Histories, continued_ids
+from marl_jax.serving.sessions.traces import CallTrace, TraceFile
 from models.chat import ChatTemplateError
 
 log = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ class Sessions:
         seed, mark = secrets.randbits(32) if seed is None else seed, self.peer.mark
         chosen = {name: self.models[name] for name in names}
         session = Session(
-            protocol.new_id(f"sess-{mark}".rstrip("-")), f"sk-{mark}{secrets.token_urlsafe(24)}", chosen,
+            requests.new_id(f"sess-{mark}".rstrip("-")), f"sk-{mark}{secrets.token_urlsafe(24)}", chosen,
             self.traces, seed=seed, policy_sampling=policy_sampling, metadata=metadata,
         )  # fmt: skip
         await session._record({"event": "open", "seed": seed, "models": names, "metadata": metadata})

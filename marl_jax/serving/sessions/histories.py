@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from marl_jax.serving.calls import Call
-from marl_jax.serving.prompts import Message
-from marl_jax.serving.protocol import Asked
+from marl_jax.serving.openai.calls import Call
+from marl_jax.serving.openai.prompts import Message
+from marl_jax.serving.openai.requests import Asked
 
 _sorted = json.JSONEncoder(sort_keys=True).encode
 THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)

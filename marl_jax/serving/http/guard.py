@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from marl_jax.serving.errors import ApiError, ClientGone
-from marl_jax.serving.keys import Keys, is_loopback
-from marl_jax.serving.peer import Count
-from marl_jax.serving.prometheus import Metrics
+from marl_jax.serving.http.errors import ApiError, ClientGone
+from marl_jax.serving.http.keys import Keys, is_loopback
+from marl_jax.serving.http.peer import Count
+from marl_jax.serving.http.prometheus import Metrics
 
 log = logging.getLogger(__name__)
 

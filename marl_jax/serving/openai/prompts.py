@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax.serving import tool_calls
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai import tool_calls
 from models import chat
 from models.tokenizers import Tokenizer
 from models.tokenizers.token_bytes import TokenBytes

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from marl_jax.errors import ConfigError
-from marl_jax.serving.errors import ApiError
+from marl_jax.serving.http.errors import ApiError
 
 
 class Keys:

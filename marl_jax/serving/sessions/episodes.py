@@ -14,14 +14,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from envs.tasks.task import TaskError
 from marl_jax.rollouts.host.conversation import SamplerError, Speaker
-from marl_jax.serving.calls import ServedModel
-from marl_jax.serving.conversations import Conversation
-from marl_jax.serving.endpoint import Endpoint
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Limits
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.server import in_loop
-from marl_jax.serving.sessions import Session
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.server import in_loop
+from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.serving.openai.endpoint import Endpoint
+from marl_jax.serving.sessions.conversations import Conversation
+from marl_jax.serving.sessions.sessions import Session
 
 LIMITS = Limits(concurrent=1 << 16, seconds=math.inf)
 """Programs are the user's own: the batcher queues what they ask, and the episode's time limit ends it."""

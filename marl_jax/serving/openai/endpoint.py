@@ -18,19 +18,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from marl_jax.serving import calls, choices, http, protocol
-from marl_jax.serving.admin import Admin, Control
-from marl_jax.serving.calls import Call, ServedModel
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.guard import Guard, Limits
-from marl_jax.serving.http import Route
-from marl_jax.serving.keys import Keys
-from marl_jax.serving.peer import Peer
-from marl_jax.serving.prometheus import Metrics
-from marl_jax.serving.protocol import Asked
-from marl_jax.serving.sessions import Session, Sessions, unknown_model
-from marl_jax.serving.streams import EventStream
-from marl_jax.serving.traces import TraceFile
+from marl_jax.serving.http import app as http
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Guard, Limits
+from marl_jax.serving.http.keys import Keys
+from marl_jax.serving.http.peer import Peer
+from marl_jax.serving.http.prometheus import Metrics
+from marl_jax.serving.http.streams import EventStream
+from marl_jax.serving.openai import calls, choices, requests
+from marl_jax.serving.openai.calls import Call, ServedModel
+from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.sessions.admin import Admin, Control
+from marl_jax.serving.sessions.sessions import Session, Sessions, unknown_model
+from marl_jax.serving.sessions.traces import TraceFile
 
 RETRY = "x-stainless-retry-count"
 
@@ -97,7 +98,7 @@ class Endpoint:
 
     async def _chat(self, request: Request) -> Response:
         body = await http.read_json(request)
-        asked = protocol.read_chat(body)
+        asked = requests.read_chat(body)
         call = await self._begin(request, asked)
         if asked.stream:
             return await self._streamed(call)
@@ -107,7 +108,7 @@ class Endpoint:
 
     async def _completion(self, request: Request) -> Response:
         body = await http.read_json(request)
-        asked = protocol.read_completion(body)
+        asked = requests.read_completion(body)
         if asked.echo and (asked.logprobs or asked.stream):
             raise ApiError(400, "echo is true; with logprobs or stream, expected false", param="echo")
         if asked.stream and len(asked.prompts) > 1:

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from marl_jax.serving import protocol
-from marl_jax.serving.calls import Call
-from marl_jax.serving.choices import Pieces
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.http_protocol import HangUp
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.protocol import HangUp
+from marl_jax.serving.openai import requests
+from marl_jax.serving.openai.calls import Call
+from marl_jax.serving.openai.choices import Pieces
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -83,5 +83,5 @@ class EventStream(Response):
             data += b"".join(pieces.end(await self._tops(call)))
         except ApiError as error:  # the status is out already
             found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-            data += protocol.event({"error": found})
+            data += requests.event({"error": found})
         await send({"type": "http.response.body", "body": data, "more_body": False})

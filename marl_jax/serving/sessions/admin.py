@@ -25,11 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from marl_jax.errors import RunError
-from marl_jax.serving import http
-from marl_jax.serving.errors import ApiError
-from marl_jax.serving.http import Route
-from marl_jax.serving.protocol import check_depth
-from marl_jax.serving.sessions import Session, Sessions, describe, unknown_model
+from marl_jax.serving.http import app
+from marl_jax.serving.http.app import Route
+from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.openai.requests import check_depth
+from marl_jax.serving.sessions.sessions import Session, Sessions, describe, unknown_model
 
 CURRENT = "current"
 
@@ -71,7 +71,7 @@ class Admin:
 
     async def _open(self, request: Request) -> Response:
         check_admin(request)
-        body = await http.read_json(request)
+        body = await app.read_json(request)
         check_depth(body)
         seed, models, own = body.get("seed"), body.get("models"), body.get("policy_sampling", False)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -92,7 +92,7 @@ class Admin:
         return JSONResponse(describe(self._session(request)))
 
     async def _reward(self, request: Request) -> Response:
-        session, body = self._session(request), await http.read_json(request)
+        session, body = self._session(request), await app.read_json(request)
         if not isinstance(body.get("call"), str | None):
             raise ApiError(400, f"call is {body['call']!r:.80}; expected the id of an answer", param="call")
         await session.reward(body.get("reward"), body.get("call"), body.get("choice"), body.get("level", "team"))
@@ -105,7 +105,7 @@ class Admin:
 
     def _session(self, request: Request) -> Session:
         """The session of a path, for whoever may see it."""
-        owner, id_ = http.owner(request), request.path_params["session"]
+        owner, id_ = app.owner(request), request.path_params["session"]
         if isinstance(owner, Session) and id_ in (CURRENT, owner.id):
             return owner
         check_admin(request)
@@ -115,7 +115,7 @@ class Admin:
 
     async def _weights(self, request: Request) -> Response:
         check_admin(request)
-        body = await http.read_json(request)
+        body = await app.read_json(request)
         model, step = body.get("model"), body.get("step", "newest")
         if model not in self._sessions.models:
             raise unknown_model(str(model), self._sessions.models)
@@ -149,6 +149,6 @@ def base_url(request: Request, port: int | None = None) -> str:
 
 def check_admin(request: Request) -> None:
     """Refuses the key of a session."""
-    owner: Any = http.owner(request)
+    owner: Any = app.owner(request)
     if isinstance(owner, Session):
         raise ApiError(403, "the key of a session does not open this", code="session_key")

@@ -1,0 +1,1 @@
+"""HTTP server: application, limits, keys, streams and metrics."""

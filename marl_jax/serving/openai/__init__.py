@@ -1,0 +1,1 @@
+"""OpenAI-compatible API: requests, prompts, tool calls and completions."""

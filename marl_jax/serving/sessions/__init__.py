@@ -1,0 +1,1 @@
+"""Sessions: episodes played over HTTP, with their conversations and traces."""
