@@ -25,7 +25,7 @@ MAY_IMPORT = {
 # Inside marl_jax imports go down only; a layer may import its own files and those of the layers behind it.
 LAYERS = (
     "modes", "web", "dryrun", "interactive", "evaluation", "setup", "schema", "algorithms", "serving", "rollouts",
-    "learning", "agents", "sampling", "devices", "samples", "running", "fields", "line_writer", "garbage", "errors",
+    "learning", "agents", "sampling", "devices", "samples", "running", "fields", "errors",
 )  # fmt: skip
 
 LIGHT = ("marl_jax.fields", "marl_jax.algorithms.fields", "marl_jax.schema.run_fields")

@@ -232,7 +232,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_even_if_the_task_looks_aw
     def full(self, text, sync):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marl_jax.line_writer.LineWriter._append", full)
+    monkeypatch.setattr("marl_jax.running.line_writer.LineWriter._append", full)
     rollout = make_rollout(careless, journal=tmp_path)
     with pytest.raises(JournalError, match="cannot be written: .* No space left"):
         rollout({}, rollout.init(None, None))

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.task import Outcome
-from marl_jax.garbage import NEW_OBJECTS, rare_collections
 from marl_jax.rollouts.host.journal import Journal, JournalError, discard_before, path_of
+from marl_jax.running.garbage import NEW_OBJECTS, rare_collections
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import RunError
-from marl_jax.line_writer import LineWriter
+from marl_jax.running.line_writer import LineWriter
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from envs.tasks.data import order
 from marl_jax.errors import RunError
-from marl_jax.garbage import rare_collections
 from marl_jax.rollouts.host import journal as journals
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.collate import collate, pack, sizes_for
@@ -28,6 +27,7 @@ from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.refill import informative_examples
 from marl_jax.rollouts.host.sizes import Sizes, choose
 from marl_jax.rollouts.host.turn_schedule import TurnSchedule
+from marl_jax.running.garbage import rare_collections
 from marl_jax.samples import Samples
 
 State = dict[str, Any]

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from marl_jax.errors import RunError
-from marl_jax.garbage import rare_collections
+from marl_jax.running.garbage import rare_collections
 from marl_jax.serving.http.protocol import Protocol
 
 log = logging.getLogger(__name__)

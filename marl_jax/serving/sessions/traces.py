@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.errors import RunError
-from marl_jax.line_writer import LineWriter
+from marl_jax.running.line_writer import LineWriter
 from marl_jax.sampling.conversation import Answer
 
 log = logging.getLogger(__name__)
