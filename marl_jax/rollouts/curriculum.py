@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, State
-from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from envs.games.bots import Bot, pick
 from marl_jax.agents.answering import Decision
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys
-from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 

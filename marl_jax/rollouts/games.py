@@ -23,10 +23,10 @@ from envs.games.game import Game, Reward
 from marl_jax.agents import critics
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
-from marl_jax.rollouts.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.conversations.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.conversations.threads import History
+from marl_jax.rollouts.conversations.turns import Finished, Turn, answer_metrics, game_metrics
 from marl_jax.rollouts.opponents import Opponents, Pool
-from marl_jax.rollouts.threads import History
-from marl_jax.rollouts.turns import Finished, Turn, answer_metrics, game_metrics
 from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
 

@@ -14,9 +14,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import Games, like, row_keys
 from marl_jax.rollouts.refill import RefillRollout, Units
-from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from envs.games.bots import Bot
 from marl_jax.agents.team import Team
-from marl_jax.rollouts.turns import Finished
+from marl_jax.rollouts.conversations.turns import Finished
 
 MEMORY = 0.95  # of old results when new ones come in: opponents are judged by how the learner fares against them now
 FLOOR = 0.05  # smallest weight, so that an opponent that is always beaten is still met now and then

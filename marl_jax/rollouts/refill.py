@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.learning import groups
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, State, like
-from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 

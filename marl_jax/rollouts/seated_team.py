@@ -17,9 +17,9 @@ from envs.games.text import Prompt
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Backbone, Team
-from marl_jax.rollouts.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.conversations.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.games import look
-from marl_jax.rollouts.threads import History
 from models.tokenizers import Tokenizer
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from envs.games.bots import pick
 from envs.games.game import Reward
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import Games, like, row_keys
 from marl_jax.rollouts.refill import RefillRollout, Units
-from marl_jax.rollouts.turns import Finished
 from marl_jax.samples import Samples
 
 

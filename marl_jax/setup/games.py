@@ -22,10 +22,10 @@ from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
+from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
-from marl_jax.rollouts.threads import History
 from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
 from marl_jax.schema import run_fields

@@ -15,8 +15,8 @@ from envs.games.sudoku import levels as sudoku_levels
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import train
+from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.curriculum import Curriculum, Ladder, LadderRule
-from marl_jax.rollouts.turns import Finished
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate

@@ -14,10 +14,10 @@ from envs.games.bots import make_bot
 from marl_jax.agents.seating import Seating
 from marl_jax.algorithms.ppo import prepare
 from marl_jax.algorithms.sft import HELD_OUT_KEY, Imitation
+from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.opponents import Opponents, Sections
-from marl_jax.rollouts.threads import History
 from marl_jax.rollouts.tree import TreeRollout
 from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play

@@ -12,9 +12,9 @@ from marl_jax import setup as setups
 from marl_jax.agents.answering import Decision
 from marl_jax.algorithms import fields, sft
 from marl_jax.errors import ConfigError
-from marl_jax.rollouts import contexts, turns
+from marl_jax.rollouts.conversations import contexts, turns
+from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.rollouts.demonstrations import Answers
-from marl_jax.rollouts.turns import Turn
 from marl_jax.schema import validate
 
 KINDS = np.array(["discard", "play", "hint", ""])

@@ -14,9 +14,9 @@ from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import PREFIX_WORTH_KEEPING
 from marl_jax.agents.seating import Seating
+from marl_jax.rollouts.conversations.turns import game_metrics
 from marl_jax.rollouts.games import State
 from marl_jax.rollouts.opponents import Opponents, Sections, make_sections, results
-from marl_jax.rollouts.turns import game_metrics
 from tests.marl_jax import tiny_play
 
 GAME = TicTacToe()

@@ -19,8 +19,8 @@ from envs.games.parser import make_parser
 from marl_jax.agents import scoring
 from marl_jax.agents.answers import Constrained, FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
-from marl_jax.rollouts import transcripts
-from marl_jax.rollouts.contexts import HistoryContext
+from marl_jax.rollouts.conversations import transcripts
+from marl_jax.rollouts.conversations.contexts import HistoryContext
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.sampling.choice import make_choices
 from models import registry

@@ -16,8 +16,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rollouts.threads import History, Read
-from marl_jax.rollouts.turns import Turn
+from marl_jax.rollouts.conversations.threads import History, Read
+from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.samples import Samples
 
 

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.team import Team
-from marl_jax.rollouts import transcripts, turns
-from marl_jax.rollouts.threads import History, Read, Threads
-from marl_jax.rollouts.transcripts import Place, Transcript
-from marl_jax.rollouts.turns import Turn
+from marl_jax.rollouts.conversations import transcripts, turns
+from marl_jax.rollouts.conversations.threads import History, Read, Threads
+from marl_jax.rollouts.conversations.transcripts import Place, Transcript
+from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.samples import Samples
 
 
