@@ -37,7 +37,7 @@ from marl_jax.agents.answers import free_text
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms.grpo import GRPO
 from marl_jax.learning.learn_step import learn_step
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import TrainState, new_train_state
 from marl_jax.samples import Samples, from_prompts
 from models import lora

@@ -30,7 +30,7 @@ from configs import algorithms, defaults
 from marl_jax.agents import answering
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import compiler
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
 

@@ -38,7 +38,7 @@ from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import compiler
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import TrainState, make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
 from models import lora, registry

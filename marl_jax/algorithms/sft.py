@@ -19,7 +19,7 @@ from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import checks, fields
 from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.aot import Ahead, Program
 from marl_jax.learning.update import Objective
 from marl_jax.rollouts.demonstrations import Answers, Demonstrations
 from marl_jax.samples import Samples

@@ -28,7 +28,7 @@ import numpy as np
 
 from envs.games.bots import make_bot
 from marl_jax.algorithms.algorithm import Examined
-from marl_jax.devices.ahead import Ahead
+from marl_jax.devices.aot import Ahead
 from marl_jax.evaluation import intervals, matches
 from marl_jax.evaluation.contestants import Contestant, find_contestants
 from marl_jax.evaluation.exact_play import ExactPlay, Exploited

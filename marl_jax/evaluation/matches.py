@@ -18,7 +18,7 @@ import numpy as np
 from envs.games.bots import Bot
 from envs.games.game import Game, Reward
 from marl_jax.agents.policy import Policy
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.aot import Ahead, Program
 from marl_jax.rollouts.games import like, look, row_keys
 from marl_jax.rollouts.seated_team import SeatedTeam, worth_of_moves
 from models.sharding import whole

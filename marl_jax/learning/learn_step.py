@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
 from marl_jax.learning import averages, overlong, stability
-from marl_jax.learning.optimiser import learning_rate, make_optimiser
+from marl_jax.learning.optimizer import learning_rate, make_optimiser
 from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, update_active_rows
 from marl_jax.samples import Samples

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.aot import Ahead, Program
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 

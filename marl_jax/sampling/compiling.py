@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from marl_jax.devices.ahead import Ahead
+from marl_jax.devices.aot import Ahead
 
 log = logging.getLogger(__name__)
 

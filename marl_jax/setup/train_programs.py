@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.aot import Ahead, Program
 from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
 from marl_jax.learning.microbatching import FittingUpdate
 from marl_jax.learning.update import TrainState, new_train_state

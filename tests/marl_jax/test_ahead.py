@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from marl_jax.devices.ahead import Ahead, Program
+from marl_jax.devices.aot import Ahead, Program
 from marl_jax.setup.train_programs import compile_ahead
 
 COMPILE = "/jax/core/compile/backend_compile_duration"

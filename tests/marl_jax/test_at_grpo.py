@@ -17,7 +17,7 @@ from marl_jax.agents import scoring
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.seating import Seating
 from marl_jax.algorithms import at_grpo
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.rollouts.games import row_keys
 from marl_jax.rollouts.tree import TreeRollout

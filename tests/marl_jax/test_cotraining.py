@@ -16,7 +16,7 @@ from marl_jax.agents.policy import LoraSpec
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import update
 from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints

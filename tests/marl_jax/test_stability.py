@@ -18,7 +18,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.learning import groups, losses, stability, update
-from marl_jax.learning.optimiser import learning_rate, make_optimiser
+from marl_jax.learning.optimizer import learning_rate, make_optimiser
 from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play
 

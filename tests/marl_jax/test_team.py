@@ -13,7 +13,7 @@ from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.errors import ConfigError
 from marl_jax.learning.learn_step import all_weights, learn_step
-from marl_jax.learning.optimiser import make_optimiser
+from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints

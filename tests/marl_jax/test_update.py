@@ -14,7 +14,7 @@ from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.agents import critics, scoring
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import losses, update
-from marl_jax.learning import optimiser as optimisers
+from marl_jax.learning import optimizer as optimisers
 from models import registry
 from models.model import build
 from tests.marl_jax import tiny_play
