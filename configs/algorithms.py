@@ -7,7 +7,11 @@ What a field means stands beside its default in `marl_jax/algorithms/fields.py`.
 from ml_collections import ConfigDict
 
 from marl_jax import fields
-from marl_jax.algorithms.fields import AT_GRPO, GRPO, PPO, SFT, VERIFIER
+from marl_jax.algorithms.at_grpo_config import FIELDS as AT_GRPO
+from marl_jax.algorithms.grpo_config import FIELDS as GRPO
+from marl_jax.algorithms.ppo_config import FIELDS as PPO
+from marl_jax.algorithms.sft_config import FIELDS as SFT
+from marl_jax.algorithms.verifier_config import FIELDS as VERIFIER
 from marl_jax.schema import run_fields
 
 

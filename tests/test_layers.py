@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from marl_jax.algorithms import ALGORITHMS
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch", "registries")
 
@@ -28,7 +30,11 @@ LAYERS = (
     "learning", "agents", "sampling", "devices", "samples", "running", "fields", "errors",
 )  # fmt: skip
 
-LIGHT = ("marl_jax.fields", "marl_jax.algorithms.fields", "marl_jax.schema.run_fields")
+LIGHT = (
+    "marl_jax.fields",
+    "marl_jax.schema.run_fields",
+    *(f"marl_jax.algorithms.{name}_config" for name in ALGORITHMS),
+)
 
 
 def files(room):

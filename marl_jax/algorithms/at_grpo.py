@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
-from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms import at_grpo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective
 from marl_jax.algorithms.grpo import group_metrics, group_settings, with_advantages, with_old_logps
 from marl_jax.learning import groups
@@ -42,4 +42,6 @@ def rollout(run) -> TreeRollout | HostRollout:
     )  # fmt: skip
 
 
-AT_GRPO = Algorithm("at_grpo", fields.AT_GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.at_grpo)
+AT_GRPO = Algorithm(
+    "at_grpo", at_grpo_config.FIELDS, rollout, prepare, ClippedObjective(critic=False), check=at_grpo_config.check
+)

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
-from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms import grpo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, score_in_parts, with_reference
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
@@ -90,4 +90,4 @@ def rollout(run) -> GroupRollout | HostRollout:
     return GroupRollout(**run.rollout_settings(), candidates=algo.group_size, refill=algo.refill)
 
 
-GRPO = Algorithm("grpo", fields.GRPO, rollout, prepare, ClippedObjective(critic=False), check=checks.grpo)
+GRPO = Algorithm("grpo", grpo_config.FIELDS, rollout, prepare, ClippedObjective(critic=False), check=grpo_config.check)

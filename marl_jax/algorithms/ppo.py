@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
-from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms import ppo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, kl_rewards, score_in_parts, with_reference
 from marl_jax.learning import advantages
 from marl_jax.rollouts.games import GameRollout
@@ -70,4 +70,6 @@ def rollout(run) -> GameRollout | HostRollout:
     return GameRollout(**run.rollout_settings(), opponents=run.opponents())
 
 
-PPO = Algorithm("ppo", fields.PPO, rollout, prepare, ClippedObjective(critic=True), critic=True, check=checks.ppo)
+PPO = Algorithm(
+    "ppo", ppo_config.FIELDS, rollout, prepare, ClippedObjective(critic=True), critic=True, check=ppo_config.check
+)

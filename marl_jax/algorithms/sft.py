@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms import sft_config
 from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
 from marl_jax.devices.aot import Ahead, Program
 from marl_jax.learning.update import Objective
@@ -51,7 +51,7 @@ class Likelihood(Objective):
 def rollout(run) -> Demonstrations:
     """The games of a bot."""
     algo = run.config.algo
-    weights = fields.kind_weights(algo.kind_weights)
+    weights = sft_config.kind_weights(algo.kind_weights)
     by_action = tuple(weights.get(kind, 1.0) for kind in run.game.action_kinds) if weights else ()
     return Demonstrations(**run.rollout_settings(), bot=run.demonstrator(), noise=algo.noise, action_weights=by_action)
 
@@ -89,4 +89,4 @@ def _count(answers: Answers, among: np.ndarray) -> Count:
     return Count(int(np.sum(answers.right & among)), int(np.sum(among)), len(np.unique(answers.prompts[among], axis=0)))
 
 
-SFT = Algorithm("sft", fields.SFT, rollout, prepare, Likelihood(), examine=Imitation, check=checks.sft)
+SFT = Algorithm("sft", sft_config.FIELDS, rollout, prepare, Likelihood(), examine=Imitation, check=sft_config.check)

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import checks, fields
+from marl_jax.algorithms import verifier_config
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, not_divisible
@@ -120,5 +120,12 @@ def rollout(run) -> labelled.LabelledAnswers:
 
 
 VERIFIER = Algorithm(
-    "verifier", fields.VERIFIER, rollout, prepare, CrossEntropy(), critic=True, check=checks.verifier, verifies=True
+    "verifier",
+    verifier_config.FIELDS,
+    rollout,
+    prepare,
+    CrossEntropy(),
+    critic=True,
+    check=verifier_config.check,
+    verifies=True,
 )

@@ -16,10 +16,13 @@ from tests.marl_jax import tiny_run
 
 PLUGIN = """
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.algorithms.ppo import PPO, ClippedObjective, checks, fields, prepare, rollout
+from marl_jax.algorithms import ppo_config
+from marl_jax.algorithms.ppo import PPO, ClippedObjective, prepare, rollout
 from marl_jax.algorithms.algorithm import Algorithm
 
-MINE = Algorithm("mine", fields.PPO, rollout, prepare, ClippedObjective(critic=True), check=checks.ppo, critic=True)
+MINE = Algorithm(
+    "mine", ppo_config.FIELDS, rollout, prepare, ClippedObjective(critic=True), check=ppo_config.check, critic=True
+)
 ALGORITHMS.add("mine", MINE)
 """
 

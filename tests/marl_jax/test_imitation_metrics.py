@@ -10,7 +10,7 @@ import pytest
 from experiments import hanabi_selfplay
 from marl_jax import setup as setups
 from marl_jax.agents.answering import Decision
-from marl_jax.algorithms import fields, sft
+from marl_jax.algorithms import sft, sft_config
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.conversations import contexts, turns
 from marl_jax.rollouts.conversations.turns import Turn
@@ -77,7 +77,7 @@ def test_weights_that_mean_nothing_are_refused(weights, message):
     config.algo.kind_weights = weights
     with pytest.raises(ConfigError, match=message):
         validate.check(config)
-    assert fields.kind_weights(("play=2", "hint=0.5")) == {"play": 2.0, "hint": 0.5}
+    assert sft_config.kind_weights(("play=2", "hint=0.5")) == {"play": 2.0, "hint": 0.5}
 
 
 def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():

@@ -1,0 +1,65 @@
+"""Config fields and checks of AT-GRPO. Importing this does not import JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from marl_jax.algorithms.common_config import PACK, check_no_other_players, check_overlong, check_train_turns
+from marl_jax.algorithms.grpo_config import FIELDS as GRPO
+from marl_jax.fields import Field, choice, with_defaults
+
+FIELDS = {
+    **with_defaults({name: field for name, field in GRPO.items() if name not in PACK}, group_size=4),
+    "continuation": Field("best", choice("best", "random", "first"), "the candidate with which an episode continues"),
+    "team_term": Field(
+        "immediate", choice("immediate", "lookahead"), "team reward of a candidate: of its step, or of what follows"
+    ),
+}
+
+
+def check(c: ConfigDict) -> Iterator[str]:
+    """AT-GRPO: candidates of one prompt in groups."""
+    from envs.tasks import TASKS
+
+    yield from check_train_turns(c)
+    yield from check_overlong(c)
+    yield from check_no_other_players(c, "whose groups compare the learner with itself")
+    if not c.task.name:
+        yield from _planner(c)
+        return
+    for name, default in (("continuation", "best"), ("team_term", "immediate")):
+        if c.algo[name] != default:
+            yield (
+                f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
+                f"keeps one itself; accepted: {default!r}, and what task.params offer"
+            )
+    workflow = getattr(TASKS.get(c.task.name)(**c.task.params.to_dict()), "graph", None)
+    for node in workflow.nodes.values() if workflow is not None else ():
+        for step in node.steps if not node.is_last else ():
+            if step.rewards is None:
+                yield (
+                    f"config.algo.name is 'at_grpo' with task.name {c.task.name!r}, whose step of {step.role!r} at "
+                    f"{node.name!r} has no rewards to compare candidates by; accepted: rewards at each step, or []"
+                )
+
+
+def _planner(c: ConfigDict) -> Iterator[str]:
+    from marl_jax.agents.seating import seat_names
+
+    # A planner's step moves nothing: it is paid for its proposal at the process level, at once, and never ends a game.
+    if c.algo.team_term != "immediate" or c.env.params.get("roles") != "two":
+        return
+    planners = seat_names(c.agents, ("planner",))[0]
+    if not any(name in c.policies and not c.policies[name].frozen for name in planners):
+        return
+    unpaid = [] if c.reward.dense else ["reward.dense is False"]
+    unpaid += [] if c.reward.process else ["reward.process is 0"]
+    if c.env.params.get("planner_weight", 1) == 0 and c.rollout.answer != "free":
+        unpaid.append("env.params.planner_weight is 0")
+    for why in unpaid:
+        yield (
+            f"config.{why} with algo.name 'at_grpo' and algo.team_term 'immediate': all proposals of the planner are "
+            "paid alike, so it would never learn; accepted: another value, or algo.team_term 'lookahead'"
+        )

@@ -1,0 +1,74 @@
+"""Config fields and checks of PPO. Importing this does not import JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from marl_jax.algorithms.common_config import (
+    COMMON,
+    PACK,
+    check_overlong,
+    check_packing,
+    check_train_turns,
+    has_free_answers,
+)
+from marl_jax.fields import Field, choice, number
+
+FIELDS = {
+    **COMMON,
+    **PACK,
+    "gamma": Field(1.0, number(0, 1), "discount per turn of the agent"),
+    "gamma_token": Field(1.0, number(0, 1), "discount per token, where gae is token"),
+    "lam": Field(0.95, number(0, 1), "GAE's trade of bias for variance"),
+    "gae": Field("turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"),
+    "critic": Field(
+        "head",
+        choice("head", "separate", "central", "role"),
+        "a head on the policy, a model of its own, one for all seats; role: none, an average of each seat's returns",
+    ),
+    "critic_reads": Field(
+        "chat", choice("chat", "answer"), "tasks: the whole chat before a token, or its question and this answer alone"
+    ),
+    "role_decay": Field(0.95, number(0, 1), "per step, the share that an average of returns keeps; for critic=role"),
+    "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
+    "value_coef": Field(0.5, number(0), "weight of the value loss"),
+    "whiten": Field(
+        "agent",
+        choice("none", "agent", "turn"),
+        "advantages are standardised per agent, or (tasks) per agent and turn",
+    ),
+}
+
+
+def check(c: ConfigDict) -> Iterator[str]:
+    """PPO: one sample per prompt, values from a critic."""
+    yield from check_train_turns(c)
+    yield from check_overlong(c)
+    yield from check_packing(c)
+    if c.task.name and c.algo.critic == "central":
+        yield (
+            f"config.algo.critic is 'central' with task.name {c.task.name!r}, whose seats share no position to read; "
+            "accepted: 'head' or 'separate'"
+        )
+    if c.algo.pack and c.algo.critic != "head":
+        found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
+        yield f"{found}; accepted: 0, or algo.critic 'head'"
+    if c.algo.pack and c.algo.critic_reads == "answer":
+        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'answer'; accepted: 0, or 'chat'"
+    for name, of_tasks, default in (("critic_reads", "answer", "chat"), ("whiten", "turn", "agent")):
+        if c.algo[name] == of_tasks and not c.task.name:
+            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}; accepted: {default!r}, or a task"
+    if c.algo.gae == "token" and not has_free_answers(c):
+        yield "config.algo.gae is 'token' with rollout.answer 'constrained'; accepted: 'turn', or rollout.answer 'free'"
+    if c.algo.gae == "token" and c.algo.critic in ("central", "role"):
+        yield (
+            f"config.algo.gae is 'token' with algo.critic {c.algo.critic!r}, which has one value a turn; accepted: "
+            "'turn', or algo.critic 'head' or 'separate'"
+        )
+    if c.algo.critic == "role" and c.algo.whiten != "none":
+        yield (
+            f"config.algo.whiten is {c.algo.whiten!r} with algo.critic 'role': it subtracts each agent's mean, and the "
+            "average with it; accepted: 'none'"
+        )

@@ -1,0 +1,52 @@
+"""Config fields and checks of supervised training. Importing this does not import JAX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ml_collections import ConfigDict
+
+from marl_jax.algorithms.common_config import BATCHES, check_no_other_players
+from marl_jax.fields import TEXT, TEXTS, Field, Rule, integer, number
+
+_KIND_WEIGHT = re.compile(r"(\w+)=(\d+(?:\.\d+)?)")
+_KIND_WEIGHTS = Rule(
+    "a tuple of texts KIND=WEIGHT, e.g. ('play=2',)",
+    lambda x: TEXTS.holds(x) and all(_KIND_WEIGHT.fullmatch(text) for text in x),
+)
+
+
+def kind_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Weights by the names of kinds, from texts like "play=2"."""
+    return {kind: float(weight) for kind, weight in (_KIND_WEIGHT.fullmatch(text).groups() for text in texts)}
+
+
+FIELDS = {
+    "epochs": Field(1, integer(1, 1000), "passes over the demonstrations of a step"),
+    **BATCHES,
+    "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
+    "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),
+    "kind_weights": Field((), _KIND_WEIGHTS, "weights in the loss of kinds of moves, ('play=2',); the others have 1"),
+}
+
+
+def check(c: ConfigDict) -> Iterator[str]:
+    """Supervised training: a bot plays all seats and all levels of a game."""
+    from envs.games import registry as games
+    from envs.games.bots import bot_names
+
+    if c.task.name:
+        yield f"config.algo.name is 'sft' with task.name {c.task.name!r}, which no bot plays; accepted: a game"
+        return
+    known = bot_names(c.env.name)
+    if c.algo.bot and c.algo.bot not in known:
+        yield f"config.algo.bot is {c.algo.bot!r}, which is no bot of {c.env.name}; accepted: '', {', '.join(known)}"
+    kinds = games.make(c.env.name, **c.env.params.to_dict()).action_kinds
+    for kind in kind_weights(c.algo.kind_weights):
+        if kind not in kinds:
+            known = ", ".join(dict.fromkeys(kinds)) or "none"
+            yield f"config.algo.kind_weights has {kind!r}, which is no kind of move of {c.env.name}; accepted: {known}"
+    yield from check_no_other_players(c, "where a bot plays all seats")
+    if c.curriculum.enabled:
+        yield "config.curriculum.enabled is True with algo.name 'sft', which shows all levels; accepted: False"
