@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from envs.games import text as texts
 from envs.games.bots import UniformBot, pick
 from envs.games.game import Game, reset_done
-from envs.games.registry import GAMES, make
+from envs.games.registry import GAMES, make, make_text
 from models import tokenizers
 
 PARAMS = {
@@ -106,7 +106,7 @@ def subjects(names: list[str], tokenizer: Any, styles: Sequence[str]) -> Iterato
         game = make(name, **PARAMS.get(name, {}))
         yield ours(game)
         for style in styles:
-            yield ours(game, texts.make(game, style).compile(tokenizer))
+            yield ours(game, make_text(game, style).compile(tokenizer))
         if name in ("tic_tac_toe", "connect_four") and importlib.util.find_spec("pgx"):
             yield pgx_subject(name)
         if name == "hanabi" and importlib.util.find_spec("jaxmarl"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games import registry, text
+from envs.games.registry import make_text
 from envs.games.text import HOW, REASONED
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "texts.md"
@@ -59,7 +60,7 @@ def _form(title: str, params: dict) -> str:
     seat = game.n_players - 1
     parts = [f"\n## {title}\n\nRead by seat {seat} before the move of seat 0, and two events.\n"]
     for style in text.STYLES:
-        found = text.make(game, style)
+        found = make_text(game, style)
         opening = "\n".join(s for s in (found.rules, found.roles[seat]) if s)
         opening += ("\n" if opening else "") + found.observe(states[0], seat) + found.questions[seat]
         numbers = jax.jit(found.event_indices)

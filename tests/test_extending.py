@@ -25,7 +25,7 @@ from envs.games import text as texts
 from envs.games import view
 from envs.games.bots import BOTS, bot_names, make_bot
 from envs.games.entry import GAMES
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 from envs.tasks import TASKS, scripted
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.errors import ConfigError
@@ -216,7 +216,7 @@ def test_the_texts_of_the_game(added, style):
     """Tokens are the tokenizer's, alone and in a conversation; events say what is left, as the position does."""
     test_events.test_tokens_of_events_equal_the_tokenizers("nim", "byte", style)
     test_events.test_a_whole_conversation("nim", "byte", style, style == "full")
-    text = texts.make(make("nim", heap=15), style)
+    text = make_text(make("nim", heap=15), style)
     state = text.game.reset(jax.random.key(0))
     after, _ = text.game.step(state, jnp.int32(2))
     seen = text.observe(after, 1)

@@ -108,6 +108,25 @@ def test_imports_inside_marl_jax_go_down_only():
     assert seen == set(LAYERS), "a folder without a place in the layers, or a layer without files"
 
 
+def module_name(file):
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_there_are_no_circular_imports():
+    """Imports inside functions and for type checking count too."""
+    modules = {module_name(file): file for room in ("marl_jax", "models", "envs") for file in files(room)}
+    edges = {}
+    for name, file in modules.items():
+        found = edges.setdefault(name, set())
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                full = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {one if one in modules else node.module for one in full} & modules.keys() - {name}
+    while leaves := [name for name, found in edges.items() if not found]:
+        edges = {name: found - set(leaves) for name, found in edges.items() if name not in leaves}
+    assert not edges, f"these modules import each other, directly or through others: {sorted(edges)}"
+
+
 def test_the_check_sees_every_kind_of_import():
     source = "import models.lora as x\ndef f():\n    from envs.games import game\nfrom . import own\nimport jax"
     assert list(imported_rooms(ast.parse(source))) == [("models", 1), ("envs", 3)]

@@ -21,8 +21,8 @@ import numpy as np
 
 from envs.games import text as texts
 from envs.games import view
-from envs.games.bots import Bot
-from envs.games.game import Game, Reward, State, check_action, check_choice, check_range
+from envs.games.game import Bot, Game, Reward, State, check_action, check_choice, check_range
+from envs.games.registry import make_text
 
 try:
     import gymnasium
@@ -140,7 +140,7 @@ class GymEnv(gymnasium.Env if gymnasium else object):
         check_range(game.name, "seat", seat, 0, game.n_players - 1)
         self.game, self.seat, self.others = game, seat, others
         self.render_mode = "ansi"
-        self._table = _Table(game, texts.make(game, style), observation, weights)
+        self._table = _Table(game, make_text(game, style), observation, weights)
         self.observation_space, self.action_space = self._table.spaces()
         self._act = jax.jit(others.act) if others else None
         self._rng = np.random.default_rng()
@@ -213,7 +213,7 @@ class PettingZooEnv(pettingzoo.AECEnv if pettingzoo else object):
         self.render_mode = "ansi"
         self.possible_agents = [f"player_{i}" for i in range(game.n_players)]
         self._seat = {agent: i for i, agent in enumerate(self.possible_agents)}
-        self._table = _Table(game, texts.make(game, style), observation, weights)
+        self._table = _Table(game, make_text(game, style), observation, weights)
         spaces = {agent: self._table.spaces() for agent in self.possible_agents}
         self.observation_spaces = {agent: space[0] for agent, space in spaces.items()}
         self.action_spaces = {agent: space[1] for agent, space in spaces.items()}

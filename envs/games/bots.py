@@ -12,28 +12,19 @@ Each game brings its own bots (`GameEntry.bots`). Another package adds one to a 
 """
 
 import dataclasses
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs.games.entry import GAMES
-from envs.games.game import Game, State
+from envs.games.game import Bot, Game, State
 from registries import Registry
 
 RANDOM = "random"
 
 BOTS = Registry("bots")
 """Bots beside those that the games bring, as "game/name"."""
-
-
-class Bot(Protocol):
-    """Anything that picks a legal action for the player to move."""
-
-    def act(self, state: State, key: jax.Array) -> jax.Array:
-        """A legal action in `state`: int32[]."""
-        ...
 
 
 def pick(mask: jax.Array, key: jax.Array) -> jax.Array:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import jax
 
-from envs.games.game import Game, State
+from envs.games.game import Bot, Game, State
+from envs.games.text import Text
 from registries import Registry
-
-if TYPE_CHECKING:  # these modules look games up here
-    from envs.games.bots import Bot
-    from envs.games.text import Text
 
 
 class Drawing(Protocol):

@@ -24,13 +24,10 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-
-if TYPE_CHECKING:
-    from envs.games.bots import Bot
 
 State = Any
 """A pytree of arrays; each game defines its own NamedTuple."""
@@ -258,3 +255,11 @@ def reset_done(game: Game, states: State, keys: jax.Array, chunk: int = 128) -> 
         return states, ended.at[at].set(False, mode="drop")
 
     return jax.lax.while_loop(some_ended, deal, (states, done))[0]
+
+
+class Bot(Protocol):
+    """Anything that picks a legal action for the player to move."""
+
+    def act(self, state: State, key: jax.Array) -> jax.Array:
+        """A legal action in `state`: int32[]."""
+        ...

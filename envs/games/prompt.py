@@ -21,7 +21,7 @@ what was played instead. So `opening` and the events since then always say what 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,15 @@ import numpy as np
 from envs.games.game import State
 from envs.games.template import Compiled, Rendered, join
 
-if TYPE_CHECKING:
-    from envs.games.text import Text
+
+class PromptText(Protocol):
+    """The members of `envs.games.text.Text` that a prompt reads."""
+
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    questions: tuple[str, ...]
+    indices: Callable[[State, jax.Array], jax.Array]
+    event_indices: Callable[[State, jax.Array, State, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +59,7 @@ class Prompt:
     history: None in the context `turn`
     """
 
-    text: "Text"
+    text: PromptText
     context: str
     compiled_opening: Compiled
     action_ids: np.ndarray

@@ -10,6 +10,7 @@ from envs.games.entry import GAMES, Symmetries
 from envs.games.game import Game, check_choice
 from envs.games.puzzle import Puzzle
 from envs.games.roles import TwoRole
+from envs.games.text import STYLES, Text
 
 _ROLES = ("one", "two")
 
@@ -83,3 +84,11 @@ def _words(hint: Any) -> str:
 
 def _fields(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls) if field.init}
+
+
+def make_text(game: Game, style: str = "full", reasoning: bool = False) -> Text:
+    """The text of a game in a style; with `reasoning` it asks for that before an answer."""
+    if style not in STYLES:
+        raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
+    text = GAMES.get(game.name).text(game, style)
+    return text.reasoned() if reasoning else text

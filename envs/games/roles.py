@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.bots import Bot
-from envs.games.game import Game, Reward, State, check_choice, check_range
+from envs.games.game import Bot, Game, Reward, State, check_choice, check_range
 from envs.games.puzzle import Puzzle
 
 PLANNER, EXECUTOR = 0, 1

@@ -35,7 +35,6 @@ import jax.numpy as jnp
 
 from envs.games import answers
 from envs.games.borders import Encoder, MergeError, Tokenizer
-from envs.games.entry import GAMES
 from envs.games.game import Game, State
 from envs.games.prompt import History, Prompt
 from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbours, token_table
@@ -202,14 +201,6 @@ class Text:
         if chat is None:
             return "" if self.style == "brief" else "\n"
         return chat.user_close_and_reply
-
-
-def make(game: Game, style: str = "full", reasoning: bool = False) -> Text:
-    """The text of a game in a style; with `reasoning` it asks for that before an answer."""
-    if style not in STYLES:
-        raise ValueError(f"text style must be one of {', '.join(STYLES)}, found {style!r}")
-    text = GAMES.get(game.name).text(game, style)
-    return text.reasoned() if reasoning else text
 
 
 # --- Pieces that several games use ----------------------------------------------------------------------------------

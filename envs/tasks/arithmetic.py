@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 
 from envs.tasks.chat import keep_one
-from envs.tasks.task import Ask, CallTimeout, Outcome, Reply, check_part
+from envs.tasks.replies import CallTimeout, Reply
+from envs.tasks.task import Ask, Outcome, check_part
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
 SYSTEM = f"You compute carefully. {FORMAT}"

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import Candidates, Reply, TaskError
+from envs.tasks.replies import Candidates, Reply, TaskError
 
 
 class Chat(abc.ABC):

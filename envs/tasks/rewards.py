@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import Ask, CallFailed, EpisodeError, Reply
+from envs.tasks.replies import CallFailed, EpisodeError, Reply
+from envs.tasks.task import Ask
 
 GIVEN = ("prompt", "completion")
 GIVEN_AS_LISTS = ("prompts", "completions", "completion_ids")

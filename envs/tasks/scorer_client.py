@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import EpisodeError
+from envs.tasks.replies import EpisodeError
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 MAX_HEAD = 64 << 10

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envs.tasks.chat import Chat
-from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Reply, Task, TaskError
+from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
+from envs.tasks.task import Outcome, Task
 
 Answering = Callable[[int, list[dict[str, str]], int], str]
 """(seat, messages so far, number of the candidate) -> answer."""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from envs.tasks.task import CallFailed, CallTimeout
+from envs.tasks.replies import CallFailed, CallTimeout
 
 LARGEST = 1 << 26  # bytes of one answer
 START_LIMIT = 60.0  # seconds in which a process starts and imports a function

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from envs.games.bots import Bot
+from envs.games.game import Bot
 
 BOT = "bot:"  # in front of a bot's name where the name of a policy could stand
 

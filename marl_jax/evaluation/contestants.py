@@ -8,8 +8,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from envs.games import text as texts
-from envs.games.bots import Bot, bot_names, make_bot
+from envs.games.bots import bot_names, make_bot
+from envs.games.game import Bot
+from envs.games.registry import make_text
 from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.errors import RunError
@@ -50,7 +51,7 @@ def find_contestant(name: str, setup: Setup) -> Contestant:
     """A bot by name, the folder of a run with @STEP behind it or not, or a remote model (`serving/remote.py`)."""
     if is_remote(name):
         remote = RemoteModel.parse(name)
-        text = texts.make(setup.game, setup.config.env.text, setup.config.env.reasoning)
+        text = make_text(setup.game, setup.config.env.text, setup.config.env.reasoning)
         tokens = setup.config.rollout.max_new_tokens
         temperature = setup.config.eval.temperature
         return Contestant(name, RemoteBot(setup.game, text, remote, temperature, max(tokens, LEAST_TOKENS)))

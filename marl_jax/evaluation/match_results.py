@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from envs.games.bots import Bot
-from envs.games.game import Game
+from envs.games.game import Bot, Game
 from marl_jax.evaluation import intervals, matches
 from marl_jax.evaluation.matches import Match, Played
 from marl_jax.rollouts.seated_team import SeatedTeam

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.bots import Bot
-from envs.games.game import Game, Reward
+from envs.games.game import Bot, Game, Reward
 from marl_jax.agents.policy import Policy
 from marl_jax.devices.aot import Ahead, Program
 from marl_jax.rollouts.games import like, look, row_keys

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from envs.games import view
-from envs.games.bots import Bot
-from envs.games.game import Game, State
+from envs.games.game import Bot, Game, State
 from envs.games.text import Prompt
 from marl_jax.interactive.game_table import GameTable, PolicySeat
 

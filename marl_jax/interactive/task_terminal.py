@@ -19,7 +19,7 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from envs.tasks.task import EpisodeError
+from envs.tasks.replies import EpisodeError
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import Speaker

@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from envs.games.bots import Bot, bot_names
-from envs.games.game import State
+from envs.games.bots import bot_names
+from envs.games.game import Bot, State
 from marl_jax import setup as setups
 from marl_jax.errors import RunError
 from marl_jax.evaluation import contestants

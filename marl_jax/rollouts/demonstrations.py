@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.bots import Bot, pick
+from envs.games.bots import pick
+from envs.games.game import Bot
 from marl_jax.agents.answering import Decision
 from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.bots import Bot
+from envs.games.game import Bot
 from marl_jax.agents.team import Team
 from marl_jax.rollouts.conversations.turns import Finished
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.tasks.task import EpisodeError
+from envs.tasks.replies import EpisodeError
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.conversation import Answer

@@ -11,10 +11,10 @@ import jax
 from ml_collections import ConfigDict
 
 from envs.games import registry as games
-from envs.games import text as texts
-from envs.games.bots import Bot, bot_names, make_bot
-from envs.games.game import Game
+from envs.games.bots import bot_names, make_bot
+from envs.games.game import Bot, Game
 from envs.games.parser import make_parser
+from envs.games.registry import make_text
 from envs.games.text import Prompt
 from marl_jax.agents.answers import Answers, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
@@ -151,7 +151,7 @@ def make(
 
 def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
-    return texts.make(game, config.env.text, config.env.reasoning).compile(
+    return make_text(game, config.env.text, config.env.reasoning).compile(
         tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
     )
 

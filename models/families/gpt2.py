@@ -6,7 +6,7 @@ from typing import Any
 
 from models import gpt2
 from models.config import ModelConfig
-from models.families import Family, Leaves
+from models.families.family import Family, Leaves
 from models.hf_config import Fields
 
 NAMES = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from models import decoder, lora
 from models.config import ModelConfig, RopeScaling
-from models.families import Family, Leaves
+from models.families.family import Family, Leaves
 from models.hf_config import Fields
 
 NAMES = {

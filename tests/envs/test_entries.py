@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from envs.games import text as texts
 from envs.games import view
 from envs.games.bots import BOTS, UniformBot, bot_names, make_bot
 from envs.games.entry import GAMES, GameEntry
 from envs.games.game import Game, Reward, keep_if_done, legal_or_end
-from envs.games.registry import make, symmetry
+from envs.games.registry import make, make_text, symmetry
 from envs.games.roles import TwoRole
 from envs.games.template import Table, Template
 from envs.games.text import Text
@@ -170,7 +169,7 @@ def test_a_game_from_another_package(plugins):
     GAMES.add("matches", MATCHES)
     game = make("matches", heap=6)
     state = game.reset(jax.random.key(0))
-    assert texts.make(game).observe(state, 0) == "6" and view.board(game, state) == "||||||"
+    assert make_text(game).observe(state, 0) == "6" and view.board(game, state) == "||||||"
     assert symmetry(game) is None and bot_names("matches") == ("random", "modulo")
     assert int(make_bot(game, "modulo").act(state, jax.random.key(0))) == 1
     with pytest.raises(ValueError, match="matches: unknown parameter 'size'; accepted are heap"):

@@ -15,7 +15,7 @@ from envs.games.borders import MergeError
 from envs.games.bots import UniformBot
 from envs.games.hanabi import short_text
 from envs.games.hanabi.rules import Hanabi
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 from envs.games.roles import EXECUTOR, TwoRole
 from envs.games.template import join
 from scripts import texts_page
@@ -140,7 +140,7 @@ def test_events_are_about_the_reader():
     """The same hint and the same play, as both players read them."""
     g = Hanabi(colors=2, ranks=3, hand_size=2, max_information_tokens=3, max_life_tokens=2)
     start = g.reset_from_deck(jnp.array([0, 4, 3, 1, 0, 0, 1, 2, 3, 3, 4, 5]))  # R1 Y2 | Y1 R2 | …
-    t = texts.make(g)
+    t = make_text(g)
     step = jit(g.step)
     hint, play = (jnp.int32(g.action_texts.index(a)) for a in ("tell player +1 about yellow", "play card 1"))
     told, _ = step(start, hint)
@@ -393,7 +393,7 @@ def test_the_notation_suits_the_tokenizer(name):
 
 def test_make_knows_every_style():
     for style in texts.STYLES:
-        assert texts.make(make("tic_tac_toe"), style).style == style
+        assert make_text(make("tic_tac_toe"), style).style == style
 
 
 def test_the_page_shows_the_texts_as_they_are():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from envs.games import answers
 from envs.games import text as texts
 from envs.games.parser import make_parser
-from envs.games.registry import GAMES, make
+from envs.games.registry import GAMES, make, make_text
 from envs.games.token_codes import RUN, token_codes
 from models import tokenizers
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, byte_characters, byte_level_bpe, sentencepiece_bpe
@@ -46,7 +46,7 @@ def names_of(key: str) -> tuple[str, ...]:
     if key in ADVERSARIAL:
         return ADVERSARIAL[key]
     game, style = key.split("/")
-    return texts.make(make(game, **SMALL.get(game, {})), style).names
+    return make_text(make(game, **SMALL.get(game, {})), style).names
 
 
 SETS = [*ADVERSARIAL, *(f"{game}/{style}" for game in GAMES for style in texts.STYLES)]

@@ -14,7 +14,7 @@ from envs.games import exact, view
 from envs.games import text as texts
 from envs.games.equilibrium import ITERATIONS, EquilibriumBot
 from envs.games.leduc.symmetry import Symmetry
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 
 pyspiel = pytest.importorskip("pyspiel")
 SPIEL = {"kuhn": "kuhn_poker", "leduc": "leduc_poker"}
@@ -137,7 +137,7 @@ def test_large_games_have_no_tree():
 def test_a_prompt_says_what_the_seat_knows_and_nothing_else(name, params, style):
     """Different information sets read differently, and what the seat does not see can be anything."""
     ours = tree(name, **params)
-    text = texts.make(ours.game, style)
+    text = make_text(ours.game, style)
     read = jax.jit(jax.vmap(text.indices))
     seen = np.asarray(read(ours.states, ours.seat))
     strings = [text.observation.text(row) for row in seen]

@@ -12,7 +12,7 @@ import pytest
 from envs.games import text as texts
 from envs.games.bots import UniformBot
 from envs.games.hanabi.rules import Hanabi
-from envs.games.registry import GAMES, make
+from envs.games.registry import GAMES, make, make_text
 from envs.games.roles import EXECUTOR, PLANNER, TwoRole
 from models import chat, tokenizers
 from tests.conftest import published, shared_data
@@ -59,7 +59,7 @@ def positions(name: str):
 
 @functools.cache
 def text(name: str, style: str = "full"):
-    return texts.make(game(name), style)
+    return make_text(game(name), style)
 
 
 @functools.cache
@@ -222,7 +222,7 @@ def test_hanabi_example():
     step = jit(g.step)
     state, _ = step(state, jnp.int32(g.action_texts.index("tell player +1 about yellow")))
     state, _ = step(state, jnp.int32(g.action_texts.index("play card 1")))
-    first, second = (texts.make(g).observe(state, player) for player in (0, 1))
+    first, second = (make_text(g).observe(state, player) for player in (0, 1))
     for line in (
         "Fireworks: red 0, yellow 1",
         "Information tokens: 2 of 3",
@@ -326,14 +326,14 @@ def test_single_tokens():
 
 def test_bad_choices():
     with pytest.raises(ValueError, match="style must be one of full, compact, brief, found 'long'"):
-        texts.make(game("tic_tac_toe"), "long")
+        make_text(game("tic_tac_toe"), "long")
     with pytest.raises(ValueError, match="context must be one of turn, history, found 'all'"):
         text("tic_tac_toe").compile(byte_tokenizer(), context="all")
 
 
 @pytest.mark.parametrize("name", [*GAMES, "plan_path full", "sudoku local"])
 def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
-    plain, reasoned = (texts.make(game(name), reasoning=on) for on in (False, True))
+    plain, reasoned = (make_text(game(name), reasoning=on) for on in (False, True))
     for before, after in zip(plain.questions, reasoned.questions, strict=True):
         assert texts.HOW in before and texts.HOW not in after and 'Then write "Answer:" and ' in after
         assert after.startswith(before.split(texts.HOW)[0]) and after.endswith(before.split(texts.HOW)[1])
@@ -348,4 +348,4 @@ def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
     bare = dataclasses.replace(plain, questions=plain.asks)
     assert all(q.endswith('Then write "Answer:" and the name of an action.') for q in bare.reasoned().questions)
     with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning; accepted: full"):
-        texts.make(game(name), "brief", reasoning=True)
+        make_text(game(name), "brief", reasoning=True)

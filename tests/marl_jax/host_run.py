@@ -14,7 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from envs.tasks.task import CallTimeout, Outcome
+from envs.tasks.replies import CallTimeout
+from envs.tasks.task import Outcome
 from marl_jax.rollouts.host.conversation import derive_seed
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from envs.tasks import workers
-from envs.tasks.task import CallFailed, CallTimeout, Outcome
+from envs.tasks.replies import CallFailed, CallTimeout
+from envs.tasks.task import Outcome
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import SamplerError
 from marl_jax.rollouts.host.journal import JournalError

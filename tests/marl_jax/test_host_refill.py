@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from envs.tasks.task import EpisodeError, Outcome
+from envs.tasks.replies import EpisodeError
+from envs.tasks.task import Outcome
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.collate import collate, pack, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker, derive_seed

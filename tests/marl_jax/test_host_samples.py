@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from envs.tasks.task import EpisodeError, Outcome
+from envs.tasks.replies import EpisodeError
+from envs.tasks.task import Outcome
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.collate import collate, sizes_for
 from marl_jax.rollouts.host.conversation import Speaker

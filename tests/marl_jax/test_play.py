@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from configs import defaults
-from envs.games import text as texts
 from envs.games.bots import UniformBot
-from envs.games.registry import make
+from envs.games.registry import make, make_text
 from envs.games.tic_tac_toe.bots import MinimaxBot
 from marl_jax import setup
 from marl_jax.errors import RunError
@@ -37,7 +36,7 @@ class First:
 def tic_tac_toe():
     tokenizer = tokenizers.load("bytes")
     game = make("tic_tac_toe")
-    return game, texts.make(game).compile(tokenizer, chat.chat_parts(tokenizer), context="history")
+    return game, make_text(game).compile(tokenizer, chat.chat_parts(tokenizer), context="history")
 
 
 def at_the_terminal(game, prompt, seats, lines):
@@ -94,7 +93,7 @@ def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
 def test_hanabi_from_a_seat():
     """The own hand is hidden, actions are explained, and a game without persons is shown with everything."""
     game = make("hanabi", preset="very_small")
-    prompt = texts.make(game).compile(tokenizers.load("bytes"))
+    prompt = make_text(game).compile(tokenizers.load("bytes"))
     _, screen = at_the_terminal(game, prompt, [Person("ann"), UniformBot(game)], ["quit"])
     assert "player 0  ?? ??" in screen
     assert "(play card 1)" in screen

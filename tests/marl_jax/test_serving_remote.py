@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import launch
-from envs.games import text as texts
 from envs.games.bots import UniformBot
-from envs.games.registry import make
-from envs.tasks.task import EpisodeError
+from envs.games.registry import make, make_text
+from envs.tasks.replies import EpisodeError
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError
 from marl_jax.evaluation import matches
@@ -63,7 +62,7 @@ def game():
 def test_a_remote_bot_plays_as_the_same_bot_here(game):
     sampler = Parrot(first_free)
     with endpoint(sampler) as (url, _):
-        bot = RemoteBot(game, texts.make(game), RemoteModel.parse(f"{url}/v1#one"), temperature=1.0)
+        bot = RemoteBot(game, make_text(game), RemoteModel.parse(f"{url}/v1#one"), temperature=1.0)
         seating, key = matches.in_turns(6, 2), jax.random.key(3)
         played = Match(game, (bot, UniformBot(game)))((None, None), seating, key)
         expected = Match(game, (First(game), UniformBot(game)))((None, None), seating, key)
@@ -176,7 +175,7 @@ def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
     down = dataclasses.replace(RemoteModel.parse("http://127.0.0.1:9/v1#m"), deadline=0.3)
     with pytest.raises(RemoteError, match="no answer in 0.3 s"):
         down.ask([{"role": "user", "content": "x"}])
-    bot = RemoteBot(game, texts.make(game), down)
+    bot = RemoteBot(game, make_text(game), down)
     with pytest.raises(RemoteError, match="no answer in 0.3 s"), remote_failures():
         jax.block_until_ready(jax.jit(bot.act)(game.reset(jax.random.key(0)), jax.random.key(1)))
     with endpoint(Parrot(), keys=Keys.of("the-admins-key"), limits=Limits(concurrent=1)) as (url, _):

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
+from envs.tasks.replies import Reply
 from envs.tasks.scorer_client import ScorerClient, ScorerRefused, ScorerUnavailable, WrongScorer
 from envs.tasks.scripted import ScriptedAsk
-from envs.tasks.task import Reply
 from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.agents.verifier import ChatError, Scorer, read_chat, version_of

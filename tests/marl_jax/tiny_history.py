@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games import registry as games
-from envs.games import text as texts
 from envs.games.parser import make_parser
+from envs.games.registry import make_text
 from marl_jax.agents import scoring
 from marl_jax.agents.answers import Constrained, FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
@@ -46,7 +46,7 @@ def game(name):
 @functools.cache
 def prompt(name, style="brief", context="history", free=False):
     """Its text."""
-    return texts.make(game(name), style).compile(TOKENIZER, context=context, free=free)
+    return make_text(game(name), style).compile(TOKENIZER, context=context, free=free)
 
 
 @functools.cache

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from configs import algorithms
 from envs.games import registry as games
-from envs.games import text as texts
 from envs.games.parser import make_parser
+from envs.games.registry import make_text
 from marl_jax.agents.answers import Constrained, FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.agents.seating import Seating
@@ -27,7 +27,7 @@ TOKENIZER = ByteTokenizer()
 @functools.cache
 def prompt(style="brief", name="tic_tac_toe"):
     """A game's prompt."""
-    return texts.make(games.make(name), style).compile(TOKENIZER)
+    return make_text(games.make(name), style).compile(TOKENIZER)
 
 
 def answers(text, names=None, free=0):
@@ -72,7 +72,7 @@ def seating(*policies):
 
 @functools.cache
 def _prompt_of(game):
-    return texts.make(game, "brief").compile(TOKENIZER)
+    return make_text(game, "brief").compile(TOKENIZER)
 
 
 def rollout(game, policy, rows, turns, seats=None, learns=None, prompt=None, kind=GameRollout, **settings):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from configs import algorithms
 from envs.games import registry as games
-from envs.games import text as texts
+from envs.games.registry import make_text
 from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.rollouts.groups import GroupRollout
@@ -30,7 +30,7 @@ def game(roles="two"):
 @functools.cache
 def prompt(roles="two"):
     """Its brief text."""
-    return texts.make(game(roles), "brief").compile(TOKENIZER)
+    return make_text(game(roles), "brief").compile(TOKENIZER)
 
 
 @functools.cache

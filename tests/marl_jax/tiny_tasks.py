@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from envs.tasks import TASKS
-from envs.tasks.task import CallTimeout, Outcome
+from envs.tasks.replies import CallTimeout
+from envs.tasks.task import Outcome
 from marl_jax.rollouts.host.conversation import derive_seed
 
 SLEEP = 3600.0

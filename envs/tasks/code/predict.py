@@ -12,8 +12,9 @@ from envs.tasks.code.extract import read_cases
 from envs.tasks.code.grading import SECONDS
 from envs.tasks.code.rows import Row
 from envs.tasks.code.values import literal, parse, same
+from envs.tasks.replies import Reply
 from envs.tasks.sandbox.inside.values import encode
-from envs.tasks.task import Ask, Outcome, Reply
+from envs.tasks.task import Ask, Outcome
 
 
 async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callable[[], Mapping]) -> Outcome:

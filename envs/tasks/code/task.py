@@ -23,8 +23,9 @@ from envs.tasks.code.grading import SECONDS, Report
 from envs.tasks.code.predict import play_prediction
 from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.data import Dataset
+from envs.tasks.replies import Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, Outcome, Reply, check_part
+from envs.tasks.task import Ask, Outcome, check_part
 
 FORMS = ("roles", "single")
 SANDBOXES = ("auto", "process")

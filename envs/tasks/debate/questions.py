@@ -18,7 +18,8 @@ from envs.tasks.math import sources
 from envs.tasks.math.extract import FORMS
 from envs.tasks.question.task import Question
 from envs.tasks.question.template import fill
-from envs.tasks.task import Ask, CallFailed, CallTimeout, Reply, Verdict
+from envs.tasks.replies import CallFailed, CallTimeout, Reply, Verdict
+from envs.tasks.task import Ask
 
 ARITHMETIC = "arithmetic"
 KNOWN_ANSWERS = ("arc", "nli", "question", "sciq")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from envs.tasks.task import Ask, EpisodeError, TaskError
+from envs.tasks.replies import EpisodeError, TaskError
+from envs.tasks.task import Ask
 
 GOLD = "gold"
 URLS = ("http://", "https://")

@@ -22,7 +22,8 @@ from envs.tasks.debate import prompts, votes
 from envs.tasks.debate.credit import PRESETS, Credit, is_malformed, pay, pay_candidate
 from envs.tasks.debate.questions import ArithmeticQuestions, Questions, make_questions
 from envs.tasks.debate.scoring import GOLD, Scorer, ask_scores, check_scorer, make_scorer
-from envs.tasks.task import Ask, Outcome, Reply, Verdict
+from envs.tasks.replies import Reply, Verdict
+from envs.tasks.task import Ask, Outcome
 
 
 @dataclasses.dataclass(frozen=True)

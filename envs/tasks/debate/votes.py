@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from envs.tasks.task import Verdict
+from envs.tasks.replies import Verdict
 
 
 def winners(answers: Sequence[str | None]) -> list[str | None]:

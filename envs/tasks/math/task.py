@@ -26,8 +26,9 @@ from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.math import extract, programs, prompts, tool
 from envs.tasks.math.sources import Problem, check_name, problems, solutions
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
+from envs.tasks.replies import CallFailed, CallTimeout, Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply
+from envs.tasks.task import Ask, Outcome
 
 FORMS = ("single", "roles")
 ANSWERS = (*extract.FORMS, "program")

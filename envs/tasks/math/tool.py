@@ -10,8 +10,8 @@ from envs.tasks.math import symbolic
 from envs.tasks.math.normalise import clean
 from envs.tasks.math.reading import Scalar, Unreadable, read
 from envs.tasks.math.verifier import verify
+from envs.tasks.replies import Verdict
 from envs.tasks.sandbox import Limits, same_sandbox
-from envs.tasks.task import Verdict
 
 MAX_PROGRAM = 20_000
 """Characters of a program; a longer one is not run."""

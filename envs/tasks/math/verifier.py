@@ -28,7 +28,7 @@ from envs.tasks.math.reading import (
     read,
 )  # fmt: skip
 from envs.tasks.math.units import differ, single_letter
-from envs.tasks.task import Verdict
+from envs.tasks.replies import Verdict
 
 LIMIT = 5.0
 """Seconds a task gives to one call."""

@@ -25,7 +25,8 @@ from envs.tasks import arithmetic
 from envs.tasks.data import Dataset, from_list, make_parts, open_dataset
 from envs.tasks.program import process
 from envs.tasks.program.preload import Preloaded
-from envs.tasks.task import PARTS, Ask, EpisodeError, Outcome, check_part
+from envs.tasks.replies import EpisodeError
+from envs.tasks.task import PARTS, Ask, Outcome, check_part
 
 LARGEST = 1e30  # of a number in a result, which is then finite in any sum
 LONGEST_ERROR = 500  # characters of a program's last words that are logged

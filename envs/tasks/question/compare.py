@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from envs.tasks.math.extract import NoAnswer, answers
-from envs.tasks.task import Verdict
+from envs.tasks.replies import Verdict
 
 COMPARISONS = ("exact", "one_of", "contains", "number", "choice", "math")
 FORMATS = ("boxed", "text")

@@ -20,7 +20,8 @@ from envs.tasks.data.dataset import summary
 from envs.tasks.question import samples
 from envs.tasks.question.compare import COMPARISONS, FORMATS, check_answer, grade
 from envs.tasks.question.template import fields_of, fill
-from envs.tasks.task import Ask, CallFailed, CallTimeout, Outcome, Reply, Verdict, check_part
+from envs.tasks.replies import CallFailed, CallTimeout, Reply, Verdict
+from envs.tasks.task import Ask, Outcome, check_part
 
 log = logging.getLogger(__name__)
 

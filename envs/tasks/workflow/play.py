@@ -9,7 +9,8 @@ from typing import Any
 
 from envs.tasks.chat import Chat, keep_one
 from envs.tasks.question.template import fill
-from envs.tasks.task import Ask, Reply
+from envs.tasks.replies import Reply
+from envs.tasks.task import Ask
 from envs.tasks.workflow.graph import Step, Workflow
 
 

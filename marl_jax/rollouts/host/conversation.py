@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
-from envs.tasks.task import ChatFull, EpisodeError, Reply, TaskError
+from envs.tasks.replies import ChatFull, EpisodeError, Reply, TaskError
 from marl_jax.errors import RunError
 from marl_jax.sampling.settings import Sampling
 from models import chat as templates

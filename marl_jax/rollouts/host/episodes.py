@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import CallFailed, CallTimeout, EpisodeError, Outcome, Session, Task, TaskError
+from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, TaskError
+from envs.tasks.task import Outcome, Session, Task
 from envs.tasks.workers import Workers
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import Speaker, TokenChat, derive_seed

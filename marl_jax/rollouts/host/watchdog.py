@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from envs.tasks import workers
-from envs.tasks.task import EpisodeError
+from envs.tasks.replies import EpisodeError
 
 _OURS = (str(Path(__file__).resolve().parents[2]), str(Path(workers.__file__).resolve()))
 _ASYNCIO = str(Path(asyncio.__file__).resolve().parent)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from envs.tasks.task import Reply
+from envs.tasks.replies import Reply
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Answer

@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from envs.tasks.task import TaskError
+from envs.tasks.replies import TaskError
 from marl_jax.rollouts.host.conversation import SamplerError, Speaker
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.guard import Limits

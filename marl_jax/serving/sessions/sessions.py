@@ -34,7 +34,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.tasks.task import TaskError
+from envs.tasks.replies import TaskError
 from marl_jax.rollouts.host.conversation import derive_seed
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError

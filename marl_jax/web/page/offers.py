@@ -14,6 +14,7 @@ from envs.games.bots import bot_names, make_bot
 from envs.games.entry import GAMES
 from envs.games.game import Game
 from envs.games.puzzle import Puzzle
+from envs.games.registry import make_text
 from envs.games.text import Prompt
 from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.serving.openai.calls import ServedModel
@@ -110,12 +111,12 @@ def _roles(game: Game) -> tuple[str, ...]:
 def _plain(name: str, preset: str) -> tuple[Game, Prompt]:
     game = _game(name, preset)
     tokenizer = tokenizers.load("bytes")
-    return game, texts.make(game).compile(tokenizer, chat.chat_parts(tokenizer))
+    return game, make_text(game).compile(tokenizer, chat.chat_parts(tokenizer))
 
 
 def _readable(game: Game, prompt: Prompt) -> texts.Text:
     """The text for models that know a language: that of the run, unless it is for those that know none."""
-    return texts.make(game) if prompt.text.style == "brief" else prompt.text
+    return make_text(game) if prompt.text.style == "brief" else prompt.text
 
 
 def _words(name: str) -> str:

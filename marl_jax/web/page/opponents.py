@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from envs.games import text as texts
-from envs.games.bots import Bot
+from envs.games.game import Bot
 from marl_jax.evaluation.records import PARSE_FAILURE
 from marl_jax.interactive.game_table import GameTable, PolicySeat, Taken
 from marl_jax.serving.openai import calls

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from envs.tasks.replies import TaskError
 from envs.tasks.scripted import ScriptedAsk
-from envs.tasks.task import Outcome, TaskError
+from envs.tasks.task import Outcome
 
 
 class Nobody:

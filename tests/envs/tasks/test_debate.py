@@ -15,8 +15,9 @@ from envs.tasks.arithmetic import SYSTEM, Problem
 from envs.tasks.debate import prompts, votes
 from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
+from envs.tasks.replies import EpisodeError
 from envs.tasks.scripted import play
-from envs.tasks.task import PARTS, EpisodeError
+from envs.tasks.task import PARTS
 from marl_jax.schema import flags, validate
 from tests.conftest import shared_data
 

@@ -13,8 +13,9 @@ from envs.tasks import scripted
 from envs.tasks.math import task, tool
 from envs.tasks.math.sources import Problem
 from envs.tasks.math.task import Math
+from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
-from envs.tasks.task import PARTS, CallFailed, CallTimeout
+from envs.tasks.task import PARTS
 from experiments import math_reasoning
 from marl_jax.schema import validate
 

@@ -21,7 +21,7 @@ from envs.tasks.math.extract import NoAnswer, answers, boxes
 from envs.tasks.math.normalise import clean, number_of, squeezed
 from envs.tasks.math.tool import printed_answer, program_of, verify_output
 from envs.tasks.math.verifier import LIMIT, ballot, compare, verify
-from envs.tasks.task import CallTimeout
+from envs.tasks.replies import CallTimeout
 from envs.tasks.workers import Workers
 from tests.conftest import shared_data
 

@@ -10,7 +10,8 @@ import pytest
 from envs.tasks import scripted
 from envs.tasks.data import DataError, from_list, prepare_tfds
 from envs.tasks.own import OwnTask, own_task
-from envs.tasks.task import PARTS, CallTimeout
+from envs.tasks.replies import CallTimeout
+from envs.tasks.task import PARTS
 from tests.envs.tasks import reward_functions as rewards
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 

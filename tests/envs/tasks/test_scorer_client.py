@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks import scorer_client
+from envs.tasks.replies import EpisodeError
 from envs.tasks.scorer_client import BadScores, ScorerClient, ScorerRefused, ScorerUnavailable, WrongScorer
-from envs.tasks.task import EpisodeError
 
 CHAT = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
 

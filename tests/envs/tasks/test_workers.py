@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.tasks.task import CallFailed, CallTimeout
+from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.workers import Workers
 from tests.envs.tasks import verifiers
 
