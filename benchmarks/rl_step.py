@@ -29,7 +29,7 @@ from benchmarks.update import GIB, make_policy
 from configs import algorithms, defaults
 from marl_jax.agents import answering
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.devices import compiler
+from marl_jax.devices.aot import compiler_options
 from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
@@ -86,7 +86,7 @@ def main():
         train_state, metrics = update(train_state, samples, key)
         return train_state, {**metrics, **found}
 
-    options = compiler.options()
+    options = compiler_options()
     play = jax.jit(lambda *given: rollout(policy, args.group, share, *given), compiler_options=options)
     learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
     start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimiser))

@@ -37,7 +37,7 @@ from configs import algorithms, defaults
 from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import ALGORITHMS
-from marl_jax.devices import compiler
+from marl_jax.devices.aot import compiler_options
 from marl_jax.learning.optimizer import make_optimiser
 from marl_jax.learning.update import TrainState, make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
@@ -78,7 +78,7 @@ class Case:
         algo = algorithms.grpo()
         algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
         update = make_update(self.policy, self.optimiser(), ALGORITHMS.get("grpo").objective, algo)
-        jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler.options())
+        jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler_options())
         start = time.perf_counter()
         shapes = jax.eval_shape(self.make_train_state)
         self.compiled = jitted.lower(shapes, self.samples, jax.random.key(0)).compile()

@@ -26,7 +26,8 @@ from envs.games.text import Prompt
 from marl_jax.agents import answering
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.policy import Policy
-from marl_jax.devices import compiler, placement
+from marl_jax.devices import placement
+from marl_jax.devices.aot import compiler_options_once
 from marl_jax.samples import Samples, row_length
 from models.model import Model
 from models.sharding import param_shardings
@@ -99,7 +100,7 @@ class Backbone:
         shardings = param_shardings(self.mesh, self.model.axes(), self.model.abstract(dtype))
         if self.place is not None:
             return load(self.place, self.model.cfg, dtype, shardings)[1]
-        settings = dict(out_shardings=shardings, compiler_options=compiler.options_once())
+        settings = dict(out_shardings=shardings, compiler_options=compiler_options_once())
         return jax.jit(lambda k: self.model.init(k, dtype), **settings)(key)
 
     def keys(self) -> jax.Array:

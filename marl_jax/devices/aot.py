@@ -24,6 +24,8 @@ from typing import Any
 
 import jax
 
+from marl_jax.samples import Samples
+
 log = logging.getLogger(__name__)
 
 WORTH_A_LINE = 5.0  # seconds
@@ -69,7 +71,7 @@ class Ahead:
 
 
 class Program:
-    """A jitted function that can be compiled ahead; `options` are those of `jax.jit`."""
+    """A jitted function that can be compiled ahead; `compiler_options` are those of `jax.jit`."""
 
     def __init__(self, function: Callable, name: str = "", **options: Any):
         self.jitted, self._name = jax.jit(function, **options), name or function.__name__
@@ -120,3 +122,47 @@ def _errors_to(future: Future):
     except BaseException as error:
         if not future.done():
             future.set_exception(error)
+
+
+# Triton's matrix products were slower than cuBLAS at every decoding shape tried; in the update it makes little
+# difference (docs/performance.md).
+GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
+
+# Half the time to compile, for programs that run once. Values are the same, which they are not at level 0.
+CPU_OPTIONS_ONCE = {"xla_backend_optimization_level": 1}
+
+
+def compiler_options() -> dict | None:
+    """Options for `jax.jit` on this machine."""
+    return compiler_options_for(jax.default_backend())
+
+
+def compiler_options_for(platform: str) -> dict | None:
+    """Options for programs of a platform, which may be another machine's."""
+    return GPU_OPTIONS if platform == "gpu" else None
+
+
+def compiler_options_once() -> dict | None:
+    """Options for `jax.jit` on this machine, for programs that run once."""
+    return CPU_OPTIONS_ONCE if jax.default_backend() == "cpu" else None
+
+
+class Recompiles:
+    """Reports when the learner is compiled again, which JAX does for samples of every new size."""
+
+    def __init__(self):
+        self._sizes = set()
+
+    def look(self, step: int, samples: Samples, seconds: float) -> None:
+        """Logs a line if a step had samples of a size that no step before it had, but the first.
+
+        seconds  of its update, compiling included
+        """
+        before = len(self._sizes)
+        self._sizes.add((jax.tree.structure(samples), *(leaf.shape for leaf in jax.tree.leaves(samples))))
+        if before and len(self._sizes) > before:
+            log.info(
+                "step %d: the learner was compiled again, for %d rows of %d tokens with answers of %d (sizes so far: "
+                "%d); the update took %.1f s", step, *samples.tokens.shape, samples.width, len(self._sizes), seconds,
+            )  # fmt: skip

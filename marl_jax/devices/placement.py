@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.devices import compiler
+from marl_jax.devices.aot import compiler_options_once
 
 ROWS = ("data", "fsdp")  # the mesh axes over which a batch is split
 
@@ -49,7 +49,7 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Any) -> Any:
 def init_sharded(make: Callable[..., Any], shardings: Callable[[Any], Any], *given: Any) -> Any:
     """`make(*given)`, computed in its place, once: every device makes its own part."""
     places = shardings(jax.eval_shape(make, *given))
-    return jax.jit(make, out_shardings=places, compiler_options=compiler.options_once())(*given)
+    return jax.jit(make, out_shardings=places, compiler_options=compiler_options_once())(*given)
 
 
 def shardings_of(tree: Any) -> Any:

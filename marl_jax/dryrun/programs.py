@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
+from marl_jax.devices import placement
+from marl_jax.devices.aot import compiler_options_for
 from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
 from marl_jax.learning.update import TrainState, n_policies
 from marl_jax.setup import Setup
@@ -155,7 +156,7 @@ def trace_learn(setup: Setup, optimiser, state: State, samples: Any) -> Traced:
 def compiled(setup: Setup, program: Traced) -> jax.stages.Compiled:
     """The program for the devices of the mesh."""
     with _mesh(setup):
-        return program.traced.lower().compile(compiler.options_for(setup.mesh.devices.flat[0].platform))
+        return program.traced.lower().compile(compiler_options_for(setup.mesh.devices.flat[0].platform))
 
 
 def results_of(program: Traced, done: jax.stages.Compiled) -> Any:

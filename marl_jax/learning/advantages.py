@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
+from marl_jax.agents.policy import Policy
 from marl_jax.samples import Samples
 
 
@@ -121,3 +123,24 @@ def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels
     mean = (total(advantages) / count)[label]
     variance = (total(jnp.square(advantages - mean)) / count)[label]
     return (advantages - mean) / (jnp.sqrt(variance) + eps)
+
+
+def handle_overlong(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+    """Samples with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
+    cut = policy.answers.truncated(samples)
+    counts = samples.loss_weights > 0
+    share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
+    kind = algo.get("overlong", "none")
+    if kind == "mask":
+        samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
+    elif kind == "penalty":
+        price = overlong_penalty(samples.answer_lengths, policy.width, algo.overlong_buffer)
+        price = price * (samples.policy >= 0)[:, None]
+        own = jax.nn.one_hot(samples.seat, samples.n_seats)
+        samples = samples.replace(rewards=samples.rewards + price[..., None] * own)
+    return samples, {"truncated_answers": share}
+
+
+def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
+    """float32 [...]: 0 up to `longest - buffer` tokens, then falling to -1 at `longest`."""
+    return -jnp.clip((lengths - (longest - buffer)) / buffer, 0.0, 1.0)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from marl_jax.agents.team import Backbone
-from marl_jax.learning import averages, overlong, stability
+from marl_jax.learning import averages, stability
+from marl_jax.learning.advantages import handle_overlong
 from marl_jax.learning.optimizer import learning_rate, make_optimiser
-from marl_jax.learning.schedules import algo_at
 from marl_jax.learning.update import TrainState, make_update, update_active_rows
 from marl_jax.samples import Samples
 
@@ -48,7 +48,7 @@ def learn_step(
     algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
     for backbone in setup.trained_backbones:
         policy, before = backbone.policy, states[backbone.name]
-        sampled, metrics = overlong.handle(policy, setup.team.own(samples, backbone.number), algo)
+        sampled, metrics = handle_overlong(policy, setup.team.own(samples, backbone.number), algo)
         with jax.named_scope("advantages"):
             prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
         with jax.named_scope("guard"):
@@ -106,3 +106,12 @@ def merge_metrics(found: dict[str, dict]) -> dict:
 def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
     """The weights of every backbone."""
     return {name: state.weights for name, state in states.items()}
+
+
+def algo_at(config: ConfigDict, step: jax.Array | int) -> ConfigDict:
+    """The fields of the algorithm at a step: the entropy bonus may fall."""
+    algo = config.algo
+    if algo.get("entropy_ratio", 1.0) == 1.0:
+        return algo
+    done = step / max(config.steps - 1, 1)
+    return ConfigDict({**algo, "entropy_coef": algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done)})

@@ -17,8 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.devices.aot import Ahead
-from marl_jax.devices.recompilation import Recompiles
+from marl_jax.devices.aot import Ahead, Recompiles
 from marl_jax.devices.resharding import SamplerParams
 from marl_jax.errors import RunError
 from marl_jax.evaluation import records

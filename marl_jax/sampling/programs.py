@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.devices import compiler
+from marl_jax.devices.aot import compiler_options as options
 from marl_jax.sampling import choice, decode, draw
 from marl_jax.sampling.batch_settings import row_keys
 from models import cache as kv
@@ -103,7 +103,7 @@ class Programs:
 
     @staticmethod
     def compiler_options() -> dict | None:
-        return compiler.options()
+        return options()
 
     def jit(self, function, **kwargs):
         """Compiles under this engine's mesh and options."""

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.agents.team import Backbone
-from marl_jax.devices import compiler, placement
 from marl_jax.devices import mesh as meshes
-from marl_jax.devices.aot import Ahead, Program
+from marl_jax.devices import placement
+from marl_jax.devices.aot import Ahead, Program, compiler_options
 from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
 from marl_jax.learning.microbatching import FittingUpdate
 from marl_jax.learning.update import TrainState, new_train_state
@@ -67,7 +67,7 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
             "the update",
             donate_argnums=(0,),
             out_shardings=(kept_states, everywhere),
-            compiler_options=compiler.options(),
+            compiler_options=compiler_options(),
         )
 
     learn = FittingUpdate(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
@@ -79,7 +79,7 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
         "the rollout",
         donate_argnums=(1,),
         out_shardings=(everywhere if setup.mesh.size == 1 else None, kept, everywhere),
-        compiler_options=compiler.options(),
+        compiler_options=compiler_options(),
     )
     after_update = jax.jit(rollout.after_update, donate_argnums=(0,), out_shardings=kept)
     return roll, learn, after_update

@@ -17,8 +17,8 @@ from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.algorithms.ppo import PPO
 from marl_jax.dryrun import programs
 from marl_jax.errors import ConfigError
-from marl_jax.learning import averages, schedules
-from marl_jax.learning.learn_step import optimiser_of
+from marl_jax.learning import averages
+from marl_jax.learning.learn_step import algo_at, optimiser_of
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -147,17 +147,17 @@ def test_the_entropy_bonus_falls_from_step_to_step():
     config = config_of("kuhn")
     config.steps = 11
     config.algo.update(dict(entropy_coef=0.5, entropy_ratio=0.2, **ROLE))
-    found = [schedules.algo_at(config, step).entropy_coef for step in (0, 5, 10)]
+    found = [algo_at(config, step).entropy_coef for step in (0, 5, 10)]
     np.testing.assert_allclose(found, [0.5, 0.3, 0.1])
 
     @jax.jit
     def loss(step):
-        algo = schedules.algo_at(config, step)
+        algo = algo_at(config, step)
         return loss_of(jnp.full((2, 1), -1.0), algo)[0]
 
     np.testing.assert_allclose([loss(step) for step in (0, 10)], [-0.5 * 0.5, -0.1 * 0.5], rtol=1e-6)
     config.algo.entropy_ratio = 1.0
-    assert schedules.algo_at(config, 3) is config.algo
+    assert algo_at(config, 3) is config.algo
 
 
 @pytest.mark.parametrize("lora", [None, 2])

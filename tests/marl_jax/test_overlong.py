@@ -8,7 +8,7 @@ import pytest
 
 from configs import published
 from marl_jax.agents.answers import FreeText
-from marl_jax.learning import overlong
+from marl_jax.learning.advantages import handle_overlong, overlong_penalty
 from tests.marl_jax import test_grpo, tiny_play
 
 STOP = 9
@@ -44,27 +44,27 @@ def test_only_answers_that_were_cut_count_as_such(name):
 )
 def test_the_penalty_grows_over_the_last_tokens(longest, buffer, expected):
     lengths = jnp.array([1, 6, 7, 9, 10])
-    np.testing.assert_allclose(overlong.penalty(lengths, longest, buffer), expected, atol=1e-6)
+    np.testing.assert_allclose(overlong_penalty(lengths, longest, buffer), expected, atol=1e-6)
 
 
 def test_none_changes_nothing_and_counts():
     given = samples([4, 1], [1, 0])
-    same, metrics = overlong.handle(WRITES, given, settings("none"))
+    same, metrics = handle_overlong(WRITES, given, settings("none"))
     assert same is given and float(metrics["truncated_answers"]) == 0.5
     # What does not count in the loss does not count here either.
     one = given.replace(loss_weights=jnp.array([[0.0], [1.0]]))
-    assert float(overlong.handle(WRITES, one, settings("none"))[1]["truncated_answers"]) == 0
+    assert float(handle_overlong(WRITES, one, settings("none"))[1]["truncated_answers"]) == 0
 
 
 def test_names_of_actions_are_never_cut():
     given = samples([4, 4], [1, 1])
-    same, metrics = overlong.handle(tiny_play.policy(long_names=True), given, settings("mask"))
+    same, metrics = handle_overlong(tiny_play.policy(long_names=True), given, settings("mask"))
     assert float(metrics["truncated_answers"]) == 0 and same.loss_weights.tolist() == [[1], [1]]
 
 
 def learn(algo, given):
     """(advantages, loss, gradient) at ratio 1."""
-    given, _ = overlong.handle(WRITES, given, algo)
+    given, _ = handle_overlong(WRITES, given, algo)
     rows, _, loss, gradient = test_grpo.learn(given, algo)
     return rows.at_first(rows.advantages)[:, 0], loss, gradient
 
@@ -93,12 +93,12 @@ def test_the_penalty_is_part_of_the_reward():
 
 def test_bots_pay_no_penalty():
     given = samples([4, 4], [1, 1]).replace(policy=jnp.array([0, -1]))
-    found, _ = overlong.handle(WRITES, given, settings("penalty"))
+    found, _ = handle_overlong(WRITES, given, settings("penalty"))
     np.testing.assert_allclose(found.rewards[:, 0, 0], [3, 0])
 
 
 def test_only_the_seat_that_answered_pays_the_penalty():
     given = samples([4, 1], [1, 0], name="at_grpo")
     given = given.replace(rewards=jnp.ones((1, 2, 2)), seat=jnp.array([[1, 0]]))
-    found, _ = overlong.handle(WRITES, given, settings("penalty"))
+    found, _ = handle_overlong(WRITES, given, settings("penalty"))
     assert found.rewards.tolist() == [[[1, 0], [1, 1]]]

@@ -137,12 +137,12 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
     config = tiny_task.get_config("grpo+lengths")
     config.task.params.n_examples = config.steps = 8
     config.task.n_episodes = 2
-    with caplog.at_level("INFO", logger="marl_jax.devices.recompilation"):
+    with caplog.at_level("INFO", logger="marl_jax.devices.aot"):
         run(config, tmp_path)
     sizes = state(tmp_path).meta["rollout"]["sizes"]
     [learner] = learners
     assert 2 <= learner.jitted._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
-    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.devices.recompilation"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.devices.aot"]
     assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
 
 
