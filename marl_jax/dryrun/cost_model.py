@@ -15,7 +15,11 @@ Everything starts from what the compiler said about the programs for n chips, an
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend import core
 
 from marl_jax.devices.hardware import CHIPS, Chip
 
@@ -138,3 +142,38 @@ def check_table(results: Sequence[Mapping]) -> str:
                 sizes = f"{model / 2**30:.2f} | {compiled / 2**30:.2f}"
                 lines.append(f"| {case} | {small['topology']} | {large['topology']} | {sizes} |")
     return "\n".join(lines) + "\n"
+
+
+def matrix_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> float:
+    """Operations of all matrix products, on all chips together.
+
+    A scan counts as often as it runs, a loop of unknown length once, the dearer branch of a choice. What is computed
+    again in the backward pass counts again. Kernels that are not made of matrix products in the trace (fused attention
+    on GPUs) are not seen.
+    """
+    total = 0.0
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name == "dot_general":
+            total += _product(equation)
+            continue
+        inner = [matrix_flops(found) for found in _jaxprs(equation.params)]
+        if equation.primitive.name == "cond":
+            total += max(inner, default=0.0)
+        else:
+            total += sum(inner) * equation.params.get("length", 1)  # only a scan has a length
+    return total
+
+
+def _product(equation) -> float:
+    """2 · rows · columns · depth, for every member of the batch."""
+    (left, _), ((contracted, _), _) = equation.invars, equation.params["dimension_numbers"]
+    depth = math.prod(left.aval.shape[axis] for axis in contracted)
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth
+
+
+def _jaxprs(params: dict[str, Any]):
+    """The programs inside an equation."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
+                yield item

@@ -14,7 +14,8 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.dryrun import collectives, operations, programs
+from marl_jax.dryrun import collectives, programs
+from marl_jax.dryrun.cost_model import matrix_flops
 from marl_jax.dryrun.programs import Traced
 from marl_jax.learning.learn_step import optimiser_of
 from marl_jax.samples import Samples
@@ -159,7 +160,7 @@ def _program(setup, program: Traced, done, beside: float, cache: float, rule: fl
         beside=beside,
         # Not the compiler's sum of arguments: what a program is given and does not look at lies on the chip, too.
         total=sum(given.values()) + temporaries + outputs + beside + memory.generated_code_size_in_bytes,
-        flops=operations.matrix_flops(program.traced.jaxpr),
+        flops=matrix_flops(program.traced.jaxpr),
         model_flops=rule,
         compiler_flops=_compiler_flops(done),
         traffic=tuple(collectives.totals(collectives.read(done.as_text(), dict(setup.mesh.shape)))),

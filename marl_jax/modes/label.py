@@ -36,8 +36,8 @@ from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.labelled import Answer, Question
 from marl_jax.running.console import Progress
 from marl_jax.running.metrics import replace_text, write_config
+from marl_jax.running.processes import workdir_lock
 from marl_jax.running.signals import GracefulStop
-from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.setup.run_fingerprint import model_identity
 from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.weights import untuned_weights

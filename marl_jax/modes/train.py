@@ -29,10 +29,10 @@ from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
 from marl_jax.running.metrics import Metrics, replace_text, write_config
 from marl_jax.running.monitor import Monitor
+from marl_jax.running.processes import workdir_lock
 from marl_jax.running.profiling import Clock, Trace
 from marl_jax.running.recovery import report_alarms, report_update, roll_back
 from marl_jax.running.signals import GracefulStop
-from marl_jax.running.workdir_lock import workdir_lock
 from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -184,3 +185,20 @@ def _start_witness(message: str) -> subprocess.Popen:
 
 def _end_witness(witness: subprocess.Popen) -> None:
     witness.communicate(b"an orderly end")
+
+
+@contextlib.contextmanager
+def workdir_lock(workdir: Path) -> Iterator[None]:
+    """Holds the folder for this run; refuses one that another process holds. It is free again when that has ended."""
+    if jax.process_index() != 0:
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{workdir} is in use by another process; choose another --workdir") from None
+        except OSError:
+            pass  # a file system without locks
+        yield

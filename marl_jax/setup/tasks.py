@@ -22,10 +22,10 @@ from marl_jax.agents.team_sampler import TeamSampler, local_mesh
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError, not_divisible
-from marl_jax.rollouts.host import sharding
+from marl_jax.rollouts.host.collate import place
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
-from marl_jax.rollouts.host.turn_schedule import TurnSchedule
+from marl_jax.rollouts.host.rollout import TurnSchedule
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 from marl_jax.sampling.settings import Sampling
@@ -96,7 +96,7 @@ class TaskSetup(Setup):
     @property
     def place(self) -> Callable[[Samples], Samples]:
         """Puts the samples of this process on the mesh, among those of all."""
-        return functools.partial(sharding.place, self.mesh)
+        return functools.partial(place, self.mesh)
 
     def speakers(self, temperature: float) -> list[Speaker]:
         """The policies by their numbers, as episodes reach them."""

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import launch
 from marl_jax import setup as setups
 from marl_jax.devices import hardware
-from marl_jax.dryrun import largest, operations, programs, render, tables, topology
+from marl_jax.dryrun import cost_model, largest, programs, render, tables, topology
 from marl_jax.dryrun.forecast import Counted, Forecast, forecast, held, memory_wanted
 from marl_jax.dryrun.programs import Finder
 from marl_jax.errors import ConfigError, RunError
@@ -116,7 +116,7 @@ def test_matrix_products_count_as_often_as_they_run():
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w[0] @ w[1], lambda: x)
 
     x, w = jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((5, 3, 3), "float32")
-    assert operations.matrix_flops(jax.make_jaxpr(f)(x, w)) == (5 + 2) * 2 * 2 * 3 * 3
+    assert cost_model.matrix_flops(jax.make_jaxpr(f)(x, w)) == (5 + 2) * 2 * 2 * 3 * 3
 
 
 def test_the_compilers_complaint_about_memory():

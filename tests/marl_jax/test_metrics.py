@@ -16,7 +16,7 @@ from marl_jax.errors import RunError
 from marl_jax.running import console
 from marl_jax.running.events import Events, fold_events, read_events
 from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
-from marl_jax.running.workdir_lock import workdir_lock
+from marl_jax.running.processes import workdir_lock
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_jax.errors import ConfigError
-from marl_jax.rollouts.host.turn_schedule import TurnSchedule
+from marl_jax.rollouts.host.rollout import TurnSchedule
 from marl_jax.schema import validate
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import conversation, make_rollout

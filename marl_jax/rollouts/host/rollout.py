@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from envs.tasks.data import order
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host import journal as journals
@@ -26,7 +28,6 @@ from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
 from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.refill import informative_examples
 from marl_jax.rollouts.host.sizes import Sizes, choose
-from marl_jax.rollouts.host.turn_schedule import TurnSchedule
 from marl_jax.running.garbage import rare_collections
 from marl_jax.samples import Samples
 
@@ -36,6 +37,33 @@ so far; the sizes are those in use (`sizes.choose`), each a list."""
 
 FAILED_STEPS = 3
 """So many steps in a row of which every episode failed end the run: what they all need is gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnSchedule:
+    """What learns at a step follows from the number of the step alone, so a resumed run needs nothing else.
+
+    turns  numbers of turns, from 0, in the order in which blocks train them; (): all turns
+    block  steps for which one of them learns before the next does, round and round; 0: all of them at once
+    """
+
+    turns: tuple[int, ...] = ()
+    block: int = 0
+
+    def at(self, step: int) -> tuple[int, ...]:
+        """The turns that learn at a step; (): all."""
+        return (self.turns[step // self.block % len(self.turns)],) if self.block else self.turns
+
+    def weigh(self, samples: Samples, step: int) -> Samples:
+        """Samples whose answers of other turns have weight 0; their rewards and values stay."""
+        turns = self.at(step)
+        if not turns:
+            return samples
+        return samples.replace(loss_weights=samples.loss_weights * np.isin(samples.turn, turns))
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The turn of the block, where there are blocks."""
+        return {"train_turn": float(self.at(step)[0])} if self.block else {}
 
 
 @dataclasses.dataclass(eq=False)

@@ -22,9 +22,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from marl_jax.serving.http.errors import ApiError, ClientGone
-from marl_jax.serving.http.guard import Guard, Limits
+from marl_jax.serving.http.guard import Guard, Limits, Peer
 from marl_jax.serving.http.keys import Keys, check_address
-from marl_jax.serving.http.peer import Peer
 from marl_jax.serving.http.prometheus import CONTENT_TYPE, Metrics, text_of
 
 T = TypeVar("T")

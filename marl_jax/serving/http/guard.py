@@ -8,7 +8,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -17,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from marl_jax.serving.http.errors import ApiError, ClientGone
 from marl_jax.serving.http.keys import Keys, is_loopback
-from marl_jax.serving.http.peer import Count
 from marl_jax.serving.http.prometheus import Metrics
 
 log = logging.getLogger(__name__)
@@ -199,3 +199,37 @@ def _check_host(header: bytes) -> None:
     name = re.sub(r":\d*$", "", header.decode("latin-1"))
     if name and not is_loopback(name):
         raise ApiError(403, f"Host is {name[:100]!r}; without a key, expected localhost or 127.0.0.1")
+
+
+class Count:
+    """How many there are of something, in this process and in all."""
+
+    def __init__(self):
+        self.own = 0
+
+    def add(self, by: int) -> None:
+        """More or, with a negative number, fewer in this process."""
+        self.own += by
+
+    @property
+    def total(self) -> int:
+        """In all processes."""
+        return self.own
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """One of the processes that answer the requests of one server.
+
+    mark       stands in the ids and keys of its sessions, so that others know whose they are
+    port       on which it alone listens; None where it serves alone
+    requests   under way
+    sessions   that have not ended
+    snapshots  the metrics of all processes (`Metrics.snapshot`); None where it serves alone
+    """
+
+    mark: str = ""
+    port: int | None = None
+    requests: Count = dataclasses.field(default_factory=Count)
+    sessions: Count = dataclasses.field(default_factory=Count)
+    snapshots: Callable[[], Awaitable[list[list[dict[str, Any]]]]] | None = None

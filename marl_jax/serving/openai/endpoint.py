@@ -21,9 +21,8 @@ from starlette.responses import JSONResponse, Response
 from marl_jax.serving.http import app as http
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
-from marl_jax.serving.http.guard import Guard, Limits
+from marl_jax.serving.http.guard import Guard, Limits, Peer
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.http.peer import Peer
 from marl_jax.serving.http.prometheus import Metrics
 from marl_jax.serving.http.streams import EventStream
 from marl_jax.serving.openai import calls, choices, requests

@@ -38,8 +38,8 @@ from envs.tasks.replies import TaskError
 from marl_jax.rollouts.host.conversation import derive_seed
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError
+from marl_jax.serving.http.guard import Peer
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.http.peer import Peer
 from marl_jax.serving.openai import calls, requests
 from marl_jax.serving.openai.calls import Call, ServedModel
 from marl_jax.serving.openai.requests import Asked

@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 
-from marl_jax.serving.http.peer import Count
+from marl_jax.serving.http.guard import Count
 
 FIELDS = ("requests", "sessions")
 

@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from marl_jax.sampling.batcher_thread import SWITCH
 from marl_jax.serving.http.app import Route
-from marl_jax.serving.http.peer import Peer
+from marl_jax.serving.http.guard import Peer
 from marl_jax.serving.http.server import Server
 from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
