@@ -41,3 +41,11 @@ def _message(path: str | Path, error: BaseException) -> str:
         return text  # the reader has said it already
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{path} is damaged or malformed: {kind}{text}"
+
+
+class WeightsError(ModelFileError):
+    """A weight file, or a folder of them, that cannot be used; the message names the file and what is wrong in it."""
+
+
+class TokenizerError(ModelFileError):
+    """A tokenizer file, or a folder of them, that cannot be used."""

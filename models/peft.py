@@ -21,11 +21,10 @@ import numpy as np
 
 from models import lora
 from models.config import ModelConfig, is_number
-from models.errors import refuse_malformed
+from models.errors import WeightsError, refuse_malformed
 from models.families import FAMILIES
 from models.weights import safetensors_folder as st
 from models.weights.atomic import new_folder
-from models.weights.errors import WeightsError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.chat_templates import BUILTIN
-from models.errors import refuse_malformed
+from models.errors import TokenizerError, refuse_malformed
 from models.tokenizers.byte import ByteTokenizer
-from models.tokenizers.errors import TokenizerError
 from models.tokenizers.files import from_folder, from_json
 from models.tokenizers.gguf_vocab import from_gguf
 from models.tokenizers.sentencepiece_file import from_sentencepiece

@@ -15,7 +15,7 @@ import tokenizers
 
 from models import chat, chat_templates
 from models.config import ModelConfig
-from models.tokenizers.errors import TokenizerError
+from models.errors import TokenizerError
 from models.tokenizers.token_bytes import TokenBytes, read_token_bytes
 
 # Tokens that end a turn wherever they are special, in the order in which they are listed in `stop_ids`.

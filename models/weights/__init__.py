@@ -1,6 +1,6 @@
 """Weights in and out: Hugging Face folders and GGUF files."""
 
-from models.weights.errors import WeightsError
+from models.errors import WeightsError
 from models.weights.export import export
 from models.weights.load import load, read_config
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from models import hf_config
 from models.config import ModelConfig
+from models.errors import WeightsError
 from models.weights import safetensors_folder as st
 from models.weights.atomic import new_folder
-from models.weights.errors import WeightsError
 from models.weights.names import Slot, hugging_face_slots
 
 

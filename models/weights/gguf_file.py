@@ -19,8 +19,8 @@ import gguf
 import numpy as np
 
 from models.config import ModelConfig, RopeScaling, is_whole
+from models.errors import WeightsError
 from models.families import FAMILIES
-from models.weights.errors import WeightsError
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envs.games import exact, view
 from envs.games import text as texts
-from envs.games.equilibrium import ITERATIONS, EquilibriumBot
+from envs.games.exact import ITERATIONS, EquilibriumBot
 from envs.games.leduc.symmetry import Symmetry
 from envs.games.registry import make, make_text
 

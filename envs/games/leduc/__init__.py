@@ -1,7 +1,7 @@
 """Leduc poker: rules, text, the equilibrium bot, symmetries and drawings."""
 
 from envs.games.entry import GameEntry
-from envs.games.equilibrium import EquilibriumBot
+from envs.games.exact import EquilibriumBot
 
 from . import draw, rules, symmetry, text
 

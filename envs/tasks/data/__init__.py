@@ -16,12 +16,11 @@ checks.py    required fields
 places.py    where data files lie, and one name for each kind of source
 """
 
-from envs.tasks.data.checks import check_fields
 from envs.tasks.data.dataset import DataError, Dataset, NoSplit, fingerprint_of, from_list
 from envs.tasks.data.hub import from_hub
 from envs.tasks.data.jsonl import from_jsonl
 from envs.tasks.data.order import order
-from envs.tasks.data.parts import check_disjoint, cut, make_parts
+from envs.tasks.data.parts import check_disjoint, check_fields, cut, make_parts
 from envs.tasks.data.places import find, open_dataset
 from envs.tasks.data.tfds import from_tfds, prepare_tfds
 

@@ -10,7 +10,6 @@ import dataclasses
 import re
 
 from envs.tasks.math import units
-from envs.tasks.math.equations import is_name
 from envs.tasks.math.normalise import number_of
 
 MAX_DEPTH = 24
@@ -316,3 +315,54 @@ def _measured(text: str) -> Scalar:
             if bare and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", bare):
                 return Scalar(bare, scale, unit)
     return Scalar(head, "", unit)
+
+
+_NAME = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\{?\w+\}?)?'?(?:\([a-zA-Z](?:,\s?[a-zA-Z])*\))?|\([a-zA-Z](?:\s?,\s?[a-zA-Z])+\)"
+    r"|\\text\{[^{}]*\}|\\angle\s?[A-Z]+"
+)
+
+
+_COMMANDS = re.compile(r"\\(?:frac|sqrt|cdot|times)(?![a-zA-Z])")
+
+
+_EXPRESSION = re.compile(r"(?![a-zA-Z]\()[^_\\]*\d[^_\\]*")
+
+
+def is_name(left: str) -> bool:
+    """Whether it only names the right side: x, f(x), (x, y)."""
+    return _NAME.fullmatch(left) is not None
+
+
+def is_unsolved(left: str) -> bool:
+    """Whether it is an expression in one variable, for which the equation would have to be solved: 2x, x^2 + 1."""
+    bare = _COMMANDS.sub("", left)
+    return len(set(re.findall(r"[a-zA-Z]", bare))) == 1 and _EXPRESSION.fullmatch(bare) is not None
+
+
+_LETTER_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+
+
+_GOLD = re.compile(r"\(?([A-Z])\)?")
+
+
+_CHOSEN = (
+    re.compile(r"(?:(?:option|choice|answer)\s*:?\s*)?\(?([A-Z])\)?\s*[.:]?", re.IGNORECASE),
+    re.compile(r"\(([A-Z])\)\s*[^A-Z(]*"),
+    re.compile(r"([A-Z])\s*[).:]\s*[^A-Z(]*"),
+)
+
+
+def choice_letter(gold: str) -> str | None:
+    """The letter that a cleaned gold answer is, or None."""
+    found = _GOLD.fullmatch(_LETTER_TEXT.sub(r"\1", gold).strip())
+    return found[1] if found else None
+
+
+def chosen_letter(answer: str) -> str | None:
+    """The letter that a cleaned answer chooses, or None."""
+    plain = _LETTER_TEXT.sub(r"\1", answer).strip()
+    for pattern in _CHOSEN:
+        if (found := pattern.fullmatch(plain)) is not None and found[1].isupper():
+            return found[1]
+    return None

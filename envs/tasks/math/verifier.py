@@ -11,8 +11,7 @@ import functools
 import re
 import sys
 
-from envs.tasks.math import letters, symbolic
-from envs.tasks.math.equations import is_name, is_unsolved
+from envs.tasks.math import symbolic
 from envs.tasks.math.extract import NoAnswer, answers
 from envs.tasks.math.normalise import clean, squeezed
 from envs.tasks.math.reading import (
@@ -25,8 +24,12 @@ from envs.tasks.math.reading import (
     Union,
     Unreadable,
     Words,
+    choice_letter,
+    chosen_letter,
+    is_name,
+    is_unsolved,
     read,
-)  # fmt: skip
+)
 from envs.tasks.math.units import differ, single_letter
 from envs.tasks.replies import Verdict
 
@@ -77,8 +80,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
         return False, "empty"
     if squeezed(gold) == squeezed(answer):
         return True, "same text"
-    if (choice := letters.choice(gold)) is not None:
-        return letters.chosen(answer) == choice, "letter"
+    if (choice := choice_letter(gold)) is not None:
+        return chosen_letter(answer) == choice, "letter"
     try:
         expected = read(gold)
     except Unreadable as error:
