@@ -26,7 +26,7 @@ from envs.tasks.code.extract import read_program
 from envs.tasks.code.grading import grade
 from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.code.task import Code
-from envs.tasks.sandbox import Result, Sandbox, shared_sandbox, worker
+from envs.tasks.sandbox import Sandbox, SandboxResult, shared_sandbox, worker
 from envs.tasks.scripted import play
 
 NAMES = ("mbpp", "mbpp_sanitized", "mbpp_plus", "humaneval", "cruxeval_output", "cruxeval_input", "quixbugs")
@@ -41,7 +41,7 @@ used = threading.local()
 _result = worker._result
 
 
-def note_cpu(answer: dict, *args) -> Result:
+def note_cpu(answer: dict, *args) -> SandboxResult:
     """Takes the place of what makes results of a worker's answers."""
     used.cpu = max(getattr(used, "cpu", 0.0), answer["cpu"])
     return _result(answer, *args)

@@ -218,7 +218,7 @@ def _split(cfg, targets: tuple[str, ...], a: np.ndarray, b: np.ndarray, is_block
     return found
 
 
-def _problems(names: list[str], header: dict[str, st.Tensor], shape: tuple[int, int], adapted) -> list[str]:
+def _problems(names: list[str], header: dict[str, st.SafetensorsEntry], shape: tuple[int, int], adapted) -> list[str]:
     """What is wrong with one matrix of a module over the layers, a line each."""
     found = []
     for layer, name in enumerate(names):
@@ -233,7 +233,9 @@ def _problems(names: list[str], header: dict[str, st.Tensor], shape: tuple[int, 
     return found
 
 
-def _stack(names: list[str], header: dict[str, st.Tensor], data: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _stack(
+    names: list[str], header: dict[str, st.SafetensorsEntry], data: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
     """[L, *shape]; a layer that the adapter leaves out is zero."""
     dtype = next(st.DTYPES[header[name].dtype] for name in names if name in header)
     out = np.zeros((len(names), *shape), dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.tasks.program.task import Program, Result, read_result
+from envs.tasks.program.task import AgentProgram, ProgramResult, read_result
 from marl_jax.schema import flags, validate
 from marl_jax.serving.sessions.episodes import episode_server
 from tests.marl_jax.tiny_host import make_rollout
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_program_of_the_page_is_played_and_paid():
     pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
-    task = Program(NAME)
+    task = AgentProgram(NAME)
     right = {row["question"]: row["answer"] for row in task.examples("train")}
     sampler = Parrot(lambda prompt: str(next(n for question, n in right.items() if question in prompt)))
     rollout = make_rollout(task, sampler, n_examples=2, samples=1, server=episode_server, budget=16)
@@ -44,7 +44,7 @@ def test_the_program_of_the_page_is_played_and_paid():
 
 def test_the_result_of_the_page_is_read():
     (line,) = re.findall(r"```json\n(.*?)\n```", PAGE)
-    assert read_result(line, ("solver", "verifier")) == Result(1.0, {"verifier": 0.5}, 1.0, "42", {"rounds": 2})
+    assert read_result(line, ("solver", "verifier")) == ProgramResult(1.0, {"verifier": 0.5}, 1.0, "42", {"rounds": 2})
 
 
 def test_the_commands_of_the_page_are_accepted():

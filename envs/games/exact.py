@@ -28,7 +28,7 @@ CHUNK = 512  # states per call of the rules, so that they are compiled for one s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tree:
+class GameTree:
     """All histories of a game, those of one length side by side.
 
     levels       the nodes of each length, as slices
@@ -67,7 +67,7 @@ class Tree:
 
 
 @functools.cache
-def build(game: Game) -> Tree:
+def build(game: Game) -> GameTree:
     """The tree of a game; kept, because it is the same at every call."""
     if not game.n_deals:
         raise ValueError(f"{game.name} is too large to be looked at whole; accepted: games with a number of deals")
@@ -115,7 +115,7 @@ def _in_chunks(function, states):
     return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
 
-def _with_information_sets(game: Game, levels: tuple[slice, ...], nodes: dict[str, np.ndarray], states) -> Tree:
+def _with_information_sets(game: Game, levels: tuple[slice, ...], nodes: dict[str, np.ndarray], states) -> GameTree:
     depth = np.repeat(np.arange(len(levels)), [level.stop - level.start for level in levels])
     moving = np.flatnonzero(nodes["code"] >= 0)
     keys = np.stack([nodes["seat"], nodes["code"]], axis=1)[moving]
@@ -126,7 +126,7 @@ def _with_information_sets(game: Game, levels: tuple[slice, ...], nodes: dict[st
         raise ValueError(f"{game.name}: states that a seat cannot tell apart differ in their turn or legal actions")
     information = np.full(len(depth), -1)
     information[moving] = which
-    return Tree(
+    return GameTree(
         game=game,
         levels=levels,
         information=information,
@@ -144,12 +144,12 @@ def _with_information_sets(game: Game, levels: tuple[slice, ...], nodes: dict[st
 # ------------------------------------------------------------------------------------------ what a policy is worth
 
 
-def expected_returns(tree: Tree, policy: np.ndarray) -> np.ndarray:
+def expected_returns(tree: GameTree, policy: np.ndarray) -> np.ndarray:
     """What the seats earn on average where all play `policy` (float64 [I, A]): float64 [P]."""
     return tree.chance[tree.levels[0]] @ _values(tree, policy)[tree.levels[0]]
 
 
-def best_response(tree: Tree, policy: np.ndarray, seat: int) -> tuple[float, np.ndarray]:
+def best_response(tree: GameTree, policy: np.ndarray, seat: int) -> tuple[float, np.ndarray]:
     """What a seat can earn at most against `policy` in all others, and the action it then takes: int [I].
 
     The action is -1 in the information sets of other seats.
@@ -169,18 +169,18 @@ def best_response(tree: Tree, policy: np.ndarray, seat: int) -> tuple[float, np.
     return float(tree.chance[tree.levels[0]] @ value[tree.levels[0]]), action
 
 
-def nash_conv(tree: Tree, policy: np.ndarray) -> float:
+def nash_conv(tree: GameTree, policy: np.ndarray) -> float:
     """What the seats could gain by best responses, one seat at a time, added up; 0 in an equilibrium and only there."""
     values = expected_returns(tree, policy)
     return sum(best_response(tree, policy, seat)[0] - float(values[seat]) for seat in range(len(values)))
 
 
-def exploitability(tree: Tree, policy: np.ndarray) -> float:
+def exploitability(tree: GameTree, policy: np.ndarray) -> float:
     """NashConv by the number of players, as OpenSpiel defines it."""
     return nash_conv(tree, policy) / tree.game.n_players
 
 
-def solve(tree: Tree, iterations: int) -> np.ndarray:
+def solve(tree: GameTree, iterations: int) -> np.ndarray:
     """A policy close to an equilibrium of a zero-sum game of two: float64 [I, A], by CFR+.
 
     Regrets are kept at 0 or above, seats are updated in turn, and later policies count more in the average.
@@ -201,20 +201,20 @@ def solve(tree: Tree, iterations: int) -> np.ndarray:
     return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), tree.uniform())
 
 
-def _matching(tree: Tree, regrets: np.ndarray) -> np.ndarray:
+def _matching(tree: GameTree, regrets: np.ndarray) -> np.ndarray:
     """Actions by their positive regrets; all alike where there is none."""
     weight = regrets.sum(1, keepdims=True)
     return np.where(weight > 0, regrets / np.where(weight > 0, weight, 1.0), tree.uniform())
 
 
-def _of_children(tree: Tree, values: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+def _of_children(tree: GameTree, values: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """values [N, …] of the nodes that actions lead to, [n, A, …]; 0 where one is not legal."""
     children = tree.children[nodes]
     legal = (children >= 0).reshape(*children.shape, *(1,) * (values.ndim - 1))
     return np.where(legal, values[children], 0.0)
 
 
-def _values(tree: Tree, policy: np.ndarray) -> np.ndarray:
+def _values(tree: GameTree, policy: np.ndarray) -> np.ndarray:
     """What the seats earn on average from each node on, what was paid before included: float64 [N, P]."""
     values = tree.returns.copy()
     for nodes in reversed(tree.moving):
@@ -223,7 +223,7 @@ def _values(tree: Tree, policy: np.ndarray) -> np.ndarray:
     return values
 
 
-def _reach(tree: Tree, policy: np.ndarray, without: int) -> np.ndarray:
+def _reach(tree: GameTree, policy: np.ndarray, without: int) -> np.ndarray:
     """How likely chance and all seats but one lead to each node, were that seat to play there: float64 [N]."""
     reach = tree.chance.copy()
     for nodes in tree.moving:
@@ -233,7 +233,7 @@ def _reach(tree: Tree, policy: np.ndarray, without: int) -> np.ndarray:
     return reach
 
 
-def _own_reach(tree: Tree, policy: np.ndarray) -> np.ndarray:
+def _own_reach(tree: GameTree, policy: np.ndarray) -> np.ndarray:
     """How likely a seat's own actions lead to each of its information sets: float64 [I]."""
     likely = np.ones((len(tree.information), tree.game.n_players))
     of_set = np.ones(len(tree.seat))

@@ -12,7 +12,7 @@ from envs.games.text import grid
 
 
 @dataclasses.dataclass(frozen=True)
-class Notation:
+class PuzzleNotation:
     """How a style writes what all puzzles have in common.
 
     board: what stands before the board; between: what stands between the cells of a line, None for no lines either
@@ -41,7 +41,7 @@ class Notation:
     sight: str
 
 
-FULL = Notation(
+FULL = PuzzleNotation(
     board="Board:\n",
     between=" ",
     left="Moves left:",
@@ -57,7 +57,7 @@ FULL = Notation(
     event_end=".\n",
     sight="You see:\n",
 )
-COMPACT_WORDS = Notation(
+COMPACT_WORDS = PuzzleNotation(
     board="board\n",
     between=" ",
     left=" moves",
@@ -97,7 +97,7 @@ def places(shape: tuple[int, int], pattern: str) -> tuple[str, ...]:
 
 
 def window(
-    shape: tuple[int, int], radius: int, notation: Notation
+    shape: tuple[int, int], radius: int, notation: PuzzleNotation
 ) -> tuple[Callable[[tuple[str, ...]], tuple[Piece, ...]], Callable[[State, jax.Array], jax.Array]]:
     """`sight` and `sight_cells` of a puzzle with someone on the spot: the square around the cell `state.position`."""
     height, width = shape
@@ -114,7 +114,7 @@ def window(
     return lambda symbols: grid((side, side), symbols, notation.between), sight_cells
 
 
-def walking_help(notation: Notation) -> str:
+def walking_help(notation: PuzzleNotation) -> str:
     """How compact rules explain places and answers where someone walks over the board."""
     if notation.between is None:
         return (

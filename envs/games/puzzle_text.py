@@ -1,4 +1,4 @@
-"""The text of a puzzle, alone or with the roles of planner and executor; each puzzle brings its `Words`.
+"""The text of a puzzle, alone or with the roles of planner and executor; each puzzle brings its `PuzzleWords`.
 
 Axis letters: C cells of the board, row by row.
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from envs.games.game import State
 from envs.games.puzzle import Puzzle
-from envs.games.puzzle_notation import FULL, Notation
+from envs.games.puzzle_notation import FULL, PuzzleNotation
 from envs.games.roles import EXECUTOR, PLANNER, TwoRole, puzzle_state
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text, grid
@@ -24,7 +24,7 @@ HIDDEN = "?"
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class PuzzleWords:
     """What a puzzle says in one style.
 
     rules, symbols, names: its rules, a string for every code of `codes`, and its action names
@@ -55,7 +55,7 @@ class Words:
     fact_indices: Callable[[State, jax.Array | None], jax.Array] = lambda state, seen: jnp.zeros((0,), jnp.int32)
 
 
-def puzzle_text(game: Puzzle | TwoRole, style: str, words: Words, notation: Notation) -> Text:
+def puzzle_text(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: PuzzleNotation) -> Text:
     """The text of the puzzle in one of its forms."""
     with_roles = isinstance(game, TwoRole)
     hides = with_roles and game.view == "local"
@@ -78,7 +78,7 @@ def puzzle_text(game: Puzzle | TwoRole, style: str, words: Words, notation: Nota
     )
 
 
-def in_notations(make: Callable[[Notation], Text], notations: tuple[Notation, ...]) -> Text:
+def in_notations(make: Callable[[PuzzleNotation], Text], notations: tuple[PuzzleNotation, ...]) -> Text:
     """A text that comes in several notations."""
     first, *others = map(make, notations)
     return dataclasses.replace(first, others=tuple(others))
@@ -87,7 +87,7 @@ def in_notations(make: Callable[[Notation], Text], notations: tuple[Notation, ..
 # --- What is seen ---------------------------------------------------------------------------------------------------
 
 
-def _indices(game: Puzzle | TwoRole, words: Words) -> Callable[[State, jax.Array], jax.Array]:
+def _indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[[State, jax.Array], jax.Array]:
     with_roles = isinstance(game, TwoRole)
     hides = with_roles and game.view == "local"
     budget = (game.game if with_roles else game).max_turns
@@ -105,12 +105,14 @@ def _indices(game: Puzzle | TwoRole, words: Words) -> Callable[[State, jax.Array
     return indices
 
 
-def _board(shape: tuple[int, int], symbols: tuple[str, ...], words: Words, notation: Notation) -> tuple[Piece, ...]:
+def _board(
+    shape: tuple[int, int], symbols: tuple[str, ...], words: PuzzleWords, notation: PuzzleNotation
+) -> tuple[Piece, ...]:
     cells = grid(shape, symbols, notation.between, labels=words.labels)
     return Fixed(notation.board + words.header), *cells
 
 
-def _tail(game: Puzzle | TwoRole, words: Words, notation: Notation) -> tuple[Piece, ...]:
+def _tail(game: Puzzle | TwoRole, words: PuzzleWords, notation: PuzzleNotation) -> tuple[Piece, ...]:
     """Moves left, and with roles the proposal, in place of which the planner reads nothing."""
     left = (Fixed(notation.left), _left(game, notation, "", notation.left_end))
     if not isinstance(game, TwoRole):
@@ -121,7 +123,7 @@ def _tail(game: Puzzle | TwoRole, words: Words, notation: Notation) -> tuple[Pie
     return *left, Table((none, *made))
 
 
-def _left(game: Puzzle | TwoRole, notation: Notation, start: str, end: str) -> Table:
+def _left(game: Puzzle | TwoRole, notation: PuzzleNotation, start: str, end: str) -> Table:
     """The number of moves left."""
     budget = (game.game if isinstance(game, TwoRole) else game).max_turns
     digits = len(str(budget)) if notation.padded else 0
@@ -133,7 +135,7 @@ def _left(game: Puzzle | TwoRole, notation: Notation, start: str, end: str) -> T
 
 
 def _event_pieces(
-    game: Puzzle | TwoRole, symbols: tuple[str, ...], words: Words, notation: Notation
+    game: Puzzle | TwoRole, symbols: tuple[str, ...], words: PuzzleWords, notation: PuzzleNotation
 ) -> tuple[Piece, ...]:
     """Who, what, what came of it, moves left; a proposal has the last two empty and may show the board instead."""
     with_roles = isinstance(game, TwoRole)
@@ -151,7 +153,7 @@ def _event_pieces(
     return *pieces, *(Table(("", *variants), linked=i > 0) for i, variants in enumerate(shown))
 
 
-def _event_indices(game: Puzzle | TwoRole, words: Words) -> Callable[..., jax.Array]:
+def _event_indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[..., jax.Array]:
     with_roles = isinstance(game, TwoRole)
     hides = with_roles and game.view == "local"
     budget = (game.game if with_roles else game).max_turns
@@ -176,7 +178,7 @@ def _event_indices(game: Puzzle | TwoRole, words: Words) -> Callable[..., jax.Ar
     return event_indices
 
 
-def _sight_indices(game: TwoRole, words: Words, state: State, action: jax.Array, shown: jax.Array) -> jax.Array:
+def _sight_indices(game: TwoRole, words: PuzzleWords, state: State, action: jax.Array, shown: jax.Array) -> jax.Array:
     """What the executor sees once it has the proposal; every number is 0 where nothing is shown."""
     inner = puzzle_state(state)
     cells = words.sight_cells(inner, action)
@@ -193,7 +195,7 @@ def _sight_indices(game: TwoRole, words: Words, state: State, action: jax.Array,
 # --- What is said around it -----------------------------------------------------------------------------------------
 
 
-def _rules(game: Puzzle | TwoRole, style: str, words: Words, notation: Notation) -> str:
+def _rules(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: PuzzleNotation) -> str:
     """The puzzle's rules, those of the roles, and signs that no word explains."""
     with_roles = isinstance(game, TwoRole)
     rules = words.rules + (_roles_rules(game, style) if with_roles else "")
@@ -226,7 +228,7 @@ def _roles(hides: bool) -> tuple[str, str]:
     return "You are the planner.", executor
 
 
-def _questions(words: Words, with_roles: bool, style: str, notation: Notation) -> tuple[str, ...]:
+def _questions(words: PuzzleWords, with_roles: bool, style: str, notation: PuzzleNotation) -> tuple[str, ...]:
     if style == "brief":
         return ("P:", "E:") if with_roles else (":",)
     if style == "compact":
@@ -236,7 +238,7 @@ def _questions(words: Words, with_roles: bool, style: str, notation: Notation) -
     return f"Which move do you propose? {words.ask}", f"Which move do you make? {words.ask}"
 
 
-def _asks(with_roles: bool, style: str, notation: Notation) -> tuple[str, ...]:
+def _asks(with_roles: bool, style: str, notation: PuzzleNotation) -> tuple[str, ...]:
     if style == "brief":
         return ("P:", "E:") if with_roles else (":",)
     if style == "compact":
@@ -244,5 +246,5 @@ def _asks(with_roles: bool, style: str, notation: Notation) -> tuple[str, ...]:
     return ("Which move do you propose?", "Which move do you make?") if with_roles else ("What is your move?",)
 
 
-def _compact_question(notation: Notation, with_roles: bool) -> tuple[str, ...]:
+def _compact_question(notation: PuzzleNotation, with_roles: bool) -> tuple[str, ...]:
     return ("?" if notation.between is None else " Your move?",) * (1 + with_roles)

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?P<sign>[-+\u2212]?)\s*(?P<digits>[0-9]{1,30}|[0-9]{1,3}
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ArithmeticProblem:
     """A question, its answer and how hard it is."""
 
     question: str
@@ -87,15 +87,15 @@ class Arithmetic:
 
     roles = ("solver",)
 
-    def examples(self, part: str) -> list[Problem]:
+    def examples(self, part: str) -> list[ArithmeticProblem]:
         """Problems without repetition."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
-    def gold_reply(self, example: Problem) -> str:
+    def gold_reply(self, example: ArithmeticProblem) -> str:
         """A right reply."""
         return f"answer: {example.answer}"
 
-    async def play(self, ask: Ask, example: Problem) -> Outcome:
+    async def play(self, ask: Ask, example: ArithmeticProblem) -> Outcome:
         """One question, one answer: 1 for a right one for the team, 0.1 for the process if a number can be read."""
         chat = ask.chat(0, system=SYSTEM)
         reply = await chat.say(example.question, n=ask.candidates)
@@ -107,13 +107,13 @@ class Arithmetic:
         return Outcome(verdict["right"], metrics, answer=voted(verdict["answer"]))
 
 
-def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list[Problem]:
+def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list[ArithmeticProblem]:
     """`n` different problems of a part, the levels in turn."""
     check_part(part)
     if not levels or any(level < 1 for level in levels):
         raise ValueError(f"levels is {levels!r}; accepted: numbers from 1 up")
     rng = random.Random(f"arithmetic {seed} {part}")
-    found: dict[str, Problem] = {}
+    found: dict[str, ArithmeticProblem] = {}
     misses = 0
     while len(found) < n:
         problem = _draw(rng, levels[len(found) % len(levels)])
@@ -125,7 +125,7 @@ def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list
     return list(found.values())
 
 
-def _draw(rng: random.Random, level: int) -> Problem:
+def _draw(rng: random.Random, level: int) -> ArithmeticProblem:
     largest = 30 + 20 * level**2
     text, value = str(first := rng.randint(1, largest)), first
     product = True  # whether the text binds as tightly as a product, so that it needs no brackets in one
@@ -137,7 +137,7 @@ def _draw(rng: random.Random, level: int) -> Problem:
         else:
             text, value = f"{text} {sign} {number}", value + number if sign == "+" else value - number
             product = False
-    return Problem(f"What is {text}?", value, level)
+    return ArithmeticProblem(f"What is {text}?", value, level)
 
 
 def _part(question: str) -> str:

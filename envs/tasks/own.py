@@ -30,7 +30,7 @@ from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_parts, open_dataset
-from envs.tasks.rewards import Reward, named
+from envs.tasks.rewards import RewardFunction, named
 from envs.tasks.task import PARTS, Ask, Outcome, check_part
 from envs.tasks.workflow.graph import Function, Workflow
 from envs.tasks.workflow.play import Turn, play
@@ -90,7 +90,7 @@ class OwnTask:
         self._check()
 
     @functools.cached_property
-    def functions(self) -> dict[str, Reward]:
+    def functions(self) -> dict[str, RewardFunction]:
         """The reward functions by name."""
         return named(self.rewards)
 

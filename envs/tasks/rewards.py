@@ -24,7 +24,7 @@ class RewardFailed(EpisodeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reward:
+class RewardFunction:
     """A function and how it is called.
 
     lists    whether it takes lists, as for TRL
@@ -82,7 +82,7 @@ class Reward:
         return _plain(await asyncio.to_thread(self.function, **values))
 
 
-def named(rewards: Any) -> dict[str, Reward]:
+def named(rewards: Any) -> dict[str, RewardFunction]:
     """One function, several, or {name: function}, by their names."""
     if isinstance(rewards, Mapping):
         functions = dict(rewards)
@@ -105,7 +105,7 @@ def call(where: str, values: dict[str, Any]) -> Any:
     return _plain(operator.attrgetter(name)(importlib.import_module(module))(**values))
 
 
-def _reward(name: str, function: Callable) -> Reward:
+def _reward(name: str, function: Callable) -> RewardFunction:
     if not callable(function):
         raise ValueError(f"the reward {name!r} is {function!r}; expected a function")
     parameters = inspect.signature(function).parameters.values()
@@ -118,7 +118,7 @@ def _reward(name: str, function: Callable) -> Reward:
     own = [p for p in parameters if p.kind != p.VAR_KEYWORD]
     columns = tuple(p.name for p in own if p.name not in given and p.default is p.empty)
     everything = len(own) < len(parameters)
-    return Reward(name, function, lists, None if everything else tuple(p.name for p in own), columns)
+    return RewardFunction(name, function, lists, None if everything else tuple(p.name for p in own), columns)
 
 
 def _is_async(function: Callable) -> bool:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from envs.tasks.arithmetic import FORMAT, Problem, draw_problems, graded, voted
+from envs.tasks.arithmetic import FORMAT, ArithmeticProblem, draw_problems, graded, voted
 from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.task import Ask, Outcome
 from envs.tasks.workflow.graph import Workflow
@@ -71,11 +71,11 @@ class SolverChecker:
         """Solve and check, until both agree or the rounds are over."""
         return read({"start": "solve", "nodes": NODES, "max_steps": 2 * self.rounds}, {"agreed": agreed})
 
-    def examples(self, part: str) -> list[Problem]:
+    def examples(self, part: str) -> list[ArithmeticProblem]:
         """Problems without repetition."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
-    async def play(self, ask: Ask, example: Problem) -> Outcome:
+    async def play(self, ask: Ask, example: ArithmeticProblem) -> Outcome:
         """Success: the checker's last answer is right."""
 
         async def score(turn: Turn) -> list[dict]:

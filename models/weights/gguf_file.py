@@ -27,7 +27,7 @@ _STRING, _ARRAY = 8, 9
 ROWS = 4096  # dequantised at a time: the package holds each result twice while it works
 
 
-class Tensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """Where one tensor lies; `shape` has the slowest axis first, `start` counts from the beginning of the file."""
 
     shape: tuple[int, ...]
@@ -158,7 +158,7 @@ class GGUFFile:
             raise WeightsError(f"{self.path} is truncated: {size:,} bytes; cut off: {', '.join(cut)}")
 
 
-def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """The metadata and the tensor records of a file."""
     if bytes(data[:4]) != b"GGUF":
         raise WeightsError(f"{path} is no GGUF file: it begins with {bytes(data[:4])!r}, expected b'GGUF'")
@@ -185,7 +185,7 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Tens
     if not is_whole(alignment):
         raise WeightsError(f"{path}: general.alignment is {alignment!r}; accepted: a whole number from 1 up")
     base = -(-at // alignment) * alignment
-    return metadata, {name: Tensor(shape, kind, base + offset) for name, shape, kind, offset in records}
+    return metadata, {name: GgufTensor(shape, kind, base + offset) for name, shape, kind, offset in records}
 
 
 def _string(data: memoryview, at: int) -> tuple[str, int]:
@@ -232,7 +232,7 @@ def _type_name(kind: int) -> str:
     return gguf.GGMLQuantizationType(kind).name if known else f"number {kind}"
 
 
-def _n_bytes(tensor: Tensor) -> int:
+def _n_bytes(tensor: GgufTensor) -> int:
     if tensor.type not in gguf.GGMLQuantizationType._value2member_map_:
         return 0
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type)]

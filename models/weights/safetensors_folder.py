@@ -23,7 +23,7 @@ LONGEST_HEADER = 100_000_000  # as in the safetensors library
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Tensor(NamedTuple):
+class SafetensorsEntry(NamedTuple):
     """Where one tensor lies: `start` counts from the beginning of the file."""
 
     file: Path
@@ -63,7 +63,7 @@ class SafetensorsFolder:
         return raw.view(DTYPES[found.dtype]).reshape(found.shape)
 
 
-def read_header(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_header(file: Path) -> tuple[dict[str, SafetensorsEntry], dict[str, str]]:
     """The tensors of one file and its metadata, checked against the file's size."""
     size = file.stat().st_size
     with open(file, "rb") as stream:
@@ -108,7 +108,7 @@ def write(file: Path, tensors: dict[str, tuple[np.dtype, tuple[int, ...]]], valu
             stream.write(np.ascontiguousarray(value).view(np.uint8).data)
 
 
-def _tensor(file: Path, name: str, entry: dict[str, Any], base: int) -> Tensor:
+def _tensor(file: Path, name: str, entry: dict[str, Any], base: int) -> SafetensorsEntry:
     start, stop = entry["data_offsets"]
     shape = tuple(entry["shape"])
     dtype = DTYPES.get(entry["dtype"])
@@ -121,7 +121,7 @@ def _tensor(file: Path, name: str, entry: dict[str, Any], base: int) -> Tensor:
             f"{file}: {name} takes {stop - start:,} bytes; {entry['dtype']}{list(shape)} needs "
             f"{math.prod(shape) * dtype.itemsize:,}"
         )
-    return Tensor(file, entry["dtype"], shape, base + start, base + stop)
+    return SafetensorsEntry(file, entry["dtype"], shape, base + start, base + stop)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -10,12 +10,12 @@ import pytest
 from envs.games.bots import UniformBot
 from envs.games.connect_four import draw, threats
 from envs.games.connect_four.bots import SearchBot
-from envs.games.connect_four.rules import Board, ConnectFour, State, cells, has_four
-from envs.games.connect_four.symmetry import Symmetry
+from envs.games.connect_four.rules import Board, ConnectFour, ConnectFourState, cells, has_four
+from envs.games.connect_four.symmetry import ConnectFourSymmetry
 
 pyspiel = pytest.importorskip("pyspiel")
 GAME = ConnectFour()
-SYMMETRY = Symmetry(GAME)
+SYMMETRY = ConnectFourSymmetry(GAME)
 STEP = jax.jit(GAME.step)
 PLAYOUTS, TURNS = 300, GAME.max_turns
 ROW_BITS = np.arange(6, dtype=np.uint64)[:, None]
@@ -112,7 +112,7 @@ def test_what_the_next_stones_do(playouts):
     bits = (np.stack([boards == mark for mark in (1, 2)])[:, :, ::-1].astype(np.uint64) << ROW_BITS).sum(2)
     words = (bits << (np.arange(7) % 4 * 8).astype(np.uint64)).astype(np.uint32)
     first, second = (Board(w[:, :4].sum(1, dtype=np.uint32), w[:, 4:].sum(1, dtype=np.uint32)) for w in words)
-    state = State(first, second, turns.astype(np.int32), np.zeros(len(turns), bool))
+    state = ConnectFourState(first, second, turns.astype(np.int32), np.zeros(len(turns), bool))
     found = np.asarray(jax.jit(jax.vmap(jax.vmap(threats.next_stones, (None, 0)), (0, None)))(state, jnp.arange(2)))
     seen = set()
     for board, by_seat in zip(boards, found, strict=True):

@@ -14,7 +14,7 @@ from envs.games.game import check_action
 from envs.games.hanabi import draw
 from envs.games.hanabi.bots import ConventionBot
 from envs.games.hanabi.rules import Hanabi, copies
-from envs.games.hanabi.symmetry import Symmetry
+from envs.games.hanabi.symmetry import HanabiSymmetry
 from envs.games.registry import make
 from tests.conftest import shared_data
 
@@ -171,7 +171,7 @@ def test_recorded_games_end_with_the_same_scores():
 
 # Full two-player games, a batch of ROWS at a time, all compiled once.
 GAME, ROWS = Hanabi(), 128
-BOT, SYMMETRY = ConventionBot(GAME), Symmetry(GAME)
+BOT, SYMMETRY = ConventionBot(GAME), HanabiSymmetry(GAME)
 KEYS = jax.random.split(jax.random.key(0), ROWS)
 RESET, STEP, LEGAL, ACT = (jax.jit(jax.vmap(f)) for f in (GAME.reset, GAME.step, GAME.legal, BOT.act))
 

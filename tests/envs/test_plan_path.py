@@ -115,7 +115,7 @@ def test_random_walks_equal_the_reference(game):
 
 
 def test_bot_walks_a_shortest_way_and_collects_everything(game):
-    bot = bots.SolverBot()
+    bot = bots.PlanPathSolver()
 
     @jax.jit
     @jax.vmap

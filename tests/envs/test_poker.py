@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envs.games import exact, view
 from envs.games import text as texts
 from envs.games.exact import ITERATIONS, EquilibriumBot
-from envs.games.leduc.symmetry import Symmetry
+from envs.games.leduc.symmetry import LeducSymmetry
 from envs.games.registry import make, make_text
 
 pyspiel = pytest.importorskip("pyspiel")
@@ -22,7 +22,7 @@ GAMES = tuple(SPIEL)
 
 
 @functools.cache
-def tree(name: str, **params) -> exact.Tree:
+def tree(name: str, **params) -> exact.GameTree:
     return exact.build(make(name, **params))
 
 
@@ -78,7 +78,7 @@ def test_suits_can_be_hidden():
         make("leduc", suits=2)
 
 
-def random_policy(ours: exact.Tree, seed: int, sparse: bool = False) -> np.ndarray:
+def random_policy(ours: exact.GameTree, seed: int, sparse: bool = False) -> np.ndarray:
     rng = np.random.default_rng(seed)
     weights = np.where(ours.legal, rng.exponential(size=ours.legal.shape), 0.0)
     if sparse:  # pure in about a third of the information sets
@@ -175,7 +175,7 @@ def test_the_equilibrium_bot_draws_from_the_solution(name):
 def test_suits_mean_nothing():
     """Every exchange of suits commutes with the rules, and all eight differ."""
     ours = tree("leduc")
-    symmetry = Symmetry(ours.game)
+    symmetry = LeducSymmetry(ours.game)
     numbers = jnp.arange(symmetry.n_symmetries)
 
     def both(state, action, i):

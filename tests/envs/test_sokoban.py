@@ -197,7 +197,7 @@ def test_solver_knows_when_there_is_no_solution():
 
 
 def test_bot_solves_inside_jit_and_after_being_led_astray(two_boxes):
-    game, bot = two_boxes, bots.SolverBot()
+    game, bot = two_boxes, bots.SokobanSolver()
 
     @jax.jit
     @jax.vmap

@@ -70,7 +70,7 @@ def reference(game, puzzle, solution, actions):
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def play(game, indices, keys, random):
     """Play levels to the end and a bit further; `random` entries, or the solver's with a random one now and then."""
-    bot = bots.SolverBot()
+    bot = bots.SudokuSolver()
 
     def one(index, key):
         def step(state, key):
@@ -108,7 +108,7 @@ def test_play_equals_the_reference(game, random):
 
 @pytest.mark.parametrize("which", ["game", "big"])
 def test_bot_solves_everything_in_as_many_turns_as_empty_cells(which, request):
-    game, bot = request.getfixturevalue(which), bots.SolverBot()
+    game, bot = request.getfixturevalue(which), bots.SudokuSolver()
 
     @jax.jit
     @jax.vmap

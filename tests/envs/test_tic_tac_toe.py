@@ -12,11 +12,11 @@ from envs.games.game import check_action
 from envs.games.tic_tac_toe import draw
 from envs.games.tic_tac_toe.bots import MinimaxBot, index, tables
 from envs.games.tic_tac_toe.rules import TicTacToe, cells, from_cells, has_line
-from envs.games.tic_tac_toe.symmetry import Symmetry
+from envs.games.tic_tac_toe.symmetry import TicTacToeSymmetry
 
 pyspiel = pytest.importorskip("pyspiel")
 GAME = TicTacToe()
-SYMMETRY = Symmetry(GAME)
+SYMMETRY = TicTacToeSymmetry(GAME)
 
 
 @pytest.fixture(scope="module")

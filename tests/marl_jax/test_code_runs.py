@@ -3,7 +3,7 @@
 import pytest
 
 from envs.tasks.code import calls, sample, task
-from envs.tasks.code.extract import Program
+from envs.tasks.code.extract import ExtractedProgram
 from envs.tasks.sandbox import SandboxUnavailable, shared_sandbox
 from experiments import code_generation
 from marl_jax.errors import RunError
@@ -25,7 +25,7 @@ def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
     solutions = [row["solution"] for row in sample.rows()]
 
     def read_program(answer):
-        return Program("\n".join(solutions[verifiers.number(answer) % 2 :: 2][:4]))
+        return ExtractedProgram("\n".join(solutions[verifiers.number(answer) % 2 :: 2][:4]))
 
     monkeypatch.setattr(task, "read_program", read_program)
     monkeypatch.setattr(calls, "cases_in", verifiers.cases_by_number)

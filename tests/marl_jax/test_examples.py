@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.tasks.program.task import Program
+from envs.tasks.program.task import AgentProgram
 from experiments import agent_program
 from marl_jax.agents import scoring
 from marl_jax.rollouts.host.conversation import Speaker
@@ -62,7 +62,7 @@ def sampler():
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_example_runs_over_a_real_model(name, sampler):
     roles = agent_program.PROGRAMS[name]
-    task = Program(f"{interpreter(name)} {ROOT / 'examples' / name}.py", roles)
+    task = AgentProgram(f"{interpreter(name)} {ROOT / 'examples' / name}.py", roles)
     speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=8), MAX_LENGTH)
     rollout = make_rollout(
         task, speakers=[speaker], seating=lambda seat, turn: 0, server=episode_server, n_examples=2, samples=1

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from configs import defaults
 from envs.tasks.data import from_list
-from envs.tasks.program.task import Program
+from envs.tasks.program.task import AgentProgram
 from marl_jax import setup as setups
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.modes import train
@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("tiny_program.py")
 ROLES = ("solver", "verifier")
 
 
-class Rows(Program):
+class Rows(AgentProgram):
     """The program of these tests on given examples."""
 
     @classmethod
@@ -233,7 +233,7 @@ def test_settings_without_meaning_are_refused(tmp_path):
         (dict(program=str(PROGRAM), test="x.jsonl"), "need train"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            Program(**params)
+            AgentProgram(**params)
     config = config_of("grpo", tmp_path / "data.jsonl")
     config.task.params.program = "nowhere.py"
     with pytest.raises(ConfigError, match="there is no file"):

@@ -8,5 +8,5 @@ GAME = GameEntry(
     text=text.text,
     draw=draw,
     bots={"search": lambda game: bots.SearchBot()},
-    symmetry=symmetry.Symmetry,
+    symmetry=symmetry.ConnectFourSymmetry,
 )

@@ -10,7 +10,7 @@ from envs.games.connect_four.rules import (
     COLUMNS,
     PLACES,
     Board,
-    State,
+    ConnectFourState,
     drop,
     has_four,
     line_starts,
@@ -36,12 +36,12 @@ class SearchBot:
     def __post_init__(self):
         check_range("connect_four search bot", "depth", self.depth, 1, 6)
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: ConnectFourState, key: jax.Array) -> jax.Array:
         """A column of greatest value: int32[]."""
         values = self.values(state)
         return pick(values == jnp.max(values), key)
 
-    def values(self, state: State) -> jax.Array:
+    def values(self, state: ConnectFourState) -> jax.Array:
         """The value of every column to the player to move: int32[7], far below the others where a column is full."""
         odd = state.turns & 1 == 1
         own, other = select(odd, state.second, state.first), select(odd, state.first, state.second)

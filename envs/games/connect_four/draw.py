@@ -3,20 +3,20 @@
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.connect_four.rules import COLUMNS, ROWS, State, cells
+from envs.games.connect_four.rules import COLUMNS, ROWS, ConnectFourState, cells
 
 _CELL = 48
 _FILLS = ("#f4f6f7", "#d64541", "#f4d03f")
 
 
-def board(state: State, player: int | None = None) -> str:
+def board(state: ConnectFourState, player: int | None = None) -> str:
     """Six rows of X (player 0), O (player 1) and dots, over the numbers of the columns."""
     del player
     rows = ["| " + " ".join(".XO"[c] for c in row) + " |" for row in np.asarray(cells(state))]
     return "\n".join([*rows, "  " + " ".join(str(c + 1) for c in range(COLUMNS))])
 
 
-def svg(state: State, player: int | None = None) -> str:
+def svg(state: ConnectFourState, player: int | None = None) -> str:
     """The board as an SVG document: player 0 red, player 1 yellow."""
     del player
     width, height = COLUMNS * _CELL, ROWS * _CELL

@@ -33,7 +33,7 @@ PLACES = Board(np.uint32(0x3F3F3F3F), np.uint32(0x003F3F3F))
 """All 42 places, without the spare bits."""
 
 
-class State(NamedTuple):
+class ConnectFourState(NamedTuple):
     """A position.
 
     first: Board   player 0's stones
@@ -62,28 +62,28 @@ class ConnectFour(Game):
     max_turns: ClassVar[int] = ROWS * COLUMNS
     action_names: ClassVar[tuple[str, ...]] = tuple("1234567")
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> ConnectFourState:
         """The empty board; `key` is unused, nothing is random."""
         del key
         empty = Board(jnp.uint32(0), jnp.uint32(0))
-        return State(empty, empty, jnp.int32(0), jnp.bool_(False))
+        return ConnectFourState(empty, empty, jnp.int32(0), jnp.bool_(False))
 
-    def player(self, state: State) -> jax.Array:
+    def player(self, state: ConnectFourState) -> jax.Array:
         """The seat that moves now: int32[]."""
         return state.turns & 1
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: ConnectFourState) -> jax.Array:
         """Columns that are not full: bool[7]."""
         return legal_or_end(open_columns(union(state.first, state.second)), state.over)
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: ConnectFourState, action: jax.Array) -> tuple[ConnectFourState, Reward]:
         """Drop a stone of the player to move into column `action`."""
         odd = self.player(state) == 1
         mine = select(odd, state.second, state.first)
         mine = union(mine, drop(union(state.first, state.second), action))
         won = has_four(mine)
         turns = state.turns + 1
-        new = State(
+        new = ConnectFourState(
             first=select(odd, state.first, mine),
             second=select(odd, mine, state.second),
             turns=turns,
@@ -93,7 +93,7 @@ class ConnectFour(Game):
         reward = Reward(jnp.float32(0), jnp.stack([pay, -pay]), jnp.zeros(2))
         return keep_if_done(state.over, state, new), reward
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: ConnectFourState) -> jax.Array:
         """Whether someone has four in a line or the board is full: bool[]."""
         return state.over
 
@@ -154,6 +154,6 @@ def stones(board: Board) -> jax.Array:
     return words >> ((columns & 3) * 8 + rows) & 1 == 1
 
 
-def cells(state: State) -> jax.Array:
+def cells(state: ConnectFourState) -> jax.Array:
     """What each place holds: int8[6, 7], row 0 at the top; 0 empty, 1 a stone of player 0, 2 one of player 1."""
     return stones(state.first).astype(jnp.int8) + 2 * stones(state.second).astype(jnp.int8)

@@ -6,17 +6,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.games.connect_four.rules import COLUMNS, Board, ConnectFour, State, select
+from envs.games.connect_four.rules import COLUMNS, Board, ConnectFour, ConnectFourState, select
 
 
 @dataclasses.dataclass(frozen=True)
-class Symmetry:
+class ConnectFourSymmetry:
     """0 changes nothing, 1 swaps left and right; `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)`."""
 
     game: ConnectFour
     n_symmetries: ClassVar[int] = 2
 
-    def apply(self, state: State, i: jax.Array) -> State:
+    def apply(self, state: ConnectFourState, i: jax.Array) -> ConnectFourState:
         """The position seen through symmetry `i` (int[], 0 or 1)."""
         flip = jnp.asarray(i) == 1
         return state._replace(

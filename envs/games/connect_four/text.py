@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from envs.games.connect_four.rules import COLUMNS, ROWS, State, cells
+from envs.games.connect_four.rules import COLUMNS, ROWS, ConnectFourState, cells
 from envs.games.connect_four.threats import next_stones
 from envs.games.game import Game
 from envs.games.template import Fixed, Piece, Table, Template
@@ -113,7 +113,7 @@ def _own(game, style, rules: str, board, stones, row: str, facts, question: str,
     )
 
 
-def _brief_view(state: State, seat: jax.Array) -> jax.Array:
+def _brief_view(state: ConnectFourState, seat: jax.Array) -> jax.Array:
     """For every column the numbers of its two stacks in `STACKS` and of its fact: int32[21]."""
     board = _stones(state, seat)[::-1]  # row 0 is the lowest here
     number = jnp.ones((2, COLUMNS), jnp.int32)
@@ -122,24 +122,24 @@ def _brief_view(state: State, seat: jax.Array) -> jax.Array:
     return jnp.concatenate([number - 1, next_stones(state, seat)[None]]).T.reshape(-1)
 
 
-def _own_view(state: State, seat: jax.Array) -> jax.Array:
+def _own_view(state: ConnectFourState, seat: jax.Array) -> jax.Array:
     """What every place holds, then the facts of `threats.py`: int32[49]."""
     return jnp.concatenate([_stones(state, seat).reshape(-1), next_stones(state, seat)])
 
 
-def _stones(state: State, seat: jax.Array) -> jax.Array:
+def _stones(state: ConnectFourState, seat: jax.Array) -> jax.Array:
     """0 free, 1 the stone of `seat`, 2 of the other: int32[6, 7], row 0 at the top."""
     board = cells(state).astype(jnp.int32)
     return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
-def _event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+def _event(before: ConnectFourState, action: jax.Array, after: ConnectFourState, seat: jax.Array) -> jax.Array:
     """Whether another than the reader moved, the column, and the row in which the stone lies: int32[3]."""
     action = jnp.asarray(action, jnp.int32)
     stones = jnp.sum(cells(before)[:, action] > 0)
     return jnp.stack([(before.turns & 1) != seat, action, jnp.clip(ROWS - 1 - stones, 0)]).astype(jnp.int32)
 
 
-def _own_event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+def _own_event(before: ConnectFourState, action: jax.Array, after: ConnectFourState, seat: jax.Array) -> jax.Array:
     """The same, and what the reader's next stones do after it: int32[10]."""
     return jnp.concatenate([_event(before, action, after, seat), next_stones(after, seat)])

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from envs.games.connect_four.rules import COLUMNS, PLACES, State, drop, has_four, intersection, select, union
+from envs.games.connect_four.rules import COLUMNS, PLACES, ConnectFourState, drop, has_four, intersection, select, union
 
 CLOSED, PLAIN, WINS, BLOCKS, GIVES, SPOILS = range(6)
 """In the order of what matters more: no stone can be dropped there; nothing of what follows; it makes four; the other
@@ -11,7 +11,7 @@ player would make four there; the other player then makes four on top of it; the
 of it, where the other player now can go."""
 
 
-def next_stones(state: State, seat: jax.Array) -> jax.Array:
+def next_stones(state: ConnectFourState, seat: jax.Array) -> jax.Array:
     """For every column, what a stone of `seat` (int[]) does there: int32[7] of the numbers above."""
     second = jnp.asarray(seat) == 1
     own, other = select(second, state.second, state.first), select(second, state.first, state.second)

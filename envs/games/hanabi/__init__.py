@@ -8,6 +8,6 @@ GAME = GameEntry(
     text=text.text,
     draw=draw,
     bots={"convention": bots.ConventionBot},
-    symmetry=symmetry.Symmetry,
+    symmetry=symmetry.HanabiSymmetry,
     reward_params=frozenset({"consolation"}),
 )

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.hanabi import cards
-from envs.games.hanabi.cards import Table
-from envs.games.hanabi.rules import Hanabi, State, copies
+from envs.games.hanabi.cards import CardTable
+from envs.games.hanabi.rules import Hanabi, HanabiState, copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ConventionBot:
 
     game: Hanabi
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: HanabiState, key: jax.Array) -> jax.Array:
         """A legal action: int32[]; the same for every key."""
         del key
         game, hand = self.game, self.game.hand_size
@@ -59,7 +59,7 @@ class ConventionBot:
         action = jnp.where(jnp.any(asked), hand + jnp.argmax(asked), action)
         return jnp.where(state.over, 0, action).astype(jnp.int32)
 
-    def _own_chances(self, state: State) -> jax.Array:
+    def _own_chances(self, state: HanabiState) -> jax.Array:
         """The probability of every kind for every own card, as if the unseen cards were shuffled: f32[H, C, R]."""
         game = self.game
         kinds = jnp.arange(game.max_score).reshape(game.colors, game.ranks)
@@ -70,7 +70,7 @@ class ConventionBot:
         weight = unseen * _possible(state.colors[state.seat], state.ranks[state.seat], game)
         return weight / jnp.maximum(jnp.sum(weight, axis=(1, 2), keepdims=True), 1)
 
-    def _asked(self, state: State, seat: jax.Array) -> jax.Array:
+    def _asked(self, state: HanabiState, seat: jax.Array) -> jax.Array:
         """The places of `seat` that hints since its last turn asked to be played: bool[H]."""
         game = self.game
         speakers = jnp.arange(game.players)
@@ -82,13 +82,13 @@ class ConventionBot:
         newest = _newest(state.last.touched[:, None] >> jnp.arange(game.hand_size, dtype=jnp.uint8) & 1 == 1)
         return jnp.any(newest & hint[:, None], axis=0)
 
-    def _hint_values(self, state: State, table: Table) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def _hint_values(self, state: HanabiState, table: CardTable) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """How good every hint is as a request, as a harmless hint and as any hint: f32[A - 2 H] each, in action order;
         and whether the next player is about to discard a last copy that a harmless hint can save: bool[]."""
         game = self.game
         seats = (state.seat + jnp.arange(1, game.players)) % game.players
         cards, colors, ranks = state.hands[seats], state.colors[seats], state.ranks[seats]
-        flat = Table(*(kind.ravel() for kind in table))
+        flat = CardTable(*(kind.ravel() for kind in table))
         held = cards >= 0
         playable = flat.playable[cards] & held
         waiting = jax.vmap(self._asked, (None, 0))(state, seats)  # bool[P-1, H]

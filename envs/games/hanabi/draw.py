@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.hanabi.rules import COLOR_NAMES, State
+from envs.games.hanabi.rules import COLOR_NAMES, HanabiState
 
 _FILLS = ("#d64541", "#f4d03f", "#27ae60", "#f4f6f7", "#2e6fd1")
 _CARD, _GAP = 44, 10
 
 
-def board(state: State, player: int | None = None) -> str:
+def board(state: HanabiState, player: int | None = None) -> str:
     """Tokens, fireworks, hands (oldest card first) and discards, one line each; `>` marks the player to move."""
     state = jax.device_get(state)
     n_ranks = state.discards.shape[1]
@@ -33,7 +33,7 @@ def board(state: State, player: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def svg(state: State, player: int | None = None) -> str:
+def svg(state: HanabiState, player: int | None = None) -> str:
     """The table as an SVG document: fireworks on top, a row of cards per player, the discards below."""
     state = jax.device_get(state)
     n_colors, n_ranks = state.discards.shape
@@ -75,7 +75,7 @@ def _card_shapes(x: float, y: float, fill: str, label: str, *notes: str) -> list
     ]
 
 
-def _deck_left(state: State) -> int:
+def _deck_left(state: HanabiState) -> int:
     return len(state.deck) - int(state.dealt)
 
 
@@ -87,12 +87,12 @@ def _card(card: int, n_ranks: int) -> str:
     return f"{_letter(card // n_ranks)}{card % n_ranks + 1}"
 
 
-def _knowledge(state: State, p: int, h: int) -> str:
+def _knowledge(state: HanabiState, p: int, h: int) -> str:
     """What the hints leave possible for a card, e.g. RYGWB12345 when nothing is known."""
     return "".join(_possible(state, p, h))
 
 
-def _possible(state: State, p: int, h: int) -> tuple[str, str]:
+def _possible(state: HanabiState, p: int, h: int) -> tuple[str, str]:
     """The colours and the ranks that the hints leave possible for a card."""
     n_colors, n_ranks = state.discards.shape
     colors = "".join(_letter(c) for c in range(n_colors) if state.colors[p, h] >> c & 1)

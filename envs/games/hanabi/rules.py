@@ -39,7 +39,7 @@ class Moves(NamedTuple):
     touched: jax.Array
 
 
-class State(NamedTuple):
+class HanabiState(NamedTuple):
     """A position, hidden parts included.
 
     deck: int8[N]         all cards in the order in which they are dealt; never changes
@@ -187,7 +187,7 @@ class Hanabi(Game):
 
     # Rules
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> HanabiState:
         """A game with a shuffled deck."""
         cards = np.repeat(np.arange(self.max_score), np.tile(copies(self.ranks), self.colors)).astype(np.uint32)
         # Sorting one array of random bits above and card numbers below is several times faster than `permutation`;
@@ -195,13 +195,13 @@ class Hanabi(Game):
         tickets = jax.random.bits(key, cards.shape, jnp.uint32) & np.uint32(~31 & 0xFFFFFFFF) | cards
         return self.reset_from_deck((jnp.sort(tickets) & 31).astype(jnp.int8))
 
-    def reset_from_deck(self, deck: jax.Array) -> State:
+    def reset_from_deck(self, deck: jax.Array) -> HanabiState:
         """The game in which cards are dealt in the order of `deck` (int[N]): player 0's whole hand first, and so on."""
         if deck.shape != (self.n_cards,):
             raise ValueError(f"hanabi: deck must have shape ({self.n_cards},), found {deck.shape}")
         players, hand = self.players, self.hand_size
         deck = jnp.asarray(deck, jnp.int8)
-        return State(
+        return HanabiState(
             deck=deck,
             dealt=jnp.int32(players * hand),
             hands=deck[: players * hand].reshape(players, hand),
@@ -222,23 +222,23 @@ class Hanabi(Game):
             ),
         )
 
-    def player(self, state: State) -> jax.Array:
+    def player(self, state: HanabiState) -> jax.Array:
         """The seat that moves now: int32[]."""
         return state.seat
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: HanabiState) -> jax.Array:
         """No life left, fireworks complete, or the round after the last card is over: bool[]."""
         return state.over
 
-    def score(self, state: State) -> jax.Array:
+    def score(self, state: HanabiState) -> jax.Array:
         """Cards played, or 0 once all lives are lost: int32[]."""
         return jnp.where(state.lives > 0, jnp.sum(state.fireworks, dtype=jnp.int32), 0)
 
-    def endings(self, state: State) -> dict[str, jax.Array]:
+    def endings(self, state: HanabiState) -> dict[str, jax.Array]:
         """All lives were lost (the score is 0 then), or all fireworks completed."""
         return {"bomb_rate": state.lives == 0, "perfect_rate": self.score(state) == self.max_score}
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: HanabiState) -> jax.Array:
         """Discards while information tokens are missing, plays, and hints that name at least one card: bool[A]."""
         others = state.hands[(state.seat + jnp.arange(1, self.players)) % self.players]
         held = state.hands[state.seat] >= 0
@@ -265,7 +265,7 @@ class Hanabi(Game):
             value=jnp.where(is_rank, named_rank % self.ranks, named_color % self.colors),
         )
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: HanabiState, action: jax.Array) -> tuple[HanabiState, Reward]:
         """Play, discard or tell; in a finished game nothing happens because every kind of move is switched off."""
         live = ~state.over
         move = self.decode(action)
@@ -308,7 +308,7 @@ class Hanabi(Game):
         lost_score = jnp.where(live & (lives == 0), score, 0)
         pay = jnp.where(live, scored - lost_score, 0)
         mine = me & live
-        new = State(
+        new = HanabiState(
             deck=state.deck,
             dealt=state.dealt + (leaves & ~deck_empty),
             hands=hands,

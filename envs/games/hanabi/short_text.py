@@ -18,7 +18,7 @@ from envs.games.template import Fixed, Piece, Table
 
 
 @dataclasses.dataclass(frozen=True)
-class Notation:
+class ShortNotation:
     """The words of the compact style.
 
     start: before a line of the observation; gap: before every other fact
@@ -50,7 +50,7 @@ class Notation:
     ask: str
 
 
-WORDS = Notation(
+WORDS = ShortNotation(
     start="\n",
     gap=" ",
     fireworks="fireworks",
@@ -76,7 +76,7 @@ WORDS = Notation(
     question="\nYour move?",
     ask=" Your move?",
 )
-SIGNS = Notation(
+SIGNS = ShortNotation(
     start=" ",
     gap="",
     fireworks="",
@@ -104,7 +104,7 @@ SIGNS = Notation(
 )
 
 
-def rules(game: Hanabi, notation: Notation) -> str:
+def rules(game: Hanabi, notation: ShortNotation) -> str:
     """What matters of the rules, the notation by examples, and what the answers mean."""
     n, letters = notation, _letters(game)
     card = letters[0] + "1"
@@ -130,7 +130,7 @@ def rules(game: Hanabi, notation: Notation) -> str:
     )
 
 
-def _legend(game: Hanabi, n: Notation) -> Iterator[str]:
+def _legend(game: Hanabi, n: ShortNotation) -> Iterator[str]:
     """What the answers mean, those of one kind together: the letters from first to last, then what each does."""
     names = iter(game.action_names)
 
@@ -147,7 +147,7 @@ def _legend(game: Hanabi, n: Notation) -> Iterator[str]:
         yield kind(n.tell, game.ranks, f"{name} {n.anything}1 to {n.anything}{game.ranks}")
 
 
-def observation(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
+def observation(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
     """What a seat sees: fireworks, counts, discards, the latest move of everybody, hands, the own hand."""
     n, letters = notation, _letters(game)
     known = _known(game, n)
@@ -172,7 +172,7 @@ def observation(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
     return *pieces, Fixed(n.start + n.players[0] + n.gap + n.knows), *known * game.hand_size
 
 
-def events(game: Hanabi, notation: Notation) -> tuple[Piece, ...]:
+def events(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
     """One move."""
     n = notation
     who = [(n.gap or " ") + name for name in n.players[: game.players]]
@@ -215,7 +215,7 @@ def _piles(game: Hanabi) -> list[str]:
     return ["".join(str(r + 1) * count for r, count in enumerate(reversed(pile))) for pile in piles]
 
 
-def _actions(game: Hanabi, n: Notation, offset: int) -> list[str]:
+def _actions(game: Hanabi, n: ShortNotation, offset: int) -> list[str]:
     """Every action of the player at `offset` from the reader."""
     told = [n.players[(offset + o) % game.players] for o in range(1, game.players)]
     return [
@@ -225,7 +225,7 @@ def _actions(game: Hanabi, n: Notation, offset: int) -> list[str]:
     ]
 
 
-def _outcomes(game: Hanabi, n: Notation) -> list[str]:
+def _outcomes(game: Hanabi, n: ShortNotation) -> list[str]:
     """Nothing; a card discarded, built, lost; the places that a hint named."""
     cards = [n.gap + card for card in _cards(game)]
     return [
@@ -244,7 +244,7 @@ def _places(game: Hanabi, word: str) -> Iterator[str]:
         yield word + places if places else ""
 
 
-def _known(game: Hanabi, n: Notation) -> tuple[Table, Table]:
+def _known(game: Hanabi, n: ShortNotation) -> tuple[Table, Table]:
     """What a bit mask of colours and one of ranks leave possible."""
     letters, ranks = _letters(game), tuple(map(str, range(1, game.ranks + 1)))
 

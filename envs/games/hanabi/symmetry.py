@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.hanabi.rules import Hanabi, State
+from envs.games.hanabi.rules import Hanabi, HanabiState
 
 
 @functools.cache
@@ -19,7 +19,7 @@ def _permutations(colors: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Symmetry:
+class HanabiSymmetry:
     """C! symmetries; 0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all."""
 
     game: Hanabi
@@ -29,7 +29,7 @@ class Symmetry:
         """C!."""
         return math.factorial(self.game.colors)
 
-    def apply(self, state: State, i: jax.Array) -> State:
+    def apply(self, state: HanabiState, i: jax.Array) -> HanabiState:
         """The position with its colours renamed by permutation `i` (int[])."""
         becomes = jnp.asarray(_permutations(self.game.colors))[i]
         comes_from = jnp.argsort(becomes)

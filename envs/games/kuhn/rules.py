@@ -30,7 +30,7 @@ ROUND = enumerate_round(2, _legal)
 _BETS = np.array([[sum(a == BET for a in s[seat::2]) for seat in (0, 1)] for s in ROUND.sequences], np.int32)
 
 
-class State(NamedTuple):
+class KuhnState(NamedTuple):
     """cards: int32[2], those of the players, 2 the highest; moves: int32[], number of a sequence of `ROUND`."""
 
     cards: jax.Array
@@ -50,43 +50,43 @@ class Kuhn(Game):
     max_turns: ClassVar[int] = 3
     action_names: ClassVar[tuple[str, ...]] = ("pass", "bet")
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> KuhnState:
         """Two of the three cards, dealt with `key`."""
         return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
 
-    def deal(self, number: jax.Array) -> State:
+    def deal(self, number: jax.Array) -> KuhnState:
         """The first state of one of the six deals, all equally likely."""
-        return State(jnp.asarray(DEALS)[number], jnp.int32(0))
+        return KuhnState(jnp.asarray(DEALS)[number], jnp.int32(0))
 
     @property
     def n_deals(self) -> int:
         """Six."""
         return len(DEALS)
 
-    def information(self, state: State, seat: jax.Array) -> jax.Array:
+    def information(self, state: KuhnState, seat: jax.Array) -> jax.Array:
         """The seat's own card and all moves: int32[]."""
         return state.cards[seat] * len(ROUND.sequences) + state.moves
 
-    def player(self, state: State) -> jax.Array:
+    def player(self, state: KuhnState) -> jax.Array:
         """The seat that moves now: int32[]."""
         return jnp.asarray(ROUND.mover)[state.moves]
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: KuhnState) -> jax.Array:
         """Passing and betting, always: bool[2]."""
         return legal_or_end(jnp.asarray(ROUND.next)[state.moves] >= 0, self.done(state))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: KuhnState, action: jax.Array) -> tuple[KuhnState, Reward]:
         """Pass or bet."""
         over = self.done(state)
-        new = keep_if_done(over, state, State(state.cards, jnp.asarray(ROUND.next)[state.moves, action]))
+        new = keep_if_done(over, state, KuhnState(state.cards, jnp.asarray(ROUND.next)[state.moves, action]))
         paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
         return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: KuhnState) -> jax.Array:
         """Whether the betting is over: bool[]."""
         return jnp.asarray(ROUND.over)[state.moves]
 
-    def _won(self, state: State) -> jax.Array:
+    def _won(self, state: KuhnState) -> jax.Array:
         """What the first player has won at the end: the other's chips, or minus its own."""
         bets = jnp.asarray(_BETS)[state.moves]
         higher = jnp.where(state.cards[0] > state.cards[1], 1, -1)

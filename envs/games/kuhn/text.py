@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game
-from envs.games.kuhn.rules import RANKS, ROUND, State
+from envs.games.kuhn.rules import RANKS, ROUND, KuhnState
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text
 
@@ -70,6 +70,6 @@ def _text(
     )
 
 
-def _event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+def _event(before: KuhnState, action: jax.Array, after: KuhnState, seat: jax.Array) -> jax.Array:
     """Whether another than the reader moved, and the move: int32[2]."""
     return jnp.stack([jnp.asarray(ROUND.mover)[before.moves] != seat, action]).astype(jnp.int32)

@@ -10,5 +10,5 @@ GAME = GameEntry(
     text=text.text,
     draw=draw,
     bots={"equilibrium": EquilibriumBot},
-    symmetry=symmetry.Symmetry,
+    symmetry=symmetry.LeducSymmetry,
 )

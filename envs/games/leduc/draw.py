@@ -3,10 +3,10 @@
 import jax
 
 from envs.games import cards
-from envs.games.leduc.rules import RANKS, ROUND, SUITS, Leduc, State
+from envs.games.leduc.rules import RANKS, ROUND, SUITS, Leduc, LeducState
 
 
-def board(state: State, player: int | None = None) -> str:
+def board(state: LeducState, player: int | None = None) -> str:
     """The cards and the moves of both rounds, one line each."""
     hands, rounds = _shown(state, player)
     names = ["player 0", "player 1", "public"]
@@ -14,7 +14,7 @@ def board(state: State, player: int | None = None) -> str:
     return "\n".join([*lines, *(f"round {i + 1}   {moves}" for i, moves in enumerate(rounds))])
 
 
-def svg(state: State, player: int | None = None) -> str:
+def svg(state: LeducState, player: int | None = None) -> str:
     """The cards side by side as an SVG document, the moves below."""
     hands, rounds = _shown(state, player)
     names = ["player 0", "public", "player 1"]
@@ -25,7 +25,7 @@ def svg(state: State, player: int | None = None) -> str:
     return cards.table(shown, [f"round {i + 1}: {moves}" for i, moves in enumerate(rounds)])
 
 
-def _shown(state: State, player: int | None) -> tuple[list[int | None], list[str]]:
+def _shown(state: LeducState, player: int | None) -> tuple[list[int | None], list[str]]:
     """The cards of the players and the public one, None where hidden, and the moves of each round."""
     state = jax.device_get(state)
     hidden = [player not in (None, 0), player not in (None, 1), state.round == 0]

@@ -50,7 +50,7 @@ _RAISED = np.array([_raised(sequence) for sequence in ROUND.sequences], np.int32
 _FOLDED = np.array([FOLD in sequence for sequence in ROUND.sequences])
 
 
-class State(NamedTuple):
+class LeducState(NamedTuple):
     """The cards and what was bet.
 
     cards: int32[3]  those of the players, then the public one, which nobody sees before the second round
@@ -81,20 +81,20 @@ class Leduc(Game):
 
     suits: bool = True
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> LeducState:
         """Three of the six cards, dealt with `key`."""
         return self.deal(jax.random.randint(key, (), 0, len(DEALS)))
 
-    def deal(self, number: jax.Array) -> State:
+    def deal(self, number: jax.Array) -> LeducState:
         """The first state of one of the 120 deals, all equally likely."""
-        return State(jnp.asarray(DEALS)[number], jnp.zeros(2, jnp.int32), jnp.int32(0))
+        return LeducState(jnp.asarray(DEALS)[number], jnp.zeros(2, jnp.int32), jnp.int32(0))
 
     @property
     def n_deals(self) -> int:
         """120, with the public card."""
         return len(DEALS)
 
-    def information(self, state: State, seat: jax.Array) -> jax.Array:
+    def information(self, state: LeducState, seat: jax.Array) -> jax.Array:
         """The seat's own card, the public one if it is shown, and all moves: int32[]."""
         cards = self.seen_cards(state, seat)
         numbers = (cards[0], cards[1], state.moves[0], state.moves[1])
@@ -104,38 +104,38 @@ class Leduc(Game):
             code = code * size + number
         return code
 
-    def seen_cards(self, state: State, seat: jax.Array) -> jax.Array:
+    def seen_cards(self, state: LeducState, seat: jax.Array) -> jax.Array:
         """The seat's own card, and 1 + the public one, 0 before it is shown; all spades without suits: int32[2]."""
         cards = state.cards if self.suits else state.cards - state.cards % 2
         return jnp.stack([cards[seat], jnp.where(state.round == 1, cards[2] + 1, 0)])
 
-    def player(self, state: State) -> jax.Array:
+    def player(self, state: LeducState) -> jax.Array:
         """The seat that moves now: int32[]."""
         return jnp.asarray(ROUND.mover)[state.moves[state.round]]
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: LeducState) -> jax.Array:
         """Calling, raising while there are raises left, folding after one: bool[3]."""
         return legal_or_end(jnp.asarray(ROUND.next)[state.moves[state.round]] >= 0, self.done(state))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: LeducState, action: jax.Array) -> tuple[LeducState, Reward]:
         """Fold, call or raise; the call that ends the first round shows the public card."""
         over = self.done(state)
         moves = jnp.asarray(ROUND.next)[state.moves[state.round], action]
         shown = jnp.asarray(ROUND.over & ~_FOLDED)[moves] & (state.round == 0)
-        after = State(state.cards, state.moves.at[state.round].set(moves), jnp.where(shown, 1, state.round))
+        after = LeducState(state.cards, state.moves.at[state.round].set(moves), jnp.where(shown, 1, state.round))
         new = keep_if_done(over, state, after)
         paid = jnp.where(self.done(new) & ~over, self._won(new), 0.0).astype(jnp.float32)
         return new, Reward(jnp.float32(0), jnp.stack([paid, -paid]), jnp.zeros(2))
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: LeducState) -> jax.Array:
         """Whether someone has folded or the second round is over: bool[]."""
         return jnp.asarray(ROUND.over)[state.moves[state.round]]
 
-    def chips(self, state: State) -> jax.Array:
+    def chips(self, state: LeducState) -> jax.Array:
         """What each player has put into the pot: int32[2]."""
         return 1 + jnp.asarray(RAISES) @ jnp.asarray(_RAISED)[state.moves]
 
-    def _won(self, state: State) -> jax.Array:
+    def _won(self, state: LeducState) -> jax.Array:
         """What the first player has won at the end: the other's chips, minus its own, or nothing."""
         chips = self.chips(state)
         ranks = state.cards // len(SUITS)

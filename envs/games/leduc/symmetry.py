@@ -6,17 +6,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs.games.leduc.rules import RANKS, SUITS, Leduc, State
+from envs.games.leduc.rules import RANKS, SUITS, Leduc, LeducState
 
 
 @dataclasses.dataclass(frozen=True)
-class Symmetry:
+class LeducSymmetry:
     """Bit r of a symmetry's number says whether the cards of rank r are exchanged; no action changes."""
 
     game: Leduc
     n_symmetries: ClassVar[int] = 2 ** len(RANKS)
 
-    def apply(self, state: State, i: jax.Array) -> State:
+    def apply(self, state: LeducState, i: jax.Array) -> LeducState:
         """The position with the suits exchanged as `i` (int[]) says."""
         exchanged = jnp.asarray(i) >> (state.cards // len(SUITS)) & 1
         return state._replace(cards=state.cards ^ exchanged)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from envs.games.leduc.rules import RANKS, ROUND, SUITS, Leduc, State
+from envs.games.leduc.rules import RANKS, ROUND, SUITS, Leduc, LeducState
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text
 
@@ -93,7 +93,7 @@ def _text(
     )
 
 
-def _event(game: Leduc, before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+def _event(game: Leduc, before: LeducState, action: jax.Array, after: LeducState, seat: jax.Array) -> jax.Array:
     """Whether another than the reader moved, the move, and 1 + the public card if the move showed it: int32[3]."""
     shown = jnp.where(after.round > before.round, game.seen_cards(after, seat)[1], 0)
     return jnp.stack([game.player(before) != seat, action, shown]).astype(jnp.int32)

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from envs.games.bots import pick
 from envs.games.plan_path.levels import UNREACHED
-from envs.games.plan_path.rules import State
+from envs.games.plan_path.rules import PlanPathState
 
 
 @dataclasses.dataclass(frozen=True)
-class SolverBot:
+class PlanPathSolver:
     """Walks a shortest way to the goal; picks uniformly among the moves that do."""
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: PlanPathState, key: jax.Array) -> jax.Array:
         """A move that comes one step closer: int32[]; 0 at the goal."""
         width = state.distance.shape[1]
         row, column = state.position // width + 1, state.position % width + 1

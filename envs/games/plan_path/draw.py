@@ -3,13 +3,13 @@
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.plan_path.rules import GOAL, WALKER, WALKER_ON_GOAL, WALL, PlanPath, State, cells
+from envs.games.plan_path.rules import GOAL, WALKER, WALKER_ON_GOAL, WALL, PlanPath, PlanPathState, cells
 from envs.games.roles import hide, puzzle_state
 
 _CELL = 40
 
 
-def board(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def board(state: PlanPathState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The grid: # wall, . floor, G goal, A walker, * both, ? hidden (where `visible`, bool[C], is False)."""
     del player
     state = puzzle_state(state)
@@ -18,7 +18,7 @@ def board(state: State, player: int | None = None, visible: np.ndarray | None = 
     return "\n".join(" ".join(marks[start : start + width]) for start in range(0, len(marks), width))
 
 
-def svg(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def svg(state: PlanPathState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The grid as an SVG document; hidden cells are grey."""
     del player
     state = puzzle_state(state)

@@ -21,7 +21,7 @@ from envs.games.puzzle import Puzzle, near
 FLOOR, WALL, GOAL, WALKER, WALKER_ON_GOAL = range(5)
 
 
-class State(NamedTuple):
+class PlanPathState(NamedTuple):
     """One walk.
 
     distance: int16[h,w]      steps to the goal, 0 at the goal, -1 in a wall (`levels.WALL`); never changes
@@ -100,11 +100,11 @@ class PlanPath(Puzzle):
         """The budget, four times the side unless given."""
         return 4 * self.shape[0] if self.budget is None else self.budget
 
-    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
+    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> PlanPathState:
         """The first state of a level {"distance": int16[h,w], "start": int32[]}."""
         distance = jnp.asarray(level["distance"], jnp.int16)
         start = jnp.asarray(level["start"], jnp.int32)
-        return State(
+        return PlanPathState(
             distance=distance,
             goal=jnp.argmax(distance == 0).astype(jnp.int32),
             start=start,
@@ -114,7 +114,7 @@ class PlanPath(Puzzle):
             level=jnp.asarray(index, jnp.int32),
         )
 
-    def _target(self, state: State, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _target(self, state: PlanPathState, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cell that `action` leads to, and whether it is off the grid or a wall."""
         height, width = self.shape
         forth = 2 * (action % 2) - 1
@@ -124,14 +124,14 @@ class PlanPath(Puzzle):
         target = jnp.where(inside, row * width + column, state.position)
         return target, ~inside | (state.distance.reshape(-1)[target] == levels_.WALL)
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: PlanPathState) -> jax.Array:
         """All four moves, or with `mask_invalid` those that do not bump: bool[4]."""
         legal = jnp.ones(4, bool)
         if self.mask_invalid:
             legal = ~jax.vmap(lambda action: self._target(state, action)[1])(jnp.arange(4))
         return legal_or_end(legal, self.done(state))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: PlanPathState, action: jax.Array) -> tuple[PlanPathState, Reward]:
         """Walk one cell, or bump."""
         running = ~self.done(state)
         target, blocked = self._target(state, action)
@@ -146,24 +146,24 @@ class PlanPath(Puzzle):
         reward = Reward(team=jnp.float32(team), agent=jnp.float32(agent)[None], process=jnp.float32(process)[None])
         return state._replace(position=position, turn=turn), reward
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: PlanPathState) -> jax.Array:
         """At the goal or out of moves."""
         return self.success(state) | (state.turn >= self.max_turns)
 
-    def success(self, state: State) -> jax.Array:
+    def success(self, state: PlanPathState) -> jax.Array:
         """At the goal."""
         return state.position == state.goal
 
-    def cells(self, state: State) -> jax.Array:
+    def cells(self, state: PlanPathState) -> jax.Array:
         """Codes FLOOR .. WALKER_ON_GOAL: int32[C]."""
         return cells(state)
 
-    def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
+    def surroundings(self, state: PlanPathState, action: jax.Array, radius: int) -> jax.Array:
         """Cells at most `radius` away from the walker: bool[C]."""
         return near(self.shape, state.position, radius)
 
 
-def cells(state: State) -> jax.Array:
+def cells(state: PlanPathState) -> jax.Array:
     """What stands in each cell, FLOOR .. WALKER_ON_GOAL: int32[C]."""
     distance = state.distance.reshape(-1)
     here, goal = jnp.arange(distance.shape[0]) == state.position, distance == 0

@@ -3,18 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from envs.games.plan_path.rules import WALL, PlanPath, State
-from envs.games.puzzle_notation import (
-    BRIEF,
-    COMPACT,
-    COMPACT_WORDS,
-    FULL,
-    Notation,
-    places,
-    walking_help,
-    window,
-)
-from envs.games.puzzle_text import Words, in_notations, puzzle_text
+from envs.games.plan_path.rules import WALL, PlanPath, PlanPathState
+from envs.games.puzzle_notation import BRIEF, COMPACT, COMPACT_WORDS, FULL, PuzzleNotation, places, walking_help, window
+from envs.games.puzzle_text import PuzzleWords, in_notations, puzzle_text
 from envs.games.roles import TwoRole
 from envs.games.template import Fixed, Table
 from envs.games.text import Text
@@ -36,7 +27,7 @@ def text(game: PlanPath | TwoRole, style: str) -> Text:
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
 
-def _words(game: PlanPath | TwoRole, style: str, notation: Notation) -> Words:
+def _words(game: PlanPath | TwoRole, style: str, notation: PuzzleNotation) -> PuzzleWords:
     """Where there is room for words, the board is followed by the places of A and the goal."""
     puzzle = game.game if isinstance(game, TwoRole) else game
     digits = len(str(max(puzzle.shape)))
@@ -50,11 +41,11 @@ def _words(game: PlanPath | TwoRole, style: str, notation: Notation) -> Words:
         facts = (Fixed("A"), Table(stands), Fixed(" G"), Table((*stands, " hidden")))
     sight, sight_cells = window(puzzle.shape, game.radius if isinstance(game, TwoRole) else 1, notation)
 
-    def fact_indices(state: State, seen: jax.Array | None) -> jax.Array:
+    def fact_indices(state: PlanPathState, seen: jax.Array | None) -> jax.Array:
         goal = state.goal if seen is None else jnp.where(seen[state.goal], state.goal, len(stands))
         return jnp.stack([state.position, goal]) if facts else jnp.zeros((0,), jnp.int32)
 
-    return Words(
+    return PuzzleWords(
         rules={"full": RULES, "compact": COMPACT_RULES + walking_help(notation), "brief": ""}[style],
         symbols=puzzle.symbols,
         names=puzzle.action_names if facts else tuple("udlr"),
@@ -70,6 +61,8 @@ def _words(game: PlanPath | TwoRole, style: str, notation: Notation) -> Words:
     )
 
 
-def _outcome_indices(before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
+def _outcome_indices(
+    before: PlanPathState, action: jax.Array, after: PlanPathState, seen: jax.Array | None
+) -> jax.Array:
     """Whether the move was blocked, and where A is now: int32[2]."""
     return jnp.stack([before.position == after.position, after.position + 1])

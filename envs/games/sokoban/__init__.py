@@ -9,7 +9,7 @@ GAME = GameEntry(
     rules=rules.Sokoban,
     text=text.text,
     draw=draw,
-    bots={"solver": lambda game: bots.SolverBot()},
+    bots={"solver": lambda game: bots.SokobanSolver()},
     level_params=LEVEL_PARAMS | {"size", "boxes", "walls"},
     reward_params=REWARD_PARAMS
     | {"step_reward", "invalid_reward", "box_reward", "solved_reward", "deadlock_reward", "shaping_reward"},

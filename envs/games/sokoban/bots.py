@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.sokoban.levels import boxes_of, goals_of, player_of
-from envs.games.sokoban.rules import State, cells
+from envs.games.sokoban.rules import SokobanState, cells
 from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, SearchLimit, solve
 
 
@@ -25,7 +25,7 @@ def advance(codes: np.ndarray, action: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class SolverBot:
+class SokobanSolver:
     """Plays a solution, and plans anew when someone else led it astray.
 
     Solutions are shortest up to two boxes, beyond that shortest in pushes. Where none is found within `max_nodes`
@@ -38,7 +38,7 @@ class SolverBot:
     """The move for every board met in a plan. Following a plan to its end, not the first move of ever new ones, is what
     keeps the bot from walking back and forth between plans that are equally good."""
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: SokobanState, key: jax.Array) -> jax.Array:
         """The next move of the plan: int32[]."""
         codes = cells(state).astype(jnp.uint8).reshape(state.ground.shape)
         return jax.pure_callback(self.moves, jax.ShapeDtypeStruct((), jnp.int32), codes, vmap_method="expand_dims")

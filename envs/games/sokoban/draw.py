@@ -4,13 +4,13 @@ import numpy as np
 
 from envs.games import svg as shapes
 from envs.games.roles import hide, puzzle_state
-from envs.games.sokoban.rules import Sokoban, State, cells
+from envs.games.sokoban.rules import Sokoban, SokobanState, cells
 from envs.games.sokoban.solver import BOX, BOX_ON_GOAL, GOAL, PLAYER, PLAYER_ON_GOAL, WALL
 
 _CELL = 40
 
 
-def board(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def board(state: SokobanState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The level in the usual characters: # wall, $ box, . goal, * box on goal, @ player, + player on goal, ? hidden."""
     del player
     state = puzzle_state(state)
@@ -19,7 +19,7 @@ def board(state: State, player: int | None = None, visible: np.ndarray | None = 
     return "\n".join("".join(marks[start : start + width]) for start in range(0, len(marks), width))
 
 
-def svg(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def svg(state: SokobanState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The level as an SVG document; hidden cells (where `visible`, bool[C], is False) are grey."""
     del player
     state = puzzle_state(state)

@@ -28,7 +28,7 @@ NOWHERE = -1
 """The cell of a box that this level does not have; it counts as done."""
 
 
-class State(NamedTuple):
+class SokobanState(NamedTuple):
     """One level being played.
 
     ground: uint8[h,w]   WALL_BIT, GOAL_BIT and DEAD_BIT of every cell; never changes
@@ -132,19 +132,19 @@ class Sokoban(Puzzle):
         box, player = levels_.boxes_of(cells).argmax(1), levels_.player_of(cells).argmax(1)
         return self._moves_left[np.arange(self.n_levels), box, player]
 
-    def _closer(self, before: State, after: State) -> jax.Array:
+    def _closer(self, before: SokobanState, after: SokobanState) -> jax.Array:
         """The part of the shortest solution that lies between two positions; 0 in a level from elsewhere: float32[]."""
         table, level = jnp.asarray(self._moves_left), before.level
         left, left_after = (table[level, state.boxes[0], state.position] for state in (before, after))
         return jnp.where(level < 0, 0, left - left_after) / jnp.asarray(self._shortest, jnp.float32)[level]
 
-    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
+    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> SokobanState:
         """The first state of a level {"cells": uint8[h,w], "dead": bool[h,w]}."""
         cells = jnp.asarray(level["cells"], jnp.uint8)
         dead = jnp.asarray(level["dead"], bool)
         goal = levels_.goals_of(cells)
         box = levels_.boxes_of(cells)
-        return State(
+        return SokobanState(
             ground=((cells == WALL) * WALL_BIT + goal * GOAL_BIT + dead * DEAD_BIT).astype(jnp.uint8),
             boxes=jnp.nonzero(box.reshape(-1), size=self.max_boxes, fill_value=NOWHERE)[0].astype(jnp.int32),
             position=jnp.argmax(levels_.player_of(cells)).astype(jnp.int32),
@@ -159,7 +159,7 @@ class Sokoban(Puzzle):
         along = jnp.where(action < 2, self.shape[1], 1)
         return jnp.where(action % 2 == 0, -along, along)
 
-    def _try(self, state: State, action: jax.Array) -> tuple[jax.Array, ...]:
+    def _try(self, state: SokobanState, action: jax.Array) -> tuple[jax.Array, ...]:
         """target and beyond (the next two cells), whether a box is pushed, and whether the move changes nothing."""
         step = self._step_of(action)
         ground = state.ground.reshape(-1)
@@ -168,7 +168,7 @@ class Sokoban(Puzzle):
         jammed = pushed & (((ground[beyond] & WALL_BIT) > 0) | (state.boxes == beyond).any())
         return target, beyond, pushed, jammed | ((ground[target] & WALL_BIT) > 0)
 
-    def _frozen_square(self, state: State, boxes: jax.Array, box: jax.Array) -> jax.Array:
+    def _frozen_square(self, state: SokobanState, boxes: jax.Array, box: jax.Array) -> jax.Array:
         """Whether a 2x2 square around the cell `box` is all walls and boxes, with a box off its goal: bool[]."""
         width = self.shape[1]
         down, right = np.array([-width, width]), np.array([-1, 1])
@@ -186,7 +186,7 @@ class Sokoban(Puzzle):
 
         return (squares(solid, jnp.logical_and) & squares(off, jnp.logical_or)).any()
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: SokobanState) -> jax.Array:
         """All four moves, or with `mask_invalid` those that change something: bool[4]."""
         legal = jnp.ones(4, bool)
         if self.mask_invalid:
@@ -194,7 +194,7 @@ class Sokoban(Puzzle):
             legal = legal | ~legal.any()  # walled in by boxes: bumping is all that is left
         return legal_or_end(legal, self.done(state))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: SokobanState, action: jax.Array) -> tuple[SokobanState, Reward]:
         """Walk, push or bump."""
         running = ~self.done(state)
         target, beyond, pushed, blocked = self._try(state, action)
@@ -227,29 +227,29 @@ class Sokoban(Puzzle):
         )
         return after, reward
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: SokobanState) -> jax.Array:
         """Solved, out of moves, or deadlocked where that ends the episode."""
         over = self.success(state) | (state.turn >= self.max_turns)
         return over | state.deadlocked if self.end_on_deadlock else over
 
-    def success(self, state: State) -> jax.Array:
+    def success(self, state: SokobanState) -> jax.Array:
         """Every box on a goal."""
         return state.missing == 0
 
-    def lost(self, state: State) -> jax.Array:
+    def lost(self, state: SokobanState) -> jax.Array:
         """A deadlock was seen."""
         return state.deadlocked
 
-    def cells(self, state: State) -> jax.Array:
+    def cells(self, state: SokobanState) -> jax.Array:
         """The codes of Boxoban, 0 wall to 6 player on a goal: int32[C]."""
         return cells(state)
 
-    def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
+    def surroundings(self, state: SokobanState, action: jax.Array, radius: int) -> jax.Array:
         """Cells at most `radius` away from the player: bool[C]."""
         return near(self.shape, state.position, radius)
 
 
-def cells(state: State) -> jax.Array:
+def cells(state: SokobanState) -> jax.Array:
     """What stands in each cell, the codes of Boxoban: int32[C]."""
     ground = state.ground.reshape(-1)
     index = jnp.arange(ground.shape[0])

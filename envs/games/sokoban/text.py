@@ -3,19 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from envs.games.puzzle_notation import (
-    BRIEF,
-    COMPACT,
-    COMPACT_WORDS,
-    FULL,
-    Notation,
-    places,
-    walking_help,
-    window,
-)
-from envs.games.puzzle_text import Words, in_notations, puzzle_text
+from envs.games.puzzle_notation import BRIEF, COMPACT, COMPACT_WORDS, FULL, PuzzleNotation, places, walking_help, window
+from envs.games.puzzle_text import PuzzleWords, in_notations, puzzle_text
 from envs.games.roles import TwoRole
-from envs.games.sokoban.rules import Sokoban, State
+from envs.games.sokoban.rules import Sokoban, SokobanState
 from envs.games.sokoban.solver import WALL
 from envs.games.template import Table
 from envs.games.text import Text
@@ -40,7 +31,7 @@ def text(game: Sokoban | TwoRole, style: str) -> Text:
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
 
-def _words(game: Sokoban | TwoRole, style: str, notation: Notation) -> Words:
+def _words(game: Sokoban | TwoRole, style: str, notation: PuzzleNotation) -> PuzzleWords:
     puzzle = game.game if isinstance(game, TwoRole) else game
     digits = len(str(max(puzzle.shape)))
     blocked, stands = "#", f"{{:0{digits}}}{{:0{digits}}}"
@@ -51,7 +42,7 @@ def _words(game: Sokoban | TwoRole, style: str, notation: Notation) -> Words:
     elif notation is COMPACT_WORDS:
         blocked, stands, box = " blocked", " r{} c{}", " B r{} c{}"
     sight, sight_cells = window(puzzle.shape, game.radius if isinstance(game, TwoRole) else 1, notation)
-    return Words(
+    return PuzzleWords(
         rules={"full": RULES, "compact": COMPACT_RULES + walking_help(notation), "brief": ""}[style],
         symbols=SYMBOLS,
         names=puzzle.action_names if notation in (FULL, COMPACT_WORDS) else tuple("udlr"),
@@ -65,7 +56,7 @@ def _words(game: Sokoban | TwoRole, style: str, notation: Notation) -> Words:
     )
 
 
-def _outcome_indices(before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
+def _outcome_indices(before: SokobanState, action: jax.Array, after: SokobanState, seen: jax.Array | None) -> jax.Array:
     """Whether the move was blocked, where A is now, and where the box is that it pushed: int32[3]."""
     pushed = jnp.max(jnp.where(before.boxes != after.boxes, after.boxes, -1))
     return jnp.stack([before.position == after.position, after.position + 1, pushed + 1])

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from envs.games.bots import pick
-from envs.games.sudoku.rules import State
+from envs.games.sudoku.rules import SudokuState
 
 
 @dataclasses.dataclass(frozen=True)
-class SolverBot:
+class SudokuSolver:
     """Writes a right digit into a cell that is not right yet, chosen uniformly."""
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: SudokuState, key: jax.Array) -> jax.Array:
         """A right entry: int32[]; when none is missing, an entry of cell 0."""
         size = state.grid.shape[0]
         cell = pick((state.grid != state.solution).reshape(-1), key)

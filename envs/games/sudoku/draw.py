@@ -4,13 +4,13 @@ import numpy as np
 
 from envs.games import svg as shapes
 from envs.games.roles import hide, puzzle_state
-from envs.games.sudoku.rules import State, Sudoku, cells
+from envs.games.sudoku.rules import Sudoku, SudokuState, cells
 from envs.games.sudoku.solver import box_side
 
 _CELL = 40
 
 
-def board(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def board(state: SudokuState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The grid with numbered rows and columns and lines between boxes; a dot is an empty cell, ? a hidden one."""
     del player
     state = puzzle_state(state)
@@ -30,7 +30,7 @@ def board(state: State, player: int | None = None, visible: np.ndarray | None = 
     return "\n".join(lines)
 
 
-def svg(state: State, player: int | None = None, visible: np.ndarray | None = None) -> str:
+def svg(state: SudokuState, player: int | None = None, visible: np.ndarray | None = None) -> str:
     """The grid as an SVG document: givens black on grey, own entries blue, hidden cells dark."""
     del player
     state = puzzle_state(state)

@@ -25,7 +25,7 @@ from envs.games.sudoku import levels as levels_
 from envs.games.sudoku.solver import box_side
 
 
-class State(NamedTuple):
+class SudokuState(NamedTuple):
     """One puzzle being filled.
 
     puzzle: uint8[n,n]    the givens, 0 elsewhere; never changes
@@ -117,10 +117,10 @@ class Sudoku(Puzzle):
         span = range(1, self.size + 1)
         return tuple(f"r{row}c{column}={digit}" for row in span for column in span for digit in span)
 
-    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> State:
+    def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> SudokuState:
         """The first state of a level {"puzzle": uint8[n,n], "solution": uint8[n,n]}."""
         puzzle = jnp.asarray(level["puzzle"], jnp.uint8)
-        return State(
+        return SudokuState(
             puzzle=puzzle,
             solution=jnp.asarray(level["solution"], jnp.uint8),
             grid=puzzle,
@@ -137,7 +137,7 @@ class Sudoku(Puzzle):
         in_band, in_stack = span // side == row // side, span // side == column // side
         return in_row[:, None] | in_column | (in_band[:, None] & in_stack)
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: SudokuState) -> jax.Array:
         """Every digit in every cell that is not given, but for the digit it holds: bool[A]."""
         n, side = self.size, box_side(self.size)
         digits = jnp.arange(1, n + 1, dtype=state.grid.dtype)
@@ -151,7 +151,7 @@ class Sudoku(Puzzle):
             open_cells &= ~(in_row | in_column | in_box)
         return legal_or_end(open_cells.reshape(-1), self.done(state))
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: SudokuState, action: jax.Array) -> tuple[SudokuState, Reward]:
         """Write a digit, or have it refused."""
         running = ~self.done(state)
         cell, digit = action // self.size, action % self.size + 1
@@ -170,23 +170,23 @@ class Sudoku(Puzzle):
         )
         return state._replace(grid=grid, missing=missing, turn=state.turn + running), reward
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: SudokuState) -> jax.Array:
         """Solved or out of turns."""
         return self.success(state) | (state.turn >= self.max_turns)
 
-    def success(self, state: State) -> jax.Array:
+    def success(self, state: SudokuState) -> jax.Array:
         """Every cell right."""
         return state.missing == 0
 
-    def cells(self, state: State) -> jax.Array:
+    def cells(self, state: SudokuState) -> jax.Array:
         """The digit in each cell, 0 where there is none: int32[C]."""
         return cells(state)
 
-    def surroundings(self, state: State, action: jax.Array, radius: int) -> jax.Array:
+    def surroundings(self, state: SudokuState, action: jax.Array, radius: int) -> jax.Array:
         """Row, column and box of the cell `action` writes to, whatever the radius; without one, nothing: bool[C]."""
         return (self._peers(action // self.size) & (action >= 0)).reshape(-1)
 
 
-def cells(state: State) -> jax.Array:
+def cells(state: SudokuState) -> jax.Array:
     """The digit in each cell, 0 where there is none: int32[C]."""
     return state.grid.reshape(-1).astype(jnp.int32)

@@ -8,10 +8,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from envs.games.puzzle_notation import BRIEF, COMPACT, COMPACT_WORDS, FULL, Notation
-from envs.games.puzzle_text import Words, in_notations, puzzle_text
+from envs.games.puzzle_notation import BRIEF, COMPACT, COMPACT_WORDS, FULL, PuzzleNotation
+from envs.games.puzzle_text import PuzzleWords, in_notations, puzzle_text
 from envs.games.roles import TwoRole
-from envs.games.sudoku.rules import State, Sudoku
+from envs.games.sudoku.rules import Sudoku, SudokuState
 from envs.games.sudoku.solver import box_side
 from envs.games.template import Table
 from envs.games.text import Text, grid
@@ -30,7 +30,7 @@ def text(game: Sudoku | TwoRole, style: str) -> Text:
     return in_notations(lambda notation: puzzle_text(game, style, _words(game, style, notation), notation), notations)
 
 
-def _words(game: Sudoku | TwoRole, style: str, notation: Notation) -> Words:
+def _words(game: Sudoku | TwoRole, style: str, notation: PuzzleNotation) -> PuzzleWords:
     puzzle = game.game if isinstance(game, TwoRole) else game
     n, full, signs = puzzle.size, style == "full", notation.between is None
     digits = tuple(map(str, range(1, n + 1)))
@@ -40,7 +40,7 @@ def _words(game: Sudoku | TwoRole, style: str, notation: Notation) -> Words:
         (", which was refused", ", erasing ") if full else ("!", "-") if signs else (" refused", " clear ")
     )
     labels = ("Its row", "Its column", "Its box") if full else ("row", "column", "box")
-    return Words(
+    return PuzzleWords(
         rules={"full": _rules, "compact": _compact_rules, "brief": lambda n, signs: ""}[style](n, signs),
         symbols=(".", *digits, *ROWS[:n].upper()) if signs else ("0", *digits, *(f"+{digit}" for digit in digits)),
         names=tuple(f"{cell}{equals}{digit}" for cell in cells for digit in digits),
@@ -80,14 +80,16 @@ def _compact_rules(n: int, signs: bool) -> str:
 def _codes(n: int):
     """A function of the state: 0 empty, 1..n given, n+1..2n own: int32[C]."""
 
-    def codes(state: State) -> jax.Array:
+    def codes(state: SudokuState) -> jax.Array:
         grid = state.grid.astype(jnp.int32)
         return (grid + n * ((grid > 0) & (state.puzzle == 0))).reshape(-1)
 
     return codes
 
 
-def _outcome_indices(n: int, before: State, action: jax.Array, after: State, seen: jax.Array | None) -> jax.Array:
+def _outcome_indices(
+    n: int, before: SudokuState, action: jax.Array, after: SudokuState, seen: jax.Array | None
+) -> jax.Array:
     """Whether the entry was refused, and the cells that it erased, as far as they are seen: int32[1 + ERASED]."""
     refused = after.grid.reshape(-1)[action // n] != action % n + 1
     gone = ((before.grid > 0) & (after.grid == 0)).reshape(-1)

@@ -8,5 +8,5 @@ GAME = GameEntry(
     text=text.text,
     draw=draw,
     bots={"minimax": lambda game: bots.MinimaxBot()},
-    symmetry=symmetry.Symmetry,
+    symmetry=symmetry.TicTacToeSymmetry,
 )

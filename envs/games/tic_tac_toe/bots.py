@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.games.bots import pick
-from envs.games.tic_tac_toe.rules import FULL, LINES, State, cells
+from envs.games.tic_tac_toe.rules import FULL, LINES, TicTacToeState, cells
 
 _POWERS = 3 ** np.arange(9)
 
@@ -42,7 +42,7 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
     return value, best
 
 
-def index(state: State) -> jax.Array:
+def index(state: TicTacToeState) -> jax.Array:
     """The row of a position in the tables, its cells read as a number of base 3: int32[]."""
     return jnp.sum(cells(state) * jnp.asarray(_POWERS, jnp.int32))
 
@@ -51,7 +51,7 @@ def index(state: State) -> jax.Array:
 class MinimaxBot:
     """Never loses; picks uniformly among the moves that keep the value of the position."""
 
-    def act(self, state: State, key: jax.Array) -> jax.Array:
+    def act(self, state: TicTacToeState, key: jax.Array) -> jax.Array:
         """An optimal cell: int32[]; 0 when the game is over."""
         best = jnp.asarray(tables()[1])[index(state)]
         choice = pick(best >> jnp.arange(9, dtype=jnp.int16) & 1 == 1, key)

@@ -3,12 +3,12 @@
 import numpy as np
 
 from envs.games import svg as shapes
-from envs.games.tic_tac_toe.rules import State, cells
+from envs.games.tic_tac_toe.rules import TicTacToeState, cells
 
 _CELL = 60
 
 
-def board(state: State, player: int | None = None) -> str:
+def board(state: TicTacToeState, player: int | None = None) -> str:
     """Three rows of X, O or, where a cell is empty, the number of the action that fills it."""
     del player
     marks = [("XO"[c - 1] if c else str(i + 1)) for i, c in enumerate(np.asarray(cells(state)))]
@@ -16,7 +16,7 @@ def board(state: State, player: int | None = None) -> str:
     return "\n---+---+---\n".join(rows)
 
 
-def svg(state: State, player: int | None = None) -> str:
+def svg(state: TicTacToeState, player: int | None = None) -> str:
     """The board as an SVG document."""
     del player
     side = 3 * _CELL

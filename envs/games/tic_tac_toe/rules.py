@@ -17,7 +17,7 @@ LINES = (0b111, 0b111000, 0b111000000, 0b001001001, 0b010010010, 0b100100100, 0b
 FULL = 0b111111111
 
 
-class State(NamedTuple):
+class TicTacToeState(NamedTuple):
     """A position.
 
     crosses: int32[]  board of player 0's marks
@@ -44,33 +44,33 @@ class TicTacToe(Game):
     max_turns: ClassVar[int] = 9
     action_names: ClassVar[tuple[str, ...]] = tuple("123456789")
 
-    def reset(self, key: jax.Array) -> State:
+    def reset(self, key: jax.Array) -> TicTacToeState:
         """The empty board; `key` is unused, nothing is random."""
         del key
-        return State(jnp.int32(0), jnp.int32(0), jnp.bool_(False))
+        return TicTacToeState(jnp.int32(0), jnp.int32(0), jnp.bool_(False))
 
-    def player(self, state: State) -> jax.Array:
+    def player(self, state: TicTacToeState) -> jax.Array:
         """The seat that moves now: int32[]."""
         return jax.lax.population_count(state.crosses | state.noughts) & 1
 
-    def legal(self, state: State) -> jax.Array:
+    def legal(self, state: TicTacToeState) -> jax.Array:
         """Empty cells: bool[9]."""
         taken = (state.crosses | state.noughts) >> jnp.arange(9) & 1
         return legal_or_end(taken == 0, state.over)
 
-    def step(self, state: State, action: jax.Array) -> tuple[State, Reward]:
+    def step(self, state: TicTacToeState, action: jax.Array) -> tuple[TicTacToeState, Reward]:
         """Mark cell `action` for the player to move."""
         second = self.player(state) == 1
         mark = jnp.int32(1) << action.astype(jnp.int32)
         crosses = jnp.where(second, state.crosses, state.crosses | mark)
         noughts = jnp.where(second, state.noughts | mark, state.noughts)
         won = has_line(jnp.where(second, noughts, crosses))
-        new = State(crosses, noughts, won | (crosses | noughts == FULL))
+        new = TicTacToeState(crosses, noughts, won | (crosses | noughts == FULL))
         pay = jnp.where(won & ~state.over, jnp.where(second, -1.0, 1.0), 0.0)
         reward = Reward(jnp.float32(0), jnp.stack([pay, -pay]), jnp.zeros(2))
         return keep_if_done(state.over, state, new), reward
 
-    def done(self, state: State) -> jax.Array:
+    def done(self, state: TicTacToeState) -> jax.Array:
         """Whether a line is complete or the board is full: bool[]."""
         return state.over
 
@@ -83,14 +83,14 @@ def has_line(board: jax.Array) -> jax.Array:
     return found
 
 
-def cells(state: State) -> jax.Array:
+def cells(state: TicTacToeState) -> jax.Array:
     """What each cell holds: int8[9], 0 empty, 1 a cross, 2 a nought."""
     places = jnp.arange(9)
     return ((state.crosses >> places & 1) + 2 * (state.noughts >> places & 1)).astype(jnp.int8)
 
 
-def from_cells(board: jax.Array) -> State:
+def from_cells(board: jax.Array) -> TicTacToeState:
     """The position with the given cells (int[9], 0 empty, 1 a cross, 2 a nought); the opposite of `cells`."""
     bits = 1 << jnp.arange(9)
     crosses, noughts = (jnp.sum(jnp.where(board == mark, bits, 0)).astype(jnp.int32) for mark in (1, 2))
-    return State(crosses, noughts, has_line(crosses) | has_line(noughts) | (crosses | noughts == FULL))
+    return TicTacToeState(crosses, noughts, has_line(crosses) | has_line(noughts) | (crosses | noughts == FULL))

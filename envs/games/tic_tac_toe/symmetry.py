@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.games.tic_tac_toe.rules import State, TicTacToe, cells, from_cells
+from envs.games.tic_tac_toe.rules import TicTacToe, TicTacToeState, cells, from_cells
 
 _GRID = np.arange(9).reshape(3, 3)
 _SOURCE = np.stack([np.rot90(grid, turns).ravel() for grid in (_GRID, _GRID.T) for turns in range(4)]).astype(np.int32)
@@ -17,13 +17,13 @@ _TARGET = np.argsort(_SOURCE, axis=1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Symmetry:
+class TicTacToeSymmetry:
     """0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all eight."""
 
     game: TicTacToe
     n_symmetries: ClassVar[int] = 8
 
-    def apply(self, state: State, i: jax.Array) -> State:
+    def apply(self, state: TicTacToeState, i: jax.Array) -> TicTacToeState:
         """The position seen through symmetry `i` (int[], 0 to 7)."""
         return from_cells(cells(state)[jnp.asarray(_SOURCE)[i]])
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from envs.games.game import Game
 from envs.games.template import Fixed, Piece, Table, Template
 from envs.games.text import Text, grid
-from envs.games.tic_tac_toe.rules import State, TicTacToe, cells
+from envs.games.tic_tac_toe.rules import TicTacToe, TicTacToeState, cells
 
 RULES = (
     "You play tic-tac-toe. X and O take turns to mark a free cell of a 3 by 3 board, and X begins. "
@@ -73,12 +73,12 @@ def _cell(cell: int) -> Table:
     return Table(tuple(start + mark + end for mark in (str(cell + 1), "X", "O")))
 
 
-def _own_view(state: State, seat: jax.Array) -> jax.Array:
+def _own_view(state: TicTacToeState, seat: jax.Array) -> jax.Array:
     """0 free, 1 own, 2 the other's: int32[9]."""
     board = cells(state).astype(jnp.int32)
     return jnp.where((board > 0) & (jnp.asarray(seat) == 1), 3 - board, board)
 
 
-def _event(before: State, action: jax.Array, after: State, seat: jax.Array) -> jax.Array:
+def _event(before: TicTacToeState, action: jax.Array, after: TicTacToeState, seat: jax.Array) -> jax.Array:
     """Whether another than the reader moved, and the cell: int32[2]."""
     return jnp.stack([TicTacToe().player(before) != seat, jnp.asarray(action)]).astype(jnp.int32)

@@ -63,23 +63,23 @@ def blocks(answer: str) -> list[Block]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ExtractedProgram:
     """A program, or why there is none: "missing" or "too_long"."""
 
     text: str | None
     problem: str = ""
 
 
-def read_program(answer: str) -> Program:
+def read_program(answer: str) -> ExtractedProgram:
     """The program of an answer."""
     if len(answer) > LONGEST:
-        return Program(None, "too_long")
+        return ExtractedProgram(None, "too_long")
     found = blocks(answer)
     for labels in (PYTHON, ("",)):
         texts = [block.text for block in found if block.label in labels and block.text.strip()]
         if texts:
-            return Program(texts[-1])
-    return Program(None, "missing")
+            return ExtractedProgram(texts[-1])
+    return ExtractedProgram(None, "missing")
 
 
 # ---------------------------------------------------------------------------------------------------- test cases

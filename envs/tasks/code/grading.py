@@ -25,7 +25,7 @@ from typing import Any
 
 from envs.tasks.code.rows import Row, kind_of
 from envs.tasks.code.values import literal, same, same_output, same_trees, shown
-from envs.tasks.sandbox import CallResult, Limits, Result, Sandbox
+from envs.tasks.sandbox import CallResult, Limits, Sandbox, SandboxResult
 
 Report = dict[str, Any]
 
@@ -177,14 +177,14 @@ def _grade_stdin(sandbox: Sandbox, program: str, tests: Sequence[dict], seconds:
     return _report(built, [_judge_output(test["stdout"], result) for test, result in zip(tests, results, strict=True)])
 
 
-def run_stdin(sandbox: Sandbox, program: str, given: str, expected: str, seconds: float = SECONDS) -> Result:
+def run_stdin(sandbox: Sandbox, program: str, given: str, expected: str, seconds: float = SECONDS) -> SandboxResult:
     """One run on one input, with room for an output twice as long as the expected one."""
     room = OUTPUT_KB + 2 * len(expected.encode("utf-8", "replace")) // 1024
     limits = Limits(wall=WAIT * seconds + 2, cpu=seconds, memory_mb=MEMORY_MB, output_kb=room)
     return sandbox.run_sync(program, stdin=given, limits=limits)
 
 
-def _judge_output(expected: str, result: Result) -> dict[str, str]:
+def _judge_output(expected: str, result: SandboxResult) -> dict[str, str]:
     if result.status == "ok":
         right = same_output(expected, result.stdout)
         return _verdict("passed" if right else "wrong", got=result.stdout[:200])

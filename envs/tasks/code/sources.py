@@ -25,20 +25,20 @@ Reader = Callable[[Iterable[dict]], Iterator[Row]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CodeSource:
     """Files of a data set with their readers; of several names for one file the first that is there is read."""
 
     files: tuple[tuple[tuple[str, ...], Reader], ...]
 
 
-def _one(reader: Reader, *names: str) -> Source:
-    return Source(((names, reader),))
+def _one(reader: Reader, *names: str) -> CodeSource:
+    return CodeSource(((names, reader),))
 
 
-def _parts(reader: Callable, train: str, test: str, validation: str | None = None) -> Source:
+def _parts(reader: Callable, train: str, test: str, validation: str | None = None) -> CodeSource:
     """A file for each part."""
     files = {"train": train, "validation": validation, "test": test}
-    return Source(tuple(((name,), functools.partial(reader, part=part)) for part, name in files.items() if name))
+    return CodeSource(tuple(((name,), functools.partial(reader, part=part)) for part, name in files.items() if name))
 
 
 SOURCES = {

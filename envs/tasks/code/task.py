@@ -18,7 +18,7 @@ from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.code import calls, prompts, rewards, sources
-from envs.tasks.code.extract import Cases, Program, read_program
+from envs.tasks.code.extract import Cases, ExtractedProgram, read_program
 from envs.tasks.code.grading import SECONDS, Report
 from envs.tasks.code.predict import play_prediction
 from envs.tasks.code.rows import Row, some_tests
@@ -105,7 +105,7 @@ class Attempt:
     """A candidate of the coder; `gold` is None where there is no program."""
 
     reply: Reply
-    program: Program
+    program: ExtractedProgram
     gold: Report | None = None
 
     @property

@@ -57,23 +57,23 @@ class ArithmeticQuestions:
     n_examples: int = 1000
     seed: int = 0
 
-    def examples(self, part: str) -> list[arithmetic.Problem]:
+    def examples(self, part: str) -> list[arithmetic.ArithmeticProblem]:
         """Problems without repetition."""
         return arithmetic.draw_problems(part, self.levels, self.n_examples, self.seed)
 
-    def question(self, example: arithmetic.Problem) -> str:
+    def question(self, example: arithmetic.ArithmeticProblem) -> str:
         """The text of a problem."""
         return example.question
 
-    def system(self, example: arithmetic.Problem) -> str:
+    def system(self, example: arithmetic.ArithmeticProblem) -> str:
         """That of `Arithmetic`."""
         return arithmetic.SYSTEM
 
-    def format(self, example: arithmetic.Problem) -> str:
+    def format(self, example: arithmetic.ArithmeticProblem) -> str:
         """An answer ends with `answer: N`."""
         return arithmetic.FORMAT
 
-    async def graded(self, ask: Ask, replies: Sequence[Reply], example: arithmetic.Problem) -> list[Verdict]:
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: arithmetic.ArithmeticProblem) -> list[Verdict]:
         """By the number that was read."""
         found = await arithmetic.graded(ask, replies, example.answer)
         return [
@@ -97,23 +97,23 @@ class MathQuestions:
         if self.answer not in FORMS:
             raise ValueError(f"answer is {self.answer!r}; accepted: {', '.join(FORMS)}")
 
-    def examples(self, part: str) -> tuple[sources.Problem, ...]:
+    def examples(self, part: str) -> tuple[sources.MathProblem, ...]:
         """The problems of a part."""
         return sources.problems(self.dataset, part)
 
-    def question(self, example: sources.Problem) -> str:
+    def question(self, example: sources.MathProblem) -> str:
         """The text of a problem."""
         return example.question
 
-    def system(self, example: sources.Problem) -> str:
+    def system(self, example: sources.MathProblem) -> str:
         """That of a reasoner alone."""
         return math_prompts.reasoner_system(self.answer, with_tool_agent=False)
 
-    def format(self, example: sources.Problem) -> str:
+    def format(self, example: sources.MathProblem) -> str:
         """An answer ends with a box."""
         return math_prompts.ANSWER[self.answer]
 
-    async def graded(self, ask: Ask, replies: Sequence[Reply], example: sources.Problem) -> list[Verdict]:
+    async def graded(self, ask: Ask, replies: Sequence[Reply], example: sources.MathProblem) -> list[Verdict]:
         """By the verifier of math; one that takes too long or fails calls the answer wrong."""
         from envs.tasks.math.verifier import LIMIT, ballot, verify  # which brings a computer algebra system along
 

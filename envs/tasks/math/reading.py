@@ -30,7 +30,7 @@ class Scalar:
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class WordAnswer:
     """Words in lower case."""
 
     text: str
@@ -283,7 +283,7 @@ def _number_in_words(text: str) -> int | None:
     return number_of(words) if re.fullmatch(r"[a-zA-Z\s-]+", words) else None
 
 
-def _leaf(text: str) -> Scalar | Words:
+def _leaf(text: str) -> Scalar | WordAnswer:
     """An expression with its unit, or words."""
     text = text.strip()
     plain = _TEXT.sub(r"\1", text).strip()
@@ -291,13 +291,13 @@ def _leaf(text: str) -> Scalar | Words:
         inner = plain.strip("() .")
         if re.fullmatch(r"[-+]?[\d.,/]+", inner):
             return Scalar(inner.replace(",", ""))
-        return Words(" ".join(plain.lower().split()).strip(" ."))
+        return WordAnswer(" ".join(plain.lower().split()).strip(" ."))
     if (base := _BASE.fullmatch(text)) is not None:
-        return Words(f"{base[1].lstrip('0') or '0'} base {base[2]}")
+        return WordAnswer(f"{base[1].lstrip('0') or '0'} base {base[2]}")
     if _TIME.fullmatch(plain):
-        return Words(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
+        return WordAnswer(re.sub(r"\s*([ap])\.?\s*m\.?$", r" \1m", " ".join(plain.lower().split())))
     if re.fullmatch(r"[a-zA-Z][a-zA-Z]+(?:[\s'-]+[a-zA-Z0-9]+)*", plain):
-        return Words(" ".join(plain.lower().split()))
+        return WordAnswer(" ".join(plain.lower().split()))
     if (large := _LARGE.fullmatch(text)) is not None:
         number = _measured(f"{large[1].replace(',', '')} {large[3]}".strip())
         return dataclasses.replace(number, latex=rf"{number.latex} \cdot 10^{{{_POWERS[large[2].lower()]}}}")

@@ -27,7 +27,7 @@ _OWN = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class MathProblem:
     """A question with its gold answer; `id` names it in all results."""
 
     id: str
@@ -70,7 +70,7 @@ def olympiad_bench(record: dict) -> tuple[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class MathSource:
     """The files of a data set; `id` is the field that names a row, by default its number does.
 
     reader    question and answer of a record
@@ -94,14 +94,14 @@ class Source:
 
 
 SOURCES = {
-    "aime2024": Source(competition, "aime2024"),
-    "aime2025": Source(competition, "aime2025"),
-    "aime2026": Source(competition, "aime2026"),
-    "amc2023": Source(competition, "amc2023"),
-    "gsm8k": Source(gsm8k, "gsm8k_test", "gsm8k_train", solution=gsm8k_solution),
-    "math": Source(competition, "math500_test", "math_train4500", id="unique_id"),
-    "math500": Source(competition, "math500_test", id="unique_id"),
-    "olympiadbench": Source(olympiad_bench, "olympiadbench_math_en_text", id="id"),
+    "aime2024": MathSource(competition, "aime2024"),
+    "aime2025": MathSource(competition, "aime2025"),
+    "aime2026": MathSource(competition, "aime2026"),
+    "amc2023": MathSource(competition, "amc2023"),
+    "gsm8k": MathSource(gsm8k, "gsm8k_test", "gsm8k_train", solution=gsm8k_solution),
+    "math": MathSource(competition, "math500_test", "math_train4500", id="unique_id"),
+    "math500": MathSource(competition, "math500_test", id="unique_id"),
+    "olympiadbench": MathSource(olympiad_bench, "olympiadbench_math_en_text", id="id"),
 }
 
 
@@ -115,7 +115,7 @@ def check_name(name: str, field: str = "dataset") -> None:
         raise ValueError(f"{field} is {name!r}; accepted: {known}, or a .jsonl file with id, question and answer")
 
 
-def problems(name: str, part: str) -> tuple[Problem, ...]:
+def problems(name: str, part: str) -> tuple[MathProblem, ...]:
     """The problems of a part; one that a data set does not have is a `DataError`."""
     check_name(name)
     check_part(part)
@@ -130,7 +130,7 @@ def _trainable() -> list[str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
+def _load(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     if name == SAMPLE:
         return _checked({part: from_list(sample.rows(part), f"sample ({part})") for part in PARTS})
     if name not in SOURCES:
@@ -147,7 +147,7 @@ def _load(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
     return _checked(parts)
 
 
-def read(path: Path, source: Source, prefix: str) -> Dataset:
+def read(path: Path, source: MathSource, prefix: str) -> Dataset:
     """The rows of a published file; a row that cannot be read is an error that names its line."""
     records = from_jsonl(path)
     rows = []
@@ -182,7 +182,7 @@ def _solutions(name: str, root: str) -> dict[str, str]:
     return {id_: solution for id_, solution in found.items() if solution}
 
 
-def _own(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
+def _own(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     """A file of the user's: `part` of a row is "train", "validation" or "test"; without it the parts are cut."""
     path = Path(name).expanduser()
     path = path if path.is_file() else find(name)
@@ -201,7 +201,7 @@ def _own(name: str, root: str) -> dict[str, tuple[Problem, ...]]:
     return _checked({part: data for part, data in parts.items() if len(data)})
 
 
-def _checked(parts: dict[str, Dataset]) -> dict[str, tuple[Problem, ...]]:
+def _checked(parts: dict[str, Dataset]) -> dict[str, tuple[MathProblem, ...]]:
     """Refuses empty fields, ids that come twice, and a question or an id in two parts."""
     for data in parts.values():
         check_fields(data, required=FIELDS, filled=("question", "answer"))
@@ -215,7 +215,7 @@ def _checked(parts: dict[str, Dataset]) -> dict[str, tuple[Problem, ...]]:
         for other in names[i + 1 :]:
             check_disjoint(parts[one], parts[other], "id", one=one, other=other)
             check_disjoint(parts[one], parts[other], _question, one=one, other=other)
-    return {part: tuple(Problem(**row) for row in data) for part, data in parts.items()}
+    return {part: tuple(MathProblem(**row) for row in data) for part, data in parts.items()}
 
 
 def _question(row: dict) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
 from envs.tasks.math import extract, programs, prompts, tool
-from envs.tasks.math.sources import Problem, check_name, problems, solutions
+from envs.tasks.math.sources import MathProblem, check_name, problems, solutions
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
 from envs.tasks.replies import CallFailed, CallTimeout, Reply
 from envs.tasks.sandbox import shared_sandbox
@@ -88,11 +88,11 @@ class Math:
         """The seats of the form."""
         return ("reasoner", "tool_agent") if self.form == "roles" else ("reasoner",)
 
-    def examples(self, part: str) -> tuple[Problem, ...]:
+    def examples(self, part: str) -> tuple[MathProblem, ...]:
         """The problems of a part."""
         return problems((self.test_dataset or self.dataset) if part == "test" else self.dataset, part)
 
-    def gold_reply(self, example: Problem) -> str | None:
+    def gold_reply(self, example: MathProblem) -> str | None:
         """The dataset's solution with the answer at its end; None where it has none."""
         solution = solutions(example.source).get(example.id)
         if not solution or "\\boxed" in solution:
@@ -105,7 +105,7 @@ class Math:
         if self.form == "roles" or self.tool or self.answer == "program":
             shared_sandbox(self.sandbox)
 
-    async def play(self, ask: Ask, example: Problem) -> Outcome:
+    async def play(self, ask: Ask, example: MathProblem) -> Outcome:
         """Up to `turns` turns of solving and checking."""
         roles = self.form == "roles"
         reasoner = ask.chat(0, system=prompts.reasoner_system(self.answer, roles))
@@ -159,7 +159,7 @@ class _Judge:
     timeouts, crashes  verifier calls that ended so; their answers count as wrong
     """
 
-    def __init__(self, task: Math, ask: Ask, example: Problem):
+    def __init__(self, task: Math, ask: Ask, example: MathProblem):
         self._task, self._ask, self._gold = task, ask, example.answer
         self.timeouts = self.crashes = 0
 

@@ -23,7 +23,7 @@ from envs.tasks.math.reading import (
     Scalar,
     Union,
     Unreadable,
-    Words,
+    WordAnswer,
     choice_letter,
     chosen_letter,
     is_name,
@@ -128,7 +128,7 @@ def _equal(gold, answer) -> bool:
         return _scalars(gold, answer)
     if type(gold) is not type(answer):
         return False
-    if isinstance(gold, Words):
+    if isinstance(gold, WordAnswer):
         return gold.text == answer.text
     if isinstance(gold, Listing):
         return _unordered(gold.items, answer.items)

@@ -45,14 +45,14 @@ class NoReward(EpisodeError):
     reason = "program_no_reward"
 
 
-class NoAnswer(EpisodeError):
+class NoModelCalls(EpisodeError):
     """The program asked no model for anything, so there is nothing to reward."""
 
     reason = "program_no_answer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class AgentProgram:
     """The task.
 
     program      a Python file, which runs with this interpreter, or a command; arguments may follow
@@ -120,7 +120,7 @@ class Program:
                 raise ProgramFailed(f"exit code {ended.code}: {ended.errors.strip()[-LONGEST_ERROR:]}")
             result = read_result(ended.output, self.roles)
             if not session.answers:
-                raise NoAnswer(f"{self.program} asked for no answer")
+                raise NoModelCalls(f"{self.program} asked for no answer")
             if result.reward is not None:
                 await session.reward(result.reward)
             for role, amount in result.rewards.items():
@@ -144,7 +144,7 @@ def environment(url: str, key: str, model: str, candidates: int = 1) -> dict[str
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """What a program said of its episode: rewards of the team and of roles, and the fields of `Outcome`."""
 
     reward: float | None = None
@@ -154,7 +154,7 @@ class Result:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def read_result(output: str, roles: tuple[str, ...]) -> Result:
+def read_result(output: str, roles: tuple[str, ...]) -> ProgramResult:
     """The result in the last line of an output; an empty one where that line is no JSON number or object.
 
     An object with other fields, roles or values than these is refused: a misspelt reward would not be missed.
@@ -163,12 +163,12 @@ def read_result(output: str, roles: tuple[str, ...]) -> Result:
     try:
         found = json.loads(lines[-1]) if lines else None
     except (ValueError, RecursionError):
-        return Result()
+        return ProgramResult()
     if _number(found):
-        return Result(reward=float(found))
+        return ProgramResult(reward=float(found))
     if not isinstance(found, dict):
-        return Result()
-    names = [field.name for field in dataclasses.fields(Result)]
+        return ProgramResult()
+    names = [field.name for field in dataclasses.fields(ProgramResult)]
     for name in found:
         if name not in names:
             raise NoReward(f"the result has a field {name!r:.100}; accepted: {', '.join(names)}")
@@ -184,7 +184,7 @@ def read_result(output: str, roles: tuple[str, ...]) -> Result:
         raise NoReward(f"the result has a reward for {unknown[0]!r:.100}; accepted: {', '.join(roles)}")
     if "answer" in given:
         given["answer"] = str(given["answer"])
-    return Result(**given)
+    return ProgramResult(**given)
 
 
 def _number(value: Any) -> bool:

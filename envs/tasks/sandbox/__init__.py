@@ -10,8 +10,15 @@
 """
 
 from envs.tasks.sandbox.pool import Sandbox, same_sandbox, shared_sandbox
-from envs.tasks.sandbox.results import CallResult, Limits, Result, SandboxUnavailable, TestResult
+from envs.tasks.sandbox.results import CallResult, Limits, SandboxResult, SandboxUnavailable, TestResult
 
 __all__ = [
-    "CallResult", "Limits", "Result", "Sandbox", "SandboxUnavailable", "TestResult", "same_sandbox", "shared_sandbox",
-]  # fmt: skip
+    "CallResult",
+    "Limits",
+    "Sandbox",
+    "SandboxResult",
+    "SandboxUnavailable",
+    "TestResult",
+    "same_sandbox",
+    "shared_sandbox",
+]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from envs.tasks.sandbox.arena import Arena
-from envs.tasks.sandbox.results import Limits, Result
+from envs.tasks.sandbox.results import Limits, SandboxResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Attack:
 
     name: str
     program: str
-    check: Callable[[Arena, Result], str]
+    check: Callable[[Arena, SandboxResult], str]
     limits: Limits = Limits(wall=3.0, cpu=3.0)
 
     def source(self, arena: Arena) -> str:
@@ -49,7 +49,7 @@ def read(path):
 """
 
 
-def _printed(arena: Arena, result: Result) -> str:
+def _printed(arena: Arena, result: SandboxResult) -> str:
     """What the program got at, by its own word or by the secret in what it wrote."""
     for line in result.stdout.splitlines():
         if line.startswith("ESCAPED") or arena.secret in line:

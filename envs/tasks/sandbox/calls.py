@@ -1,7 +1,7 @@
 """Calls into a program as the sandbox sees them: what is asked of a worker, and what is believed of its answer.
 
 How the calls are made is said in `inside/calls.py`. A submission is a function (program, limits, items, name) that has
-a worker run a program and returns its `Result` and its records.
+a worker run a program and returns its `SandboxResult` and its records.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from envs.tasks.sandbox.inside import calls as inside_calls
 from envs.tasks.sandbox.inside import watch
-from envs.tasks.sandbox.results import CallResult, Limits, Result
+from envs.tasks.sandbox.results import CallResult, Limits, SandboxResult
 
 Item = dict
-Submit = Callable[[str, Limits, bytes, str], tuple[Result, bytes]]
+Submit = Callable[[str, Limits, bytes, str], tuple[SandboxResult, bytes]]
 
 PATIENCE = 0.1
 """Seconds for which groups of calls are made together; a program that takes longer may never end."""
@@ -94,7 +94,7 @@ def _ask(submit, program, items, limits, name, alone=0, forks=False) -> _Answer:
     return _read(result, records, len(items), nonce)
 
 
-def _read(result: Result, records: bytes, count: int, nonce: str) -> _Answer:
+def _read(result: SandboxResult, records: bytes, count: int, nonce: str) -> _Answer:
     """Results by call from the lines on the pipe, which the program may have written itself."""
     found: dict[int, CallResult] = {}
     load_error, made = "", None

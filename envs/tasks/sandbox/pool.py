@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from envs.tasks.sandbox import asserts as split_asserts
 from envs.tasks.sandbox import calls as program_calls
 from envs.tasks.sandbox import launch, probe
-from envs.tasks.sandbox.results import CallResult, Limits, Result, TestResult
-from envs.tasks.sandbox.worker import Worker, WorkerFailed, WorkerLate
+from envs.tasks.sandbox.results import CallResult, Limits, SandboxResult, TestResult
+from envs.tasks.sandbox.worker import SandboxWorker, WorkerFailed, WorkerLate
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class Sandbox:
             plan, self.layers = probe.choose(None if plan is None else (plan,))
             log.info("sandbox: %s", ", ".join(self.layers))
         self.plan = plan
-        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)  # started when first needed
         self._threads = concurrent.futures.ThreadPoolExecutor(self.workers, "sandbox")
         self._lock = threading.Lock()
-        self._running: set[Worker] = set()
+        self._running: set[SandboxWorker] = set()
         self._closed = False
 
     @functools.cached_property
@@ -70,15 +70,15 @@ class Sandbox:
 
     # Programs
 
-    async def run(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+    async def run(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
         """Run a program to its end or its limits."""
         return await self._in_thread(self.run_sync, program, stdin=stdin, limits=limits)
 
-    def run_sync(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> Result:
+    def run_sync(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
         """`run` for callers without an event loop."""
         return self._submit(program, stdin, limits or Limits())[0]
 
-    async def run_cases(self, program: str, stdins: list[str], *, limits: Limits | None = None) -> list[Result]:
+    async def run_cases(self, program: str, stdins: list[str], *, limits: Limits | None = None) -> list[SandboxResult]:
         """Run a program on several inputs, each with its own limits. Compare `stdout` with what is expected."""
         return list(await asyncio.gather(*(self.run(program, stdin=stdin, limits=limits) for stdin in stdins)))
 
@@ -150,12 +150,12 @@ class Sandbox:
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def _submit_calls(self, program: str, limits: Limits, items: bytes, name: str) -> tuple[Result, bytes]:
+    def _submit_calls(self, program: str, limits: Limits, items: bytes, name: str) -> tuple[SandboxResult, bytes]:
         return self._submit(program, "", limits, items, name)
 
     def _submit(
         self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
-    ) -> tuple[Result, bytes]:
+    ) -> tuple[SandboxResult, bytes]:
         """The result of a program, and what it wrote on its pipe of results."""
         reason = ""
         for _ in range(2):  # a worker that died without a word is replaced, and the program tried once more
@@ -166,13 +166,13 @@ class Sandbox:
                     result, records, lease.reusable = lease.worker.execute(program, stdin, limits, items, name)
                     return result, records
             except WorkerLate as late:
-                return Result("limit", "", str(late), time.monotonic() - started, None, "wall"), b""
+                return SandboxResult("limit", "", str(late), time.monotonic() - started, None, "wall"), b""
             except WorkerFailed as failure:
                 if self._closed:
                     raise RuntimeError("the sandbox was closed") from None
                 reason = str(failure)
                 log.warning("sandbox: a worker failed: %s", reason)
-        return Result("refused", "", f"two workers failed: {reason}", 0.0), b""
+        return SandboxResult("refused", "", f"two workers failed: {reason}", 0.0), b""
 
     @contextlib.contextmanager
     def _worker(self):
@@ -180,7 +180,7 @@ class Sandbox:
         lease = _Lease(self._idle.get())
         try:
             if lease.worker is None and not self._closed:
-                lease.worker = Worker(self.plan)
+                lease.worker = SandboxWorker(self.plan)
             with self._lock:  # closed before this: it ends here; closed after it: it is killed
                 if self._closed:
                     raise RuntimeError("the sandbox was closed")
@@ -197,7 +197,7 @@ class Sandbox:
 
 @dataclasses.dataclass
 class _Lease:
-    worker: Worker | None
+    worker: SandboxWorker | None
     reusable: bool = False
 
 

@@ -12,7 +12,7 @@ from envs.tasks.sandbox import launch
 from envs.tasks.sandbox.arena import Arena
 from envs.tasks.sandbox.attacks import PROBES
 from envs.tasks.sandbox.results import Limits, SandboxUnavailable
-from envs.tasks.sandbox.worker import Worker, WorkerFailed, WorkerLate
+from envs.tasks.sandbox.worker import SandboxWorker, WorkerFailed, WorkerLate
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def choose(plans: tuple[launch.Plan, ...] | None = None) -> tuple[launch.Plan, t
 def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
     """The layers that hold under a plan, and why it cannot be used (empty if it can)."""
     try:
-        worker = Worker(plan)
+        worker = SandboxWorker(plan)
     except WorkerFailed as failure:
         return (), str(failure)
     arena = Arena()
@@ -80,7 +80,7 @@ def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
                 missing.append(f"{attack.name}: {escaped}")
             if not reusable:
                 worker.close()
-                worker = Worker(plan)
+                worker = SandboxWorker(plan)
         return layers, "; ".join(missing)
     except (WorkerFailed, WorkerLate) as failure:
         return (), str(failure)

@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class SandboxResult:
     """How a program ended.
 
     status: "ok" (exit code 0), "error" (any other ending of its own), "limit" (killed at, or failed because of, the
@@ -62,7 +62,8 @@ class Result:
 class CallResult:
     """What became of one call of `run_calls`.
 
-    status: as in `Result`, where "ok" means that the call returned. `value` is then its tree (see `inside/values.py`);
+    status: as in `SandboxResult`, where "ok" means that the call returned. `value` is then its tree
+    (see `inside/values.py`);
     `error` says in a line what went wrong.
     """
 

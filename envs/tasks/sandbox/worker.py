@@ -13,7 +13,7 @@ import time
 
 from envs.tasks.sandbox import launch
 from envs.tasks.sandbox.inside import tree, wire
-from envs.tasks.sandbox.results import Limits, Result
+from envs.tasks.sandbox.results import Limits, SandboxResult
 
 GRACE = 0.7  # seconds after its wall limit in which a worker has to answer, before it is killed itself
 START_LIMIT = 30.0
@@ -38,7 +38,7 @@ class WorkerLate(RuntimeError):
     """The worker did not answer in time."""
 
 
-class Worker:
+class SandboxWorker:
     """Starts the process and waits until it is ready."""
 
     def __init__(self, plan: launch.Plan):
@@ -92,7 +92,7 @@ class Worker:
 
     def execute(
         self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
-    ) -> tuple[Result, bytes, bool]:
+    ) -> tuple[SandboxResult, bytes, bool]:
         """Run a program: its result, what is on its pipe of results, and whether the worker may run another one."""
         request = {"limits": dataclasses.asdict(limits), "calls": items is not None, "name": name}
         descriptors = []
@@ -179,11 +179,11 @@ def _in_memory(data: bytes) -> int:
     return descriptor
 
 
-def _result(answer: dict, streams: list[bytes], limits: Limits) -> Result:
+def _result(answer: dict, streams: list[bytes], limits: Limits) -> SandboxResult:
     stdout, stderr = (stream.decode("utf-8", "replace") for stream in streams[:2])
     code, limit, status = answer["exit_code"], answer["limit"], "error"
     if answer["setup"] != "ok" and limit is None:
-        return Result("refused", "", answer["setup"] or "the program was not started", answer["seconds"], code)
+        return SandboxResult("refused", "", answer["setup"] or "the program was not started", answer["seconds"], code)
     if limit is None and code != 0:
         limit = _limit_of(answer, limits, stderr)
     if code == -SIGSYS:
@@ -192,7 +192,7 @@ def _result(answer: dict, streams: list[bytes], limits: Limits) -> Result:
         status = "limit"
     elif code == 0:
         status = "ok"
-    return Result(status, stdout, stderr, answer["seconds"], code, limit)
+    return SandboxResult(status, stdout, stderr, answer["seconds"], code, limit)
 
 
 def _limit_of(answer: dict, limits: Limits, stderr: str) -> str | None:

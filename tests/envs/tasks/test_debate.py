@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks import TASKS
-from envs.tasks.arithmetic import SYSTEM, Problem
+from envs.tasks.arithmetic import SYSTEM, ArithmeticProblem
 from envs.tasks.debate import prompts, votes
 from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
@@ -21,7 +21,7 @@ from envs.tasks.task import PARTS
 from marl_jax.schema import flags, validate
 from tests.conftest import shared_data
 
-EXAMPLE = Problem("What is 2 + 3?", 5, 1)
+EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
 
 def debaters(table):

@@ -7,7 +7,7 @@ import pytest
 
 from envs.tasks.data import DataError
 from envs.tasks.math import sample, sources
-from envs.tasks.math.sources import Problem, problems
+from envs.tasks.math.sources import MathProblem, problems
 from envs.tasks.math.task import Math
 from envs.tasks.task import PARTS
 from tests.conftest import shared_data
@@ -37,11 +37,11 @@ def test_published_formats(folder):
     write(folder, "math_train4500", [{"problem": f"q{i}", "answer": str(i)} for i in range(20)])
     write(folder, "aime2024", [{"problem": "p", "answer": 204, "url": "u"}])
     write(folder, "olympiadbench_math_en_text", [{"id": 7, "question": "o", "final_answer": ["$2$"]}])
-    assert problems("gsm8k", "test")[0] == Problem("gsm8k/test/0", "What is 5000 + 1?", "5,001", "gsm8k")
+    assert problems("gsm8k", "test")[0] == MathProblem("gsm8k/test/0", "What is 5000 + 1?", "5,001", "gsm8k")
     assert [len(problems("gsm8k", part)) for part in PARTS] == [36, 4, 3]
     assert problems("math", "test")[0].id == "math/test/a/1.json" and len(problems("math", "train")) == 18
     assert problems("aime2024", "test")[0].answer == "204"
-    assert problems("olympiadbench", "test")[0] == Problem("olympiadbench/7", "o", "$2$", "olympiadbench")
+    assert problems("olympiadbench", "test")[0] == MathProblem("olympiadbench/7", "o", "$2$", "olympiadbench")
     mixed = Math(dataset="gsm8k", test_dataset="aime2024")
     assert mixed.examples("test")[0].source == "aime2024" and mixed.examples("validation")[0].source == "gsm8k"
 

@@ -13,7 +13,7 @@ from envs.tasks import scripted
 from envs.tasks.data import DataError, from_jsonl
 from envs.tasks.math import programs, task, tool
 from envs.tasks.math.programs import NoProgram, kind, reference_program
-from envs.tasks.math.sources import Problem
+from envs.tasks.math.sources import MathProblem
 from envs.tasks.math.task import Math
 from scripts import tiny_gsm
 from tests.conftest import shared_data
@@ -23,7 +23,7 @@ SOLUTION = (
     "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
     "Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.\n#### 72"
 )
-EXAMPLE = Problem("x", "Five boxes hold 7 pens each, and 3.5 are broken. How many are whole?", "31.5", "test")
+EXAMPLE = MathProblem("x", "Five boxes hold 7 pens each, and 3.5 are broken. How many are whole?", "31.5", "test")
 
 # ------------------------------------------------------------------------------------------------- reference programs
 

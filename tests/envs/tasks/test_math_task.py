@@ -11,7 +11,7 @@ import pytest
 
 from envs.tasks import scripted
 from envs.tasks.math import task, tool
-from envs.tasks.math.sources import Problem
+from envs.tasks.math.sources import MathProblem
 from envs.tasks.math.task import Math
 from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
@@ -19,7 +19,7 @@ from envs.tasks.task import PARTS
 from experiments import math_reasoning
 from marl_jax.schema import validate
 
-EXAMPLE = Problem("x", "What is 2 + 3?", "5", "test")
+EXAMPLE = MathProblem("x", "What is 2 + 3?", "5", "test")
 RIGHT, WRONG, NONE = r"so \boxed{5}", r"so \boxed{4}", "I think 5"
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from envs.tasks.program.preload import Preloaded
-from envs.tasks.program.task import Program
+from envs.tasks.program.task import AgentProgram
 
 LOADED = """
 import os, pathlib, sys, time
@@ -91,4 +91,4 @@ def test_a_program_that_cannot_be_loaded_says_why(tmp_path):
     loaded.close()
     assert end.code == 1 and "No module named 'no_such_package'" in end.errors
     with pytest.raises(ValueError, match="with preload, expected a Python file"):
-        Program("cat agent.txt", preload=True)
+        AgentProgram("cat agent.txt", preload=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks.program import process
-from envs.tasks.program.task import NoReward, Program, Result, environment, read_result
+from envs.tasks.program.task import AgentProgram, NoReward, ProgramResult, environment, read_result
 
 ROLES = ("solver", "verifier")
 NUMBERS = st.floats(-1e6, 1e6) | st.integers(-1000, 1000)
@@ -41,7 +41,7 @@ def runs(pid):
     "rewards": st.dictionaries(st.sampled_from(ROLES), NUMBERS),
 }))  # fmt: skip
 def test_a_result_is_the_last_line_whatever_is_before_it(before, result):
-    assert read_result(f"{before}\n{json.dumps(result)}\n \n", ROLES) == Result(**result)
+    assert read_result(f"{before}\n{json.dumps(result)}\n \n", ROLES) == ProgramResult(**result)
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,10 +134,10 @@ def test_the_server_is_never_asked_through_a_proxy(monkeypatch):
 
 
 def test_without_data_the_examples_are_arithmetic_and_with_a_file_its_rows(tmp_path):
-    task = Program(__file__)
+    task = AgentProgram(__file__)
     parts = {part: {row["question"] for row in task.examples(part)} for part in ("train", "validation", "test")}
     assert all(parts.values()) and not parts["train"] & parts["test"] and not parts["train"] & parts["validation"]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"id": i}) + "\n" for i in range(30)))
-    task = Program(f"{sys.executable} -c pass", train=str(file), key="id")
+    task = AgentProgram(f"{sys.executable} -c pass", train=str(file), key="id")
     assert sum(len(task.examples(part)) for part in parts) == 30 and task.command == [sys.executable, "-c", "pass"]

@@ -16,8 +16,8 @@ import pytest
 from benchmarks.sandbox import MIXED, held
 from envs.tasks.sandbox import (
     Limits,
-    Result,
     Sandbox,
+    SandboxResult,
     SandboxUnavailable,
     attacks,
     launch,
@@ -26,7 +26,7 @@ from envs.tasks.sandbox import (
     same_sandbox,
     shared_sandbox,
     worker,
-)  # fmt: skip
+)
 from envs.tasks.sandbox import __main__ as sandbox_command
 from envs.tasks.sandbox.inside.tree import descendants
 from tests.envs.tasks.sandboxes import any_sandbox
@@ -146,7 +146,7 @@ def test_a_program_whose_workers_die_is_refused_with_the_reason(sandbox, monkeyp
     def dies(self, *_):
         raise worker.WorkerFailed("no luck")
 
-    monkeypatch.setattr(worker.Worker, "execute", dies)
+    monkeypatch.setattr(worker.SandboxWorker, "execute", dies)
     result = sandbox.run_sync("print(1)")
     assert (result.status, result.stderr) == ("refused", "two workers failed: no luck")
 
@@ -311,5 +311,5 @@ def test_the_example_of_the_docs_prints_what_the_page_shows(monkeypatch, capsys)
 
 
 def test_results_are_json():
-    result = Result("ok", "out", "", 0.1, 0)
-    assert Result(**json.loads(json.dumps(result.to_json()))) == result
+    result = SandboxResult("ok", "out", "", 0.1, 0)
+    assert SandboxResult(**json.loads(json.dumps(result.to_json()))) == result

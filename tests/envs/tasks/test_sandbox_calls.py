@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envs.tasks.code import grading, sources
 from envs.tasks.code.rows import make_row
-from envs.tasks.sandbox import Limits, Result, calls
+from envs.tasks.sandbox import Limits, SandboxResult, calls
 from envs.tasks.sandbox.inside.stateless import is_stateless
 from tests.conftest import shared_data
 from tests.envs.tasks.sandboxes import any_sandbox, enough
@@ -190,7 +190,7 @@ class Fake:
     def __call__(self, program, limits, items, name):
         self.seen.append(json.loads(items[calls.inside_calls.NONCE :]))
         status, code, limit, records = self.answers.pop(0)
-        return Result(status, "", "", 0.1, code, limit), "\n".join(map(json.dumps, records)).encode()
+        return SandboxResult(status, "", "", 0.1, code, limit), "\n".join(map(json.dumps, records)).encode()
 
 
 TOGETHER, APART = ["load", "together", None], ["load", "forks", None]
@@ -241,9 +241,9 @@ def test_a_second_group_does_not_wait_until_the_first_one_is_at_its_limit():
     def submit(program, limits, items, name):
         if len(json.loads(items[calls.inside_calls.NONCE :])["items"]) == 1:
             asked.set()
-            return Result("ok", "", "", 0.1, 0), json.dumps(value(0, 3)).encode()
+            return SandboxResult("ok", "", "", 0.1, 0), json.dumps(value(0, 3)).encode()
         assert asked.wait(20)
-        return Result("limit", "", "", 1.0, None, "cpu"), json.dumps(TOGETHER).encode()
+        return SandboxResult("limit", "", "", 1.0, None, "cpu"), json.dumps(TOGETHER).encode()
 
     found = calls.evaluate_groups(submit, "", [values("a", "b"), values("c")], Limits(), "m")
     assert numbers(found) == [["limit"] * 2, ["3"]]

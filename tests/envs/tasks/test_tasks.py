@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.tasks import TASKS
-from envs.tasks.arithmetic import Arithmetic, Problem, draw_problems, grade, read_answer
+from envs.tasks.arithmetic import Arithmetic, ArithmeticProblem, draw_problems, grade, read_answer
 from envs.tasks.data import fingerprint_of
 from envs.tasks.scripted import play
 from envs.tasks.solver_checker import SolverChecker
 from envs.tasks.task import PARTS
 
-EXAMPLE = Problem("What is 2 + 3?", 5, 1)
+EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
 
 def values(tree):

@@ -8,7 +8,7 @@ import time
 _MEMORY = re.compile(rb"(?:RssAnon|RssShmem):\s+(\d+) kB")  # not the files it has mapped, which others share
 
 
-class Tree:
+class ProcessTree:
     """Descendants of the worker. It is process 1 of its namespace, or else the reaper of orphans below it."""
 
     def __init__(self, apart: bool, uid: int | None):

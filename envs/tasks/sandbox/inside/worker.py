@@ -31,7 +31,7 @@ class Worker:
         if self.uid is not None:
             kernel.keep_capabilities(kernel.WORKER_CAPABILITIES.values())
             os.chown(self.folder, self.uid, self.uid)
-        self.tree = tree.Tree(self.apart, self.uid)
+        self.tree = tree.ProcessTree(self.apart, self.uid)
         self.scoped = False
         if spec["layers"]:
             self._prepare_layers(spec)
