@@ -59,7 +59,7 @@ from marl_jax.rollouts.host.episodes import Episode, Job
 from marl_jax.samples import Samples
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.server import in_loop
@@ -125,7 +125,7 @@ class Recorder:
         self.given: list[Given] = []
         self.real: set[Given] = set()
 
-    async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None) -> list[Answer]:
+    async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None) -> list[Completion]:
         """As `BatcherThread.answer`."""
         rng = random.Random(sampling.seed)
         real = self.sampler is not None and rng.random() >= self.share
@@ -136,7 +136,7 @@ class Recorder:
             for k, one in enumerate(answers if on_tokens is not None else ()):
                 for t in range(len(one.tokens) - 1):
                     piece = slice(t, t + 1)
-                    on_tokens(k, Answer(one.tokens[piece], one.logps[piece], "going", one.versions[piece]))
+                    on_tokens(k, Completion(one.tokens[piece], one.logps[piece], "going", one.versions[piece]))
                     await asyncio.sleep(0)
         given = [given_of(ids, a.tokens.tolist(), a.logps.tolist()) for a in answers]
         self.given += given
@@ -144,7 +144,7 @@ class Recorder:
         return answers
 
     @staticmethod
-    def _scripted(ids, rng: random.Random) -> Answer:
+    def _scripted(ids, rng: random.Random) -> Completion:
         tokenizer = tokenizer_of(TEMPLATES[0])
         prompt = tokenizer.decode(list(ids))
         call = f'{{"name":  "add", "arguments": {{"b": {rng.randint(0, 9)}, "a":1}}}}'
@@ -156,7 +156,7 @@ class Recorder:
         tokens = [token for letter in text for token in tokenizer.encode(letter)] + [tokenizer.stop_ids[0]]
         logps = [-rng.random() for _ in tokens]
         versions = np.zeros(len(tokens), np.int32)
-        return Answer(np.asarray(tokens, np.int32), np.asarray(logps, np.float32), "stop", versions)
+        return Completion(np.asarray(tokens, np.int32), np.asarray(logps, np.float32), "stop", versions)
 
 
 def served(name: str, recorder: Recorder) -> dict[str, ServedModel]:

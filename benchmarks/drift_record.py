@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import drift
 from envs.tasks.program import process
 from envs.tasks.program.task import environment
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.endpoint import Endpoint
 
@@ -47,14 +47,14 @@ class Replayed:
     def __init__(self, answers: list[str]):
         self._left = iter(answers)
 
-    async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None) -> list[Answer]:
+    async def answer(self, ids, sampling, policy=0, n=1, deadline=None, on_tokens=None) -> list[Completion]:
         """As `BatcherThread.answer`."""
         tokenizer = drift.tokenizer_of(TEMPLATE)
         tokens = [i for letter in next(self._left) for i in tokenizer.encode(letter)] + [tokenizer.stop_ids[0]]
         logps = -np.random.default_rng(sampling.seed).random(len(tokens)).astype(np.float32)
-        found = Answer(np.asarray(tokens, np.int32), logps, "stop", np.zeros(len(tokens), np.int32))
+        found = Completion(np.asarray(tokens, np.int32), logps, "stop", np.zeros(len(tokens), np.int32))
         for t in range(len(tokens) - 1 if on_tokens is not None else 0):
-            on_tokens(0, Answer(found.tokens[t : t + 1], logps[t : t + 1], "going", found.versions[t : t + 1]))
+            on_tokens(0, Completion(found.tokens[t : t + 1], logps[t : t + 1], "going", found.versions[t : t + 1]))
             await asyncio.sleep(0)
         return [found]
 

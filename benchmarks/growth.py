@@ -114,7 +114,7 @@ class Ready:
     setup: setups.Setup
     rollout: GameRollout
     optimiser: object
-    state: programs.State
+    state: programs.AbstractState
     play: jax.stages.Compiled
     learn: jax.stages.Compiled
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
@@ -25,7 +25,7 @@ Reply = Callable[[Sequence[int], Sampling], Sequence[int]]
 
 @dataclasses.dataclass(eq=False)
 class _Row:
-    answer: Answer
+    answer: Completion
     written: int = 0
     shown: int = 0
     on_tokens: OnTokens | None = None
@@ -46,7 +46,7 @@ class Replay:
         self._open: dict[int, _Row] = {}
         self._waiting: collections.deque[int] = collections.deque()
         self._active: list[int] = []
-        self._done: list[tuple[int, list[Answer]]] = []
+        self._done: list[tuple[int, list[Completion]]] = []
         self._ids, self._usage = 0, Usage(versions=(0,))
         self._logps = -np.random.default_rng(0).exponential(size=1 << 16).astype(np.float32)
         self.first = self.last = self.late = self.between = self._began = 0.0
@@ -61,7 +61,7 @@ class Replay:
         tokens = np.asarray(self.reply(ids, sampling), np.int32)
         finish = "length" if len(tokens) == sampling.max_new_tokens else "stop"
         logps = self._logps[: len(tokens)]
-        self._open[self._ids] = _Row(Answer(tokens, logps, finish, np.zeros_like(tokens)))
+        self._open[self._ids] = _Row(Completion(tokens, logps, finish, np.zeros_like(tokens)))
         self._waiting.append(self._ids)
         return self._ids
 
@@ -133,7 +133,7 @@ class Replay:
         for row in (self._open[request] for request in self._active):
             if row.on_tokens is not None and row.shown < row.written:
                 new = (x[row.shown : row.written].copy() for x in (row.answer.tokens, row.answer.logps))
-                row.on_tokens(0, Answer(*new, "going", row.answer.versions[row.shown : row.written].copy()))
+                row.on_tokens(0, Completion(*new, "going", row.answer.versions[row.shown : row.written].copy()))
                 row.shown = row.written
 
 

@@ -67,7 +67,7 @@ from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.sessions.traces import TraceFile
 from marl_jax.serving.workers import pool
-from marl_jax.setup.served_models import Source, load_models
+from marl_jax.setup.served_models import ModelSource, load_models
 from models import tokenizers
 
 CHUNK = 16  # tokens of a piece: the batcher's decoding steps between two looks
@@ -128,7 +128,7 @@ def raw_tokens_per_s(args, model: ServedModel, case: str) -> float:
     return asyncio.run(together())
 
 
-def real_source(args) -> Source:
+def real_source(args) -> ModelSource:
     """The model that was asked for, compiled."""
     config = defaults.get_config()
     config.model.dtype = args.dtype
@@ -141,7 +141,7 @@ def real_source(args) -> Source:
     return source
 
 
-def replayed_source(args) -> Source:
+def replayed_source(args) -> ModelSource:
     """No model: the same prompt and seed get the same words, at the speed of a device."""
     tokenizer = tokenizers.load(args.replay)
     words = tokenizer.encode(" ".join(random.Random(0).choices(WORDS, k=4096)))[: 4096 - args.new]
@@ -152,7 +152,7 @@ def replayed_source(args) -> Source:
 
     sampler = BatcherThread(Replay(reply, args.rows, CHUNK, args.rate, args.floor))
     speaker = Speaker(sampler, tokenizer, Sampling(max_new_tokens=args.new), args.max_length, number=-1)
-    return Source(sampler, {"served": ServedModel.of("served", speaker)})
+    return ModelSource(sampler, {"served": ServedModel.of("served", speaker)})
 
 
 class Meter:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.agents import critics
-from marl_jax.agents.answers import Asked
+from marl_jax.agents.answers import DecodeInputs
 from marl_jax.agents.policy import Policy
 from models import cache as kv
 from models import lora
@@ -67,7 +67,9 @@ def act(
 def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values, prefix=None) -> Decision:
     """Answers from the last hidden states [B, D] of what was read: `lengths` tokens of each row, prefix included."""
     heat = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
-    asked = Asked(policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype, prefix)
+    asked = DecodeInputs(
+        policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype, prefix
+    )
     return Decision(*policy.answers.sample(asked), values)
 
 

@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class DecodeInputs:
     """What an answer begins from.
 
     model, params  parameters laid out for sampling
@@ -67,7 +67,7 @@ class Asked:
     prefix: tuple | None = None
 
 
-class Answers(Protocol):
+class CompletionFormat(Protocol):
     """The interface of both kinds."""
 
     @property
@@ -78,7 +78,7 @@ class Answers(Protocol):
     def decodes(self) -> bool:
         """Whether sampling needs a cache."""
 
-    def sample(self, asked: Asked) -> Reply:
+    def sample(self, asked: DecodeInputs) -> Reply:
         """An answer for every row."""
 
     def score(
@@ -119,7 +119,7 @@ class Constrained:
         """Only names of several tokens."""
         return self.width > 1
 
-    def sample(self, asked: Asked) -> Reply:
+    def sample(self, asked: DecodeInputs) -> Reply:
         """A legal name for every row."""
         chosen = choice.choose(
             asked.model, asked.params, asked.hidden, asked.lengths, self.choices, asked.legal, asked.temperature,
@@ -178,7 +178,7 @@ class FreeText:
         """Always."""
         return True
 
-    def sample(self, asked: Asked) -> Reply:
+    def sample(self, asked: DecodeInputs) -> Reply:
         """Text until a stop or the limit; the stop is part of the answer's tokens, not of what is parsed."""
         batch = asked.hidden.shape[0]
         settings = decode.Settings(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.agents import critics
-from marl_jax.agents.answers import Answers
+from marl_jax.agents.answers import CompletionFormat
 from models import lora, sharding
 from models.model import Model
 
@@ -53,7 +53,7 @@ class Policy:
     """
 
     model: Model
-    answers: Answers
+    answers: CompletionFormat
     rules: tuple[int, ...] = ()
     lora: LoraSpec | None = None
     critic: str = "head"

@@ -35,7 +35,7 @@ from models.tokenizers import Tokenizer
 from models.weights.load import load
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Where the weights of a backbone come from when a run continues another one's (`setup/warm_start.py`)."""
 
     lora: bool
@@ -76,7 +76,7 @@ class Backbone:
     number: int = 0
     seed: int = 0
     reference: bool = False
-    source: Source | None = None
+    source: WeightSource | None = None
 
     @property
     def prompt_length(self) -> int:

@@ -21,7 +21,7 @@ from marl_jax.errors import RunError
 from marl_jax.sampling.batcher import MEMORY_FRAC, Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
 from marl_jax.sampling.batchers import Batchers
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
@@ -65,7 +65,7 @@ class TeamSampler:
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
         on_tokens: OnTokens | None = None,
-    ) -> list[Answer]:  # fmt: skip
+    ) -> list[Completion]:  # fmt: skip
         """As `BatcherThread.answer`."""
         return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
 

@@ -49,11 +49,11 @@ class Algorithm:
     objective: Any
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
-    examine: Callable[[Any], Callable[[dict], Examined]] | None = None
+    examine: Callable[[Any], Callable[[dict], HeldoutMetrics]] | None = None
     verifies: bool = False
 
 
-class Count(NamedTuple):
+class HeldoutCount(NamedTuple):
     """How often something was right; of the cases, how many were distinct."""
 
     right: int
@@ -61,11 +61,11 @@ class Count(NamedTuple):
     distinct: int
 
 
-class Examined(NamedTuple):
+class HeldoutMetrics(NamedTuple):
     """What was counted on held-out games: the name of the row, and counts by metric, the headline first."""
 
     name: str
-    counts: dict[str, Count]
+    counts: dict[str, HeldoutCount]
 
 
 def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:

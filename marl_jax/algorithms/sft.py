@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import sft_config
-from marl_jax.algorithms.algorithm import Algorithm, Count, Examined
-from marl_jax.devices.aot import Ahead, Program
+from marl_jax.algorithms.algorithm import Algorithm, HeldoutCount, HeldoutMetrics
+from marl_jax.devices.aot import AotCompiler, Program
 from marl_jax.learning.update import Objective
-from marl_jax.rollouts.demonstrations import Answers, Demonstrations
+from marl_jax.rollouts.demonstrations import DemonstrationAnswers, Demonstrations
 from marl_jax.samples import Samples
 
 DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is right
@@ -67,11 +67,11 @@ class Imitation:
             lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS), "the imitation's evaluation"
         )
 
-    def compile_ahead(self, ahead: Ahead, params: dict[str, dict]) -> None:
+    def compile_ahead(self, ahead: AotCompiler, params: dict[str, dict]) -> None:
         """Begins to compile what a call needs."""
         self._program.compile_ahead(ahead, lambda: (params,))
 
-    def __call__(self, params: dict[str, dict]) -> Examined:
+    def __call__(self, params: dict[str, dict]) -> HeldoutMetrics:
         """How often the most likely answer is one of the bot's: its accuracy.
 
         Where actions have kinds, also the accuracy of the bot's moves of each, and the precision of the policy's: of
@@ -82,11 +82,13 @@ class Imitation:
         for kind in dict.fromkeys(self._kinds[:-1]):
             counts[f"{kind}_accuracy"] = _count(answers, answers.counts & (self._kinds[answers.bot] == kind))
             counts[f"{kind}_precision"] = _count(answers, answers.counts & (self._kinds[answers.own] == kind))
-        return Examined("demonstrations", counts)
+        return HeldoutMetrics("demonstrations", counts)
 
 
-def _count(answers: Answers, among: np.ndarray) -> Count:
-    return Count(int(np.sum(answers.right & among)), int(np.sum(among)), len(np.unique(answers.prompts[among], axis=0)))
+def _count(answers: DemonstrationAnswers, among: np.ndarray) -> HeldoutCount:
+    return HeldoutCount(
+        int(np.sum(answers.right & among)), int(np.sum(among)), len(np.unique(answers.prompts[among], axis=0))
+    )
 
 
 SFT = Algorithm("sft", sft_config.FIELDS, rollout, prepare, Likelihood(), examine=Imitation, check=sft_config.check)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 WORTH_A_LINE = 5.0  # seconds
 
 
-class Ahead:
+class AotCompiler:
     """Threads that trace and compile, first come, first served."""
 
     def __init__(self, workers: int = 8):
@@ -77,7 +77,7 @@ class Program:
         self.jitted, self._name = jax.jit(function, **options), name or function.__name__
         self._pending: list[Future] = []
 
-    def compile_ahead(self, ahead: Ahead, arguments: Callable[[], tuple]) -> Future:
+    def compile_ahead(self, ahead: AotCompiler, arguments: Callable[[], tuple]) -> Future:
         """Begins to compile for these arguments, which are asked for when they are needed."""
         begin = time.monotonic()
 

@@ -30,7 +30,7 @@ _TEMPORARIES = re.compile(r"required for HLO temporaries \(([\d.]+)([KMGT]?)\)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramForecast:
     """One of the two programs on one chip.
 
     given        bytes of what it reads, by kind; `padding` is what the compiler adds to lay them out
@@ -67,7 +67,7 @@ class Forecast:
     chips: int
     mesh: dict[str, int]
     counted: Counted
-    programs: dict[str, Program]
+    programs: dict[str, ProgramForecast]
     refused: dict[str, float]
 
     @property
@@ -145,14 +145,14 @@ def memory_wanted(message: str, given: float) -> float | None:
     return math.inf
 
 
-def _program(setup, program: Traced, done, beside: float, cache: float, rule: float, seconds: float) -> Program:
+def _program(setup, program: Traced, done, beside: float, cache: float, rule: float, seconds: float) -> ProgramForecast:
     memory = done.memory_analysis()
     given = {kind: held(tree) for kind, tree in program.given.items()}
     given["padding"] = max(memory.argument_size_in_bytes - sum(given.values()), 0.0)
     given = {kind: size for kind, size in given.items() if size}
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporaries = memory.temp_size_in_bytes
-    return Program(
+    return ProgramForecast(
         given=given,
         temporaries=temporaries,
         cache=cache,

@@ -69,7 +69,7 @@ class Finder:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class AbstractState:
     """What the programs read and write, as shapes on a mesh."""
 
     train_states: dict[str, TrainState]
@@ -81,7 +81,7 @@ class State:
         return {name: getattr(train_state, field) for name, train_state in self.train_states.items()}
 
 
-def abstract_state(setup: Setup, rollout, optimiser) -> State:
+def abstract_state(setup: Setup, rollout, optimiser) -> AbstractState:
     """Shapes, dtypes and places of everything that `train.py` starts with."""
     everywhere = NamedSharding(setup.mesh, PartitionSpec())
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -102,7 +102,7 @@ def abstract_state(setup: Setup, rollout, optimiser) -> State:
         functools.partial(placement.rows, setup.sample_mesh),
         functools.partial(placement.like_parameters, setup.mesh, parameters=setup.team.acting_params(weights)),
     )
-    return State(train_states, placed(abstract, shardings), placed(key, everywhere))
+    return AbstractState(train_states, placed(abstract, shardings), placed(key, everywhere))
 
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
@@ -134,7 +134,7 @@ class Traced:
     given: dict[str, Any]
 
 
-def trace_play(setup: Setup, rollout, state: State) -> Traced:
+def trace_play(setup: Setup, rollout, state: AbstractState) -> Traced:
     """The rollout of `train.py`."""
     play = jax.jit(rollout.__call__, donate_argnums=(1,))
     with _mesh(setup):
@@ -144,7 +144,7 @@ def trace_play(setup: Setup, rollout, state: State) -> Traced:
     return Traced(traced, dict(**given, rollout=state.rollout))
 
 
-def trace_learn(setup: Setup, optimiser, state: State, samples: Any) -> Traced:
+def trace_learn(setup: Setup, optimiser, state: AbstractState, samples: Any) -> Traced:
     """The update of `train.py` on the samples of a rollout."""
     learn = jax.jit(functools.partial(learn_step, setup, optimiser), donate_argnums=(0,))
     with _mesh(setup):

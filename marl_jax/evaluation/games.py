@@ -27,8 +27,8 @@ import jax
 import numpy as np
 
 from envs.games.bots import make_bot
-from marl_jax.algorithms.algorithm import Examined
-from marl_jax.devices.aot import Ahead
+from marl_jax.algorithms.algorithm import HeldoutMetrics
+from marl_jax.devices.aot import AotCompiler
 from marl_jax.evaluation import intervals, matches
 from marl_jax.evaluation.contestants import Contestant, find_contestants
 from marl_jax.evaluation.exact_play import ExactPlay, Exploited
@@ -96,7 +96,7 @@ class GameEvaluation:
             log.info(words, BEST_RESPONSE, found.exploitability, found.nash_conv)
         return rows
 
-    def compile_ahead(self, ahead: Ahead, weights: dict, baselines: bool = False) -> None:
+    def compile_ahead(self, ahead: AotCompiler, weights: dict, baselines: bool = False) -> None:
         """Begins to compile what a call needs."""
         for _, match, given, seating in self._plan(weights, baselines):
             match.compile_ahead(ahead, given, seating, self._key)
@@ -117,7 +117,7 @@ class GameEvaluation:
     def close(self) -> None:
         """Nothing has to be ended."""
 
-    def _examined(self, found: Examined) -> dict[str, Any]:
+    def _examined(self, found: HeldoutMetrics) -> dict[str, Any]:
         row = {}
         for metric, count in found.counts.items():
             if not count.total:  # a policy that never plays has no precision

@@ -17,7 +17,7 @@ import numpy as np
 
 from envs.games.game import Bot, Game, Reward
 from marl_jax.agents.policy import Policy
-from marl_jax.devices.aot import Ahead, Program
+from marl_jax.devices.aot import AotCompiler, Program
 from marl_jax.rollouts.games import like, look, row_keys
 from marl_jax.rollouts.seated_team import SeatedTeam, worth_of_moves
 from models.sharding import whole
@@ -64,7 +64,9 @@ class Match:
     def __call__(self, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array, temperature=1.0) -> Played:
         return self._program(tuple(weights), seating, key, np.float32(temperature))
 
-    def compile_ahead(self, ahead: Ahead, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array) -> None:
+    def compile_ahead(
+        self, ahead: AotCompiler, weights: Sequence[dict | None], seating: np.ndarray, key: jax.Array
+    ) -> None:
         """Begins to compile what a call with such arguments needs."""
         self._program.compile_ahead(ahead, lambda: (tuple(weights), seating, key, np.float32(0.0)))
 

@@ -24,7 +24,7 @@ from marl_jax.errors import RunError
 from marl_jax.rollouts.host import metrics as episode_metrics
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import Episode, Job
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.remote import is_remote, remote_speaker
 from marl_jax.setup.tasks import TaskSetup
@@ -33,7 +33,7 @@ PART = "test"
 PATIENCE = 1e9  # seconds that a person may take
 
 
-class Left(EpisodeError):
+class UserQuit(EpisodeError):
     """The person has left."""
 
     reason = "left"
@@ -58,7 +58,7 @@ class Terminal:
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
-    ) -> list[Answer]:
+    ) -> list[Completion]:
         """Prints what is new to the seat, and gives the answers."""
         async with self.lock:  # those who speak at once are printed one after the other
             new = ids[len(self.read) :] if list(ids[: len(self.read)]) == self.read else ids
@@ -77,16 +77,16 @@ class Terminal:
     def set_weights(self, policy: int, weights: dict, version: int) -> None:
         """The weights are those of the run."""
 
-    async def _typed(self, room: int) -> Answer:
+    async def _typed(self, room: int) -> Completion:
         self._write(f"--- your answer for {self.name}> ")
         line = await asyncio.to_thread(self.source.readline)
         if not line or line.strip() == "quit":
-            raise Left("the person has left")
+            raise UserQuit("the person has left")
         tokenizer = self.speaker.tokenizer
         text = tokenizer.strip_special(line.rstrip("\n").replace("\\n", "\n"))
         ids = [*tokenizer.encode(text), tokenizer.stop_ids[0]][:room]
         zeros = np.zeros(len(ids))
-        return Answer(np.asarray(ids, np.int32), zeros.astype(np.float32), "stop", zeros.astype(np.int32))
+        return Completion(np.asarray(ids, np.int32), zeros.astype(np.float32), "stop", zeros.astype(np.int32))
 
     def _write(self, text: str) -> None:
         self.output.write(text)

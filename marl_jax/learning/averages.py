@@ -27,7 +27,7 @@ def init(policy: Policy, trained: dict, algo: ConfigDict, n_seats: int) -> dict:
     return averages
 
 
-def follow(policy: Policy, averages: dict, trained: dict, samples: Samples, algo: ConfigDict) -> dict:
+def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, algo: ConfigDict) -> dict:
     """The averages after a step: new weights, and the samples it was made from, with their returns."""
     followed = {}
     if "magnet" in averages:

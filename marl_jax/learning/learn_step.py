@@ -52,7 +52,7 @@ def learn_step(
         with jax.named_scope("advantages"):
             prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
         with jax.named_scope("guard"):
-            guard = stability.Guard.before(policy, before, sampled, prepared, algo)
+            guard = stability.UpdateGuard.before(policy, before, sampled, prepared, algo)
         signal = stability.signal(policy, sampled, prepared)
         scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
         update = make_update(policy, optimiser, algorithm.objective, algo)
@@ -68,7 +68,7 @@ def learn_step(
         rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
         updated |= {} if rate is None else {"learning_rate": rate * scale}
         updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
-        followed = averages.follow(policy, state.averages, state.trained, prepared, algo)
+        followed = averages.ema_update(policy, state.averages, state.trained, prepared, algo)
         state = dataclasses.replace(state, averages=followed)
         states = {**states, backbone.name: state}
         found[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)

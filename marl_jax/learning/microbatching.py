@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from marl_jax.devices.aot import Ahead, Program
+from marl_jax.devices.aot import AotCompiler, Program
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 
@@ -26,7 +26,7 @@ SPARE = 0.97
 """Of what is free, how much an update may take: memory in pieces is not all of use."""
 
 
-class FittingUpdate:
+class AutoMicrobatch:
     """The update as a program for samples of any size, in so many parts that it fits.
 
     make   from a factor of `algo.grad_accum_steps` to the update's program
@@ -45,7 +45,7 @@ class FittingUpdate:
         """The jitted function of the present factor."""
         return self._program().jitted
 
-    def compile_ahead(self, ahead: Ahead, arguments: Callable[[], tuple]) -> Any:
+    def compile_ahead(self, ahead: AotCompiler, arguments: Callable[[], tuple]) -> Any:
         """As `Program.compile_ahead`."""
         return self._program().compile_ahead(ahead, arguments)
 

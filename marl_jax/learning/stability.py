@@ -7,7 +7,7 @@ with a positive advantage, and those of groups without a signal whose return is 
 groups that failed as a whole are not among them, because a policy that improves has to move away from these.
 
 - `signal_scale` lowers the learning rate when few completions are informative and many others are worth keeping.
-- `Guard` scores completions worth keeping, of all groups, before and after an update. When they lose too much
+- `UpdateGuard` scores completions worth keeping, of all groups, before and after an update. When they lose too much
   probability, the weights and the moments of before are restored, and a factor on the learning rate is halved. The
   factor recovers with every accepted update.
 """
@@ -92,7 +92,7 @@ def signal_scale(strength: jax.Array, full_at: float) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Guard:
+class UpdateGuard:
     """Completions by which an update is judged.
 
     rows    conversations from all groups, the same number for each policy
@@ -110,7 +110,7 @@ class Guard:
     @classmethod
     def before(
         cls, policy: Policy, state: TrainState, sampled: Samples, prepared: Samples, algo: ConfigDict
-    ) -> Guard | None:
+    ) -> UpdateGuard | None:
         """Score some completions before an update; None where `algo` has no guard.
 
         Args:

@@ -33,7 +33,7 @@ from marl_jax.algorithms import verifier
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.episodes import Episode, EpisodeRunner, Job
-from marl_jax.rollouts.labelled import Answer, Question
+from marl_jax.rollouts.labelled import LabelledCompletion, Question
 from marl_jax.running.console import Progress
 from marl_jax.running.metrics import replace_text, write_config
 from marl_jax.running.processes import workdir_lock
@@ -150,7 +150,7 @@ class Labeller:
         found = []
         for i, place in enumerate(places):
             own = [e for e in episodes[i * samples : (i + 1) * samples] if not e.failed]
-            answers = tuple(Answer(_reply(e), e.outcome.success >= 1) for e in own)
+            answers = tuple(LabelledCompletion(_reply(e), e.outcome.success >= 1) for e in own)
             messages = _messages(own[0]) if own else ()
             found.append(Question(f"{part}/{place}", messages, answers, failed=samples - len(own)))
             self._learn_gold(own, examples[place])
@@ -158,7 +158,7 @@ class Labeller:
         played = self._gold_runner.play([Job(step, places[i], -1, examples[places[i]]) for i in few])
         for i, episode in zip(few, played, strict=True):
             if not episode.failed and episode.outcome.success >= 1:
-                gold = Answer(_reply(episode), True, gold=True)
+                gold = LabelledCompletion(_reply(episode), True, gold=True)
                 found[i] = dataclasses.replace(found[i], answers=(*found[i].answers, gold))
         self._known.forget()
         return found

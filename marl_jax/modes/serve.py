@@ -28,11 +28,11 @@ from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.sessions.traces import TraceFile
 from marl_jax.serving.workers import pool
-from marl_jax.setup.served_models import Source, close_all, load_models
+from marl_jax.setup.served_models import ModelSource, close_all, load_models
 from marl_jax.web.page import Page
 from marl_jax.web.page.folders import RunFolders
+from marl_jax.web.page.lobby import GameLobby
 from marl_jax.web.page.offers import find_offers
-from marl_jax.web.page.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ TRACES = "traces.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class Samplers:
+class ServedSamplers:
     """All samplers of a server, paused and drained together."""
 
-    sources: Sequence[Source]
+    sources: Sequence[ModelSource]
 
     def pause(self) -> None:
         """As `BatcherThread.pause`."""
@@ -69,7 +69,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     if not serves_models(config, workdir):
         if config.serve.workers:
             raise ConfigError([f"config.serve.workers is {config.serve.workers} without a model; accepted: 0"])
-        page = Page(folders, Room(find_offers({}, [])))
+        page = Page(folders, GameLobby(find_offers({}, [])))
         app = http.application(page.routes(), keys=keys, limits=limits, open_paths=page.open_paths)
         return server.serve(app, **_settings(config))
     traces = None
@@ -103,9 +103,13 @@ def _settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def make_endpoint(
-    sources: Sequence[Source], keys: Keys, limits: Limits, traces: TraceFile | None, folders: RunFolders | None = None,
+    sources: Sequence[ModelSource],
+    keys: Keys,
+    limits: Limits,
+    traces: TraceFile | None,
+    folders: RunFolders | None = None,
     session_idle: float | None = None,
-) -> Endpoint:  # fmt: skip
+) -> Endpoint:
     """The endpoint of all models of these sources, with the page of these runs and models beside it."""
     found = {name: (source, model) for source in sources for name, model in source.models.items()}
 
@@ -117,8 +121,8 @@ def make_endpoint(
 
     models = {name: model for name, (_, model) in found.items()}
     runs = [source.run for source in sources if source.run is not None]
-    page = Page(folders or RunFolders([]), Room(find_offers(models, runs)))
+    page = Page(folders or RunFolders([]), GameLobby(find_offers(models, runs)))
     return Endpoint(
-        models, keys=keys, limits=limits, traces=traces, reload=reload, control=Samplers(sources),
+        models, keys=keys, limits=limits, traces=traces, reload=reload, control=ServedSamplers(sources),
         session_idle=session_idle, routes=page.routes(), open_paths=page.open_paths,
     )  # fmt: skip

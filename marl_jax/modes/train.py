@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.devices.aot import Ahead, Recompiles
+from marl_jax.devices.aot import AotCompiler, Recompiles
 from marl_jax.devices.resharding import SamplerParams
 from marl_jax.errors import RunError
 from marl_jax.evaluation import records
@@ -27,10 +27,10 @@ from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
-from marl_jax.running.metrics import Metrics, replace_text, write_config
+from marl_jax.running.metrics import MetricsWriter, replace_text, write_config
 from marl_jax.running.monitor import Monitor
 from marl_jax.running.processes import workdir_lock
-from marl_jax.running.profiling import Clock, Trace
+from marl_jax.running.profiling import Clock, ProfilerTrace
 from marl_jax.running.recovery import report_alarms, report_update, roll_back
 from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import conditions, stages
@@ -130,7 +130,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
     if restored is not None:
         learn.factor = restored.meta.get("update_factor", 1)
-    sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), Ahead()
+    sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), AotCompiler()
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
@@ -141,7 +141,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         compile_ahead(setup, ahead, matches, roll, learn, (sampler(states), rollout_state), states, key, start)
 
     # ----------------------------------------------------------------------------------------------------- loop
-    metrics = Metrics(config, workdir, start=start, main=main)
+    metrics = MetricsWriter(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
     events = Events(workdir, start=start, main=main)
     if start >= config.steps:
@@ -149,7 +149,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     elif monitor.solved:
         log.info("the run met stop_when (%s) at step %d; clear it to continue", config.stop_when, start)
     step, stopping, failure, recompiles = start, False, None, Recompiles()
-    trace = Trace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
+    trace = ProfilerTrace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
     with contextlib.ExitStack() as closing:
         for resource in (setup, ahead, rollout, evaluation, logged, checkpoints, metrics, logs, events, trace):
             closing.callback(resource.close)

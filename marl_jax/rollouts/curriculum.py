@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs.games.game import Game
 from marl_jax.rollouts.conversations.turns import Finished
-from marl_jax.rollouts.games import GameRollout, State
+from marl_jax.rollouts.games import GameRollout, GameRolloutState
 from marl_jax.samples import Samples
 
 
@@ -44,7 +44,7 @@ class Ladder:
 class CurriculumState:
     """The rollout's own state, and the ladder by which the next games are drawn."""
 
-    inner: State
+    inner: GameRolloutState
     ladder: Ladder
 
 

@@ -25,7 +25,7 @@ from marl_jax.rollouts.games import GameRollout, Games, Seen, row_keys
 from marl_jax.samples import Samples
 
 
-class Answers(NamedTuple):
+class DemonstrationAnswers(NamedTuple):
     """Of a policy to R positions in each of the B games of a bot.
 
     right    bool [R, B], whether it is what the bot would play
@@ -71,7 +71,7 @@ class Demonstrations(GameRollout):
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return self.context.samples(talk, played, places), finished, games
 
-    def examine(self, params: dict, key: jax.Array, draws: int) -> Answers:
+    def examine(self, params: dict, key: jax.Array, draws: int) -> DemonstrationAnswers:
         """How a policy answers in the bot's games, fresh ones, most likely answers only.
 
         A bot may have several ways: right is what it plays in one of so many draws.
@@ -89,7 +89,7 @@ class Demonstrations(GameRollout):
             right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
             games, talk, (played, _), _ = self._show_turn(games, talk, keys)
             bot = played.decision.action
-            return (games, talk), Answers(right & (said >= 0), played.counts > 0, said, bot, seen.prompts)
+            return (games, talk), DemonstrationAnswers(right & (said >= 0), played.counts > 0, said, bot, seen.prompts)
 
         start = (self.fresh_games(key), context.begin(self.rows))
         return jax.lax.scan(step, start, jnp.arange(self.turns))[1]

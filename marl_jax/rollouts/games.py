@@ -26,7 +26,7 @@ from marl_jax.agents.team import Team
 from marl_jax.rollouts.conversations.contexts import HistoryContext, TurnContext
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.conversations.turns import Finished, Turn, answer_metrics, game_metrics
-from marl_jax.rollouts.opponents import Opponents, Pool
+from marl_jax.rollouts.opponents import OpponentPool, Opponents
 from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
 
@@ -57,11 +57,11 @@ class Games:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class State:
+class GameRolloutState:
     """What survives from one rollout to the next: the games, and the historical opponents if there are any."""
 
     games: Games
-    pool: Pool | None = None
+    pool: OpponentPool | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,23 +113,23 @@ class GameRollout:
         history = History(self.game, self.team, self.seating, self.history_turns, turns, self.symmetry)
         return HistoryContext(history, turns, self.history_tokens)
 
-    def init(self, key: jax.Array, params: dict) -> State:
+    def init(self, key: jax.Array, params: dict) -> GameRolloutState:
         """Fresh games, and a pool whose first member are the parameters as they are."""
         pool = None if self.opponents is None else self.opponents.new_pool(self.team, params)
-        return State(self.fresh_games(key), pool)
+        return GameRolloutState(self.fresh_games(key), pool)
 
-    def shardings(self, state: State, rows: Callable, like_params: Callable) -> State:
+    def shardings(self, state: GameRolloutState, rows: Callable, like_params: Callable) -> GameRolloutState:
         """Where the state lies: games by their rows, snapshots like the parameters.
 
         rows, like_params  from a tree of arrays or shapes to its shardings
         """
-        return State(rows(state.games), None if state.pool is None else like_params(state.pool))
+        return GameRolloutState(rows(state.games), None if state.pool is None else like_params(state.pool))
 
     def fresh_games(self, key: jax.Array) -> Games:
         """B of them."""
         return jax.vmap(self._fresh)(row_keys(key, self.rows))
 
-    def after_update(self, state: State, params: dict, step: int | jax.Array) -> State:
+    def after_update(self, state: GameRolloutState, params: dict, step: int | jax.Array) -> GameRolloutState:
         """The state with a snapshot of the new parameters in the pool; called where `changes_after(step)`."""
         return dataclasses.replace(state, pool=self.opponents.add_snapshot(self.team, state.pool, params, step))
 
@@ -143,7 +143,9 @@ class GameRollout:
     def close(self) -> None:
         """Nothing has to be ended."""
 
-    def __call__(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, dict[str, jax.Array]]:
+    def __call__(
+        self, params: dict, state: GameRolloutState, key: jax.Array
+    ) -> tuple[Samples, GameRolloutState, dict[str, jax.Array]]:
         """Play R turns of all games and return their samples, the state after them, and metrics.
 
         The samples include the turns that look ahead. These have weight 0, and the games continue from before them.
@@ -152,22 +154,22 @@ class GameRollout:
         return samples, state, metrics
 
     def measured(
-        self, params: dict, state: State, key: jax.Array
-    ) -> tuple[Samples, State, Finished, dict[str, jax.Array]]:
+        self, params: dict, state: GameRolloutState, key: jax.Array
+    ) -> tuple[Samples, GameRolloutState, Finished, dict[str, jax.Array]]:
         """Play as `__call__` does, and also return the results of the games that the metrics describe."""
         samples, state, finished = self.run(params, state, key)
         return samples, state, finished, self.metrics(samples, finished)
 
-    def run(self, params: dict, state: State, key: jax.Array) -> tuple[Samples, State, Finished]:
+    def run(self, params: dict, state: GameRolloutState, key: jax.Array) -> tuple[Samples, GameRolloutState, Finished]:
         """Play one rollout and return its samples, the state after it, and the results of the games."""
         play_key, meet_key = jax.random.split(key)
         if state.pool is None:
             samples, finished, games = self.play(params, state.games, play_key)
-            return samples, State(self._stagger(games, play_key)), finished
+            return samples, GameRolloutState(self._stagger(games, play_key)), finished
         place, snapshot = self.opponents.meet(state.pool, meet_key)
         samples, finished, games = self.play(params, state.games, play_key, snapshot)
         pool = self.opponents.record(state.pool, place, finished)
-        return samples, State(self._stagger(games, play_key), pool), finished
+        return samples, GameRolloutState(self._stagger(games, play_key), pool), finished
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
         """Of the games that ended, the answers, and how the learner fared against its opponents."""

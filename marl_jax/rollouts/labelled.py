@@ -36,7 +36,7 @@ TOKEN_UNIT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class LabelledCompletion:
     """An answer, whether it is right, and whether it is the dataset's own solution and not a sample."""
 
     text: str
@@ -53,7 +53,7 @@ class Question:
 
     id: str
     messages: tuple[Message, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[LabelledCompletion, ...]
     failed: int = 0
 
     def to_json(self) -> str:
@@ -81,7 +81,9 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
         try:
             value = json.loads(line)
             if number:
-                answers = tuple(Answer(a["text"], bool(a["right"]), bool(a["gold"])) for a in value["answers"])
+                answers = tuple(
+                    LabelledCompletion(a["text"], bool(a["right"]), bool(a["gold"])) for a in value["answers"]
+                )
                 questions.append(Question(value["id"], tuple(value["messages"]), answers, int(value["failed"])))
             elif value["format"] != FORMAT:
                 raise ValueError(f"format is {value['format']!r}; expected {FORMAT}")
@@ -108,7 +110,7 @@ class Balance:
     counts   questions, those used, those dropped by reason, answers right and wrong, gold ones among them
     """
 
-    chosen: list[tuple[int, Answer]]
+    chosen: list[tuple[int, LabelledCompletion]]
     counts: dict[str, int]
 
 
@@ -120,7 +122,7 @@ def balance(
     balanced  False takes up to 2 · per_side answers as they come, for comparison; none is a gold one
     gold      the dataset's own solution takes the place of one missing right answer
     """
-    chosen: list[tuple[int, Answer]] = []
+    chosen: list[tuple[int, LabelledCompletion]] = []
     counts = collections.Counter(questions=len(questions))
     for number, question in enumerate(questions):
         draw = random.Random(f"{seed} {question.id}")
@@ -169,7 +171,7 @@ class Readable:
             self.left_out += len(question.answers) - len(kept)
             self.questions.append(dataclasses.replace(question, answers=tuple(kept)))
 
-    def read(self, chosen: Sequence[tuple[int, Answer]]) -> list[Labelled]:
+    def read(self, chosen: Sequence[tuple[int, LabelledCompletion]]) -> list[Labelled]:
         """Some of the answers, with the numbers of their questions, as token ids."""
         return [Labelled(n, self._readings[n, answer.text], answer.right) for n, answer in chosen]
 

@@ -63,7 +63,7 @@ def make_sections(rows: int, self_play_frac: float, bots: Sequence[Bot], bot_fra
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Pool:
+class OpponentPool:
     """Up to M historical opponents; the oldest gives way to the newest.
 
     snapshots  acting parameters, each array [M, …]
@@ -92,7 +92,7 @@ class Opponents:
     snapshot_every: int = 1
     prioritised: bool = True
 
-    def new_pool(self, team: Team, params: dict) -> Pool | None:
+    def new_pool(self, team: Team, params: dict) -> OpponentPool | None:
         """A pool whose first member are the present parameters, at step 0."""
         if not self.pool_size:
             return None
@@ -102,16 +102,16 @@ class Opponents:
         """Whether a snapshot is taken after this step."""
         return bool(self.pool_size) and step % self.snapshot_every == 0
 
-    def add_snapshot(self, team: Team, pool: Pool, params: dict, step) -> Pool:
+    def add_snapshot(self, team: Team, pool: OpponentPool, params: dict, step) -> OpponentPool:
         """The pool with the present parameters."""
         return add(pool, team.snapshot(params), step)
 
-    def meet(self, pool: Pool, key: jax.Array) -> tuple[jax.Array, dict]:
+    def meet(self, pool: OpponentPool, key: jax.Array) -> tuple[jax.Array, dict]:
         """The place of the next opponent, drawn with `chances`, and its snapshot."""
         place = jax.random.categorical(key, jnp.log(chances(pool, self.prioritised)))
         return place, jax.tree.map(lambda x: x[place], pool.snapshots)
 
-    def record(self, pool: Pool, place: jax.Array, finished: Finished) -> Pool:
+    def record(self, pool: OpponentPool, place: jax.Array, finished: Finished) -> OpponentPool:
         """The pool after some games of the learner against the opponent at `place`."""
         if not self.sections.historical:
             return pool
@@ -128,21 +128,21 @@ class Opponents:
         return metrics
 
 
-def new_pool(snapshot: dict, size: int, dtype) -> Pool:
+def new_pool(snapshot: dict, size: int, dtype) -> OpponentPool:
     """A pool whose first member is `snapshot`, at step 0; kept in `dtype`."""
     snapshots = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), dtype), snapshot)
-    empty = Pool(snapshots, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
+    empty = OpponentPool(snapshots, jnp.full((size,), -1, jnp.int32), jnp.zeros((size,)), jnp.zeros((size,)))
     return add(empty, snapshot, 0)
 
 
-def add(pool: Pool, snapshot: dict, step) -> Pool:
+def add(pool: OpponentPool, snapshot: dict, step) -> OpponentPool:
     """The pool with one more opponent."""
     place = jnp.argmin(pool.step)
 
     def put(old, new):
         return old.at[place].set(jnp.asarray(new, old.dtype))
 
-    return Pool(
+    return OpponentPool(
         snapshots=jax.tree.map(put, pool.snapshots, snapshot),
         step=put(pool.step, step),
         points=put(pool.points, 0.0),
@@ -150,7 +150,7 @@ def add(pool: Pool, snapshot: dict, step) -> Pool:
     )
 
 
-def chances(pool: Pool, prioritised: bool) -> jax.Array:
+def chances(pool: OpponentPool, prioritised: bool) -> jax.Array:
     """float32 [M]: how likely each opponent is to be met next; one that was never met counts as an even match."""
     win_rate = (pool.points + 0.5) / (pool.games + 1.0)
     weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritised else jnp.ones_like(win_rate)
@@ -158,7 +158,7 @@ def chances(pool: Pool, prioritised: bool) -> jax.Array:
     return weight / jnp.sum(weight)
 
 
-def record(pool: Pool, place: jax.Array, points: jax.Array, games: jax.Array) -> Pool:
+def record(pool: OpponentPool, place: jax.Array, points: jax.Array, games: jax.Array) -> OpponentPool:
     """The pool after some games of the learner against the opponent at `place`."""
     fade = jnp.where(games > 0, MEMORY, 1.0)
     return dataclasses.replace(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from marl_jax.learning import groups
 from marl_jax.rollouts.conversations.turns import Finished
-from marl_jax.rollouts.games import GameRollout, State, like
+from marl_jax.rollouts.games import GameRollout, GameRolloutState, like
 from marl_jax.samples import Samples
 
 
@@ -91,7 +91,7 @@ class Batch:
     """
 
     played: jax.Array
-    state: State
+    state: GameRolloutState
     samples: Samples
     lacking: jax.Array
     replaced: jax.Array
@@ -117,8 +117,8 @@ class RefillRollout(GameRollout):
         raise NotImplementedError
 
     def measured(
-        self, params: dict, state: State, key: jax.Array
-    ) -> tuple[Samples, State, Finished, dict[str, jax.Array]]:
+        self, params: dict, state: GameRolloutState, key: jax.Array
+    ) -> tuple[Samples, GameRolloutState, Finished, dict[str, jax.Array]]:
         """Play a rollout, and others while groups are uninformative and the budget lasts.
 
         The playing code is compiled once: the first rollout is the first iteration of the loop.
@@ -127,7 +127,7 @@ class RefillRollout(GameRollout):
             return super().measured(params, state, key)
         units = self.units
 
-        def play(state: State, number: jax.Array) -> tuple:
+        def play(state: GameRolloutState, number: jax.Array) -> tuple:
             # `run` splits its key in two, which are the numbers 0 and 1.
             own = jnp.where(number == 0, key, jax.random.fold_in(key, 1 + number))
             samples, state, finished = self.run(params, state, own)

@@ -74,7 +74,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Metrics:
+class MetricsWriter:
     """Where the training loop puts its metrics.
 
     metrics = Metrics(config, workdir, start=step)

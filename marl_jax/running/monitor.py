@@ -46,7 +46,7 @@ class Alarm(NamedTuple):
     message: str
 
 
-class Condition(Protocol):
+class AlarmCondition(Protocol):
     """A condition on metrics (`marl_jax.schema.conditions`)."""
 
     metric: str
@@ -56,7 +56,7 @@ class Condition(Protocol):
 
 
 @dataclasses.dataclass
-class State:
+class MonitorState:
     """What the monitor remembers.
 
     updates        updates so far
@@ -98,13 +98,13 @@ class Monitor:
 
     def __init__(
         self,
-        stop_when: Sequence[Condition] = (),
+        stop_when: Sequence[AlarmCondition] = (),
         saved: Mapping[str, Any] | None = None,
         *,
         watch_success: bool = True,
     ):
         self._stop_when, self._watch_success = tuple(stop_when), watch_success
-        self.state = State(**saved or {})
+        self.state = MonitorState(**saved or {})
 
     @property
     def solved(self) -> bool:
@@ -158,7 +158,7 @@ class Monitor:
         Returns:
           Whether it is a good place to return to, and its average success for a comparison with others.
         """
-        then = State(**saved)
+        then = MonitorState(**saved)
         recent = float(np.mean(then.success)) if then.success else 0.0
         healthy = not then.raised and not then.uninformative and not then.skipped
         return healthy and recent >= GOOD * self.state.best, recent

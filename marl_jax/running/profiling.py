@@ -47,7 +47,7 @@ class Clock:
         return {**{f"seconds/{phase}": s for phase, s in self._seconds.items()}, **rates}
 
 
-class Trace:
+class ProfilerTrace:
     """A trace of a few steps after `start`, written to `folder`; None traces nothing."""
 
     def __init__(self, folder: Path | None, start: int, steps: int):

@@ -27,7 +27,7 @@ import numpy as np
 
 from marl_jax.sampling import checks
 from marl_jax.sampling.batch_rows import BatchRows, Finished
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.requests import Memory, OnTokens, Request, Sample, Usage, samples_of
 from marl_jax.sampling.settings import Sampling
@@ -78,7 +78,7 @@ class Batcher:
         )  # fmt: skip
         self._queue: deque[Sample] = deque()
         self._open: dict[int, Request] = {}
-        self._done: list[tuple[int, list[Answer]]] = []
+        self._done: list[tuple[int, list[Completion]]] = []
         self._updates: dict[int, tuple[dict, int]] = {}
         self._decoding, self._began = False, 0.0
 
@@ -161,12 +161,12 @@ class Batcher:
         """
         self._open[request].on_tokens = on_tokens
 
-    def results(self) -> list[tuple[int, list[Answer]]]:
+    def results(self) -> list[tuple[int, list[Completion]]]:
         """What has finished since the last call, as (request number, its n answers)."""
         done, self._done = self._done, []
         return done
 
-    def run(self) -> dict[int, list[Answer]]:
+    def run(self) -> dict[int, list[Completion]]:
         """Answers everything that was submitted, longest budgets first, so that few rows wait for the last one."""
         self._queue = deque(sorted(self._queue, key=lambda s: -s.sampling.max_new_tokens))
         while self.busy:

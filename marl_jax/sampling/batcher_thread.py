@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.loop_futures import LoopFutures
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
@@ -84,7 +84,7 @@ class BatcherThread:
     def ask(
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
         deadline: float | None = None, on_tokens: OnTokens | None = None,
-    ) -> Future[list[Answer]]:  # fmt: skip
+    ) -> Future[list[Completion]]:  # fmt: skip
         """The n answers to a prompt, in a future; a request that can never be answered is refused at once.
 
         Cancelling the future frees the request's rows. `cancel` does the same and keeps what was written.
@@ -92,7 +92,7 @@ class BatcherThread:
         """
         ids = list(ids)
         self._batcher.check_request(ids, sampling, policy, n)
-        future: Future[list[Answer]] = Future()
+        future: Future[list[Completion]] = Future()
 
         def submit():
             if future.cancelled():
@@ -109,13 +109,13 @@ class BatcherThread:
     async def answer(
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
         deadline: float | None = None, on_tokens: OnTokens | None = None,
-    ) -> list[Answer]:  # fmt: skip
+    ) -> list[Completion]:  # fmt: skip
         """As `ask`, for coroutines; `on_tokens` is called in the coroutine's event loop."""
         show = None
         if on_tokens is not None:
             loop = asyncio.get_running_loop()
 
-            def show(k: int, new: Answer) -> None:
+            def show(k: int, new: Completion) -> None:
                 self._loops.call(loop, on_tokens, k, new)
 
         asked = self.ask(ids, sampling, policy, n, deadline, show)
@@ -125,7 +125,7 @@ class BatcherThread:
         """As `Engine.top_logprobs`, in the thread of the caller."""
         return self._batcher.top_logprobs(ids, start, sampling, policy, k)
 
-    def cancel(self, future: Future[list[Answer]]) -> None:
+    def cancel(self, future: Future[list[Completion]]) -> None:
         """Ends the request of a future from `ask`: its answers come soon, unfinished ones as "cancelled"."""
 
         def cancel():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 from marl_jax.sampling.batcher import Batcher
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
@@ -74,14 +74,14 @@ class Batchers:
         which, own = self._route(policy)
         self.batchers[which].set_weights(own, weights, version)
 
-    def results(self) -> list[tuple[int, list[Answer]]]:
+    def results(self) -> list[tuple[int, list[Completion]]]:
         """As `Batcher.results`."""
         return [
             (own * len(self.batchers) + which, answers)
             for which, batcher in enumerate(self.batchers) for own, answers in batcher.results()
         ]  # fmt: skip
 
-    def run(self) -> dict[int, list[Answer]]:
+    def run(self) -> dict[int, list[Completion]]:
         """Answers everything that was submitted."""
         while self.busy:
             self.step()

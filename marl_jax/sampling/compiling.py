@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from marl_jax.devices.aot import Ahead
+from marl_jax.devices.aot import AotCompiler
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class CompiledPrograms:
     """
 
     def __init__(self, jobs: Sequence[tuple[Hashable, Any, tuple]]):
-        self._ahead, self._started, self._done = Ahead(), time.perf_counter(), 0
+        self._ahead, self._started, self._done = AotCompiler(), time.perf_counter(), 0
         self._programs: dict[Hashable, Future] = {}
         for key, program, arguments in jobs:
             self._programs[key] = self._ahead.submit(program, lambda a=arguments: a)

@@ -49,7 +49,7 @@ class Conversation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Completion:
     """What one row wrote.
 
     tokens    int32 [n]

@@ -18,7 +18,7 @@ import numpy as np
 
 from marl_jax.sampling import checks, choice, decode
 from marl_jax.sampling.batch_settings import settings_for
-from marl_jax.sampling.conversation import Answer, Conversation, batch_bucket, pad_rows, round_up
+from marl_jax.sampling.conversation import Completion, Conversation, batch_bucket, pad_rows, round_up
 from marl_jax.sampling.programs import Programs, Weights
 from marl_jax.sampling.settings import Sampling, with_seeds
 from models import lora
@@ -180,7 +180,7 @@ class Engine(Programs):
     # Answering
 
     def generate(self, conversation: Conversation, sampling: Sampling | Sequence[Sampling]):
-        """Free text, each row until a stop token or its budget: (list of `Answer`, conversation).
+        """Free text, each row until a stop token or its budget: (list of `Completion`, conversation).
 
         With one `Sampling` for all, row i takes its seed + i, so that K samples of one prompt differ.
         """
@@ -201,7 +201,7 @@ class Engine(Programs):
         tokens, logps = (np.concatenate(x, axis=1) for x in zip(*pieces, strict=True))
         versions = np.asarray(self.versions, np.int32)[np.asarray(conversation.adapter_ids)]
         answers = [
-            Answer(tokens[i, :n], logps[i, :n], decode.FINISH[finish[i]], np.full((n,), versions[i], np.int32))
+            Completion(tokens[i, :n], logps[i, :n], decode.FINISH[finish[i]], np.full((n,), versions[i], np.int32))
             for i, n in enumerate(written[: conversation.rows])
         ]
         history = [past + a.tokens.tolist() for past, a in zip(conversation.history, answers, strict=True)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from marl_jax.sampling.pages import PagePool
-from marl_jax.sampling.requests import Memory, Read, Request, Sample, Usage
+from marl_jax.sampling.requests import Memory, PendingPrefill, Request, Sample, Usage
 from marl_jax.sampling.slots import Slots
 
 
@@ -26,7 +26,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Left:
+class ReleasedPages:
     """Pages of a row that has ended; of `tokens`, which can be found again, `known` full pages are findable already."""
 
     pages: list[int]
@@ -50,10 +50,10 @@ class Part:
         self.pool, self.slots, self.version = pool, slots, version
         self.chunk, self.exact, self.usage = chunk, exact, usage
         self.preempted: list[Sample] = []  # for the queue, the one that had its row longest first
-        self._reads: list[Read] = []  # in the order in which they depend on each other
-        self._shared: dict[Request, Read] = {}  # contexts that further samples of their request will continue
+        self._reads: list[PendingPrefill] = []  # in the order in which they depend on each other
+        self._shared: dict[Request, PendingPrefill] = {}  # contexts that further samples of their request will continue
         self._copies: list[Sample] = []  # samples that wait for a copy of a page
-        self._left: list[Left] = []  # what rows have left behind, not yet given up
+        self._left: list[ReleasedPages] = []  # what rows have left behind, not yet given up
 
     @property
     def active(self) -> list[Sample]:
@@ -106,7 +106,7 @@ class Part:
         self.usage.reused += 0 if begun else len(read.tokens)
         return True
 
-    def _begin(self, sample: Sample) -> Read | None:
+    def _begin(self, sample: Sample) -> PendingPrefill | None:
         tokens, pool = sample.context[:-1], self.pool
         found, busy = pool.known(sample.request.policy, tokens), len(self.slots.samples) - self.slots.free
         missing = pool.pages_for(len(tokens)) - len(found)
@@ -121,12 +121,12 @@ class Part:
         pages = found + pool.take(missing)
         waits = [page for page in found if page in pool.unread] if pool.unread else []
         pool.publish(sample.request.policy, tokens, pages, len(found), unread=True)
-        read = Read(sample.request, tokens, pages, waits, len(found) * pool.size)
+        read = PendingPrefill(sample.request, tokens, pages, waits, len(found) * pool.size)
         self._reads.append(read)
         self.usage.reused += read.next
         return read
 
-    def _give_up(self, read: Read):
+    def _give_up(self, read: PendingPrefill):
         """Undoes `_begin`."""
         self._reads.remove(read)
         self.usage.reused -= read.next
@@ -181,7 +181,7 @@ class Part:
         slot, policy = sample.slot, sample.request.policy
         findable = sample.read is None and not self.exact and not spoilt
         tokens = self.slots.context(slot)[:-1] if findable else None
-        left = Left(self.slots.pages(slot), policy, tokens, (len(sample.context) - 1) // self.pool.size)
+        left = ReleasedPages(self.slots.pages(slot), policy, tokens, (len(sample.context) - 1) // self.pool.size)
         if sample.read is not None:
             sample.read.samples.remove(sample)
         if sample.copy is not None:
@@ -258,7 +258,7 @@ class Part:
                 break
         return found
 
-    def _complete(self, read: Read):
+    def _complete(self, read: PendingPrefill):
         read.done = True
         self._reads.remove(read)
         for sample in read.samples:
@@ -279,7 +279,7 @@ class Part:
             self._unshare(self._shared[request])
         return pairs
 
-    def _unshare(self, read: Read):
+    def _unshare(self, read: PendingPrefill):
         del self._shared[read.request]
         if read.done:
             self.pool.release(read.pages)

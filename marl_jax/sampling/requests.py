@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Constraint, Sampling, sample_seed, stop_width
 
-OnTokens = Callable[[int, Answer], None]
+OnTokens = Callable[[int, Completion], None]
 """Called with k and what sample k of a request has written since the last call, of which `finish` is "going"."""
 
 
@@ -30,7 +30,7 @@ class Request:
     prompt: np.ndarray
     policy: int
     deadline: float | None
-    answers: list[Answer | None]
+    answers: list[Completion | None]
     begun: bool = False
     ended: str | None = None
     unplaced: int = 0
@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclasses.dataclass(eq=False)
-class Read:
+class PendingPrefill:
     """A context on its way into pages, read once for all samples that continue it.
 
     tokens   int32 [n], the context but its last token, which the first step of decoding reads
@@ -81,7 +81,7 @@ class Sample:
     logps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0,), np.float32))
     versions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0,), np.int32))
     slot: int | None = None
-    read: Read | None = None
+    read: PendingPrefill | None = None
     copy: tuple[int, int] | None = None
     shown: int = 0
     constraint: Constraint | None = None
@@ -127,11 +127,11 @@ class Sample:
             pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
             tokens, logps, versions = (np.concatenate([before[self.shown :], row]) for before, row in pairs)
         self.shown += new
-        self.request.on_tokens(self.k, Answer(tokens, logps, "going", versions))
+        self.request.on_tokens(self.k, Completion(tokens, logps, "going", versions))
 
-    def answer(self, finish: str) -> Answer:
+    def answer(self, finish: str) -> Completion:
         """What it has written, for the caller."""
-        return Answer(self.tokens, self.logps, finish, self.versions)
+        return Completion(self.tokens, self.logps, finish, self.versions)
 
 
 def samples_of(request: Request, sampling: Sampling) -> list[Sample]:

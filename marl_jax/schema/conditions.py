@@ -14,7 +14,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le}
 
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
+class StopCondition:
     """One comparison of a metric with a number."""
 
     metric: str
@@ -26,7 +26,7 @@ class Condition:
         return bool(_COMPARE[self.sign](metrics[self.metric], self.bound))
 
 
-def parse(text: str) -> tuple[Condition, ...]:
+def parse(text: str) -> tuple[StopCondition, ...]:
     """Parse conditions joined by "and", such as "success>=0.99 and zero_std_groups>=0.95"; "" gives none.
 
     Raises:
@@ -37,7 +37,7 @@ def parse(text: str) -> tuple[Condition, ...]:
         match = _TERM.fullmatch(part)
         if match is None:
             raise ValueError(f"{part.strip()!r} is not a condition such as success>=0.99")
-        found.append(Condition(match[1], match[2], float(match[3])))
+        found.append(StopCondition(match[1], match[2], float(match[3])))
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from envs.tasks.replies import EpisodeError
 from marl_jax.errors import RunError
 from marl_jax.rollouts.host.conversation import Speaker
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from models import tokenizers
 from models.chat import ChatParts, chat_parts
@@ -206,7 +206,7 @@ class RemoteSampler:
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
-    ) -> list[Answer]:
+    ) -> list[Completion]:
         """As `BatcherThread.answer`; what the remote model refuses costs the episode."""
         tokenizer, parts = self._codec
         ask = functools.partial(
@@ -222,12 +222,12 @@ class RemoteSampler:
     def set_weights(self, policy: int, weights: Any, version: int) -> None:
         """Nothing: the weights are the server's."""
 
-    def _answer(self, text: str, finish: str) -> Answer:
+    def _answer(self, text: str, finish: str) -> Completion:
         tokenizer, _ = self._codec
         ids = tokenizer.encode(tokenizer.strip_special(text)) + [tokenizer.stop_ids[0]]
         zeros = np.zeros((len(ids),), np.float32)
         finish = "length" if finish == "length" else "stop"
-        return Answer(np.asarray(ids, np.int32), zeros, finish, zeros.astype(np.int32))
+        return Completion(np.asarray(ids, np.int32), zeros, finish, zeros.astype(np.int32))
 
 
 def remote_speaker(name: str, sampling: Sampling) -> Speaker:

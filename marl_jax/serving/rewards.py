@@ -25,9 +25,9 @@ from marl_jax.agents.verifier import ChatError, Reading, Scorer
 from marl_jax.serving.http import app as http
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
-from marl_jax.serving.http.guard import Guard, Limits
+from marl_jax.serving.http.guard import Limits, RequestGuard
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.http.prometheus import Metrics
+from marl_jax.serving.http.prometheus import ServerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class ScoringThread:
     max_chats   that are scored in one go, so that nobody waits behind a pile of others' for ever
     """
 
-    def __init__(self, score: Callable[[Sequence[Reading]], list[float]], metrics: Metrics, max_chats: int = 1024):
+    def __init__(
+        self, score: Callable[[Sequence[Reading]], list[float]], metrics: ServerMetrics, max_chats: int = 1024
+    ):
         self._score, self._metrics, self._max = score, metrics, max_chats
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.waiting = 0
@@ -120,13 +122,13 @@ def _settle(result: asyncio.Future, scores: list[float], error: Exception | None
 
 def reward_app(
     scorer: Scorer, *, model: str, version: str, keys: Keys, limits: Limits | None = None, step: int | None = None
-) -> Guard:
+) -> RequestGuard:
     """The application; `model`, `version` and `step` tell clients what scores."""
-    metrics = Metrics()
+    metrics = ServerMetrics()
     thread = ScoringThread(scorer.score, metrics)
 
     @contextlib.asynccontextmanager
-    async def running(app: Guard):
+    async def running(app: RequestGuard):
         thread.start()
         yield
         await asyncio.to_thread(thread.stop)

@@ -16,7 +16,7 @@ from envs.games.game import Bot, Game
 from envs.games.parser import make_parser
 from envs.games.registry import make_text
 from envs.games.text import Prompt
-from marl_jax.agents.answers import Answers, Constrained, FreeText
+from marl_jax.agents.answers import CompletionFormat, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms import ALGORITHMS
@@ -196,7 +196,7 @@ def _longest(setup: GameSetup, backbone: Backbone) -> int:
     return max(len(policy.prefix) + max(behind), row_length(views, 1))
 
 
-def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> Answers:
+def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> CompletionFormat:
     """How the policies answer."""
     if config.rollout.answer == "constrained":
         names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]

@@ -54,7 +54,7 @@ RANDOM = "random:"
 
 
 @dataclasses.dataclass(eq=False)
-class Source:
+class ModelSource:
     """Models that one sampler answers for.
 
     reload  from a step ("newest", "best" or a number) to the version from then on; None where there is none to read
@@ -84,7 +84,7 @@ class ServedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ModelPlace:
     """An entry of `serve.models`: where a model comes from, and the PEFT adapter on it, or ""."""
 
     name: str
@@ -92,7 +92,7 @@ class Place:
     adapter: str
 
     @classmethod
-    def parse(cls, entry: str) -> Place:
+    def parse(cls, entry: str) -> ModelPlace:
         """Reads one entry."""
         name, equals, place = entry.rpartition("=")
         base, _, adapter = place.partition("+")
@@ -115,21 +115,21 @@ class Place:
             return False
 
 
-def load_models(config: ConfigDict, workdir: Path) -> list[Source]:
+def load_models(config: ConfigDict, workdir: Path) -> list[ModelSource]:
     """What `serve.models` names, or else the policies of this run."""
     if not config.serve.models:
         return [_own_run(config, workdir)]
-    places = [Place.parse(entry) for entry in config.serve.models]
+    places = [ModelPlace.parse(entry) for entry in config.serve.models]
     names = [place.name for place in places]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError([f"config.serve.models has {', '.join(twice)} twice; accepted: NAME=PLACE with other names"])
     runs = [place for place in places if place.is_run]
-    plain: dict[str, list[Place]] = {}
+    plain: dict[str, list[ModelPlace]] = {}
     for place in places:
         if place not in runs:
             plain.setdefault(place.base, []).append(place)
     share = config.sampling.memory_frac / (len(runs) + len(plain))
-    found: list[Source] = []
+    found: list[ModelSource] = []
     try:
         for place in runs:
             found.append(_other_run(place, config, share))
@@ -141,7 +141,7 @@ def load_models(config: ConfigDict, workdir: Path) -> list[Source]:
     return found
 
 
-def close_all(sources: Sequence[Source]) -> None:
+def close_all(sources: Sequence[ModelSource]) -> None:
     """Ends the samplers."""
     for source in sources:
         source.sampler.close()
@@ -150,7 +150,7 @@ def close_all(sources: Sequence[Source]) -> None:
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-def _own_run(config: ConfigDict, workdir: Path) -> Source:
+def _own_run(config: ConfigDict, workdir: Path) -> ModelSource:
     setup = setups.make(config, workdir=workdir)
     with jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
@@ -158,7 +158,7 @@ def _own_run(config: ConfigDict, workdir: Path) -> Source:
     return _served_run(setup, names, config, config.sampling.memory_frac, workdir, step, weights)
 
 
-def _other_run(place: Place, config: ConfigDict, share: float) -> Source:
+def _other_run(place: ModelPlace, config: ConfigDict, share: float) -> ModelSource:
     step = place.base.partition("@")[2] or "newest"
     if not STEP.holds(step):
         raise ConfigError([f"config.serve.models has {place.base!r}; accepted: FOLDER@STEP with {STEP.accepted}"])
@@ -178,7 +178,7 @@ def _other_run(place: Place, config: ConfigDict, share: float) -> Source:
 
 def _served_run(
     setup: Setup, names: Sequence[str], config: ConfigDict, share: float, workdir: Path, step: int, weights: dict
-) -> Source:
+) -> ModelSource:
     limit = min([config.serve.max_length, *(backbone.model.cfg.max_positions for backbone in setup.backbones)])
     sampler = TeamSampler(setup.team, setup.sample_mesh, **_settings(config, limit, share))
     sampler.publish(weights, step)
@@ -200,7 +200,7 @@ def _served_run(
     served = {
         name: _served(name, sampler, *voice_of(policy), config, limit, policy) for policy, name in enumerate(names)
     }
-    return Source(sampler, served, reload, run)
+    return ModelSource(sampler, served, reload, run)
 
 
 def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _served(
 # ----------------------------------------------------------------------------------------------------- plain models
 
 
-def _plain(base: str, places: Sequence[Place], config: ConfigDict, share: float) -> Source:
+def _plain(base: str, places: Sequence[ModelPlace], config: ConfigDict, share: float) -> ModelSource:
     """A model and the adapters on it."""
     chosen = _model_fields(base, config)
     cfg, weights, tokenizer = setups.found(chosen)
@@ -240,7 +240,7 @@ def _plain(base: str, places: Sequence[Place], config: ConfigDict, share: float)
             batcher.compile()
         sampler = BatcherThread(batcher)
     numbers = range(len(places)) if more else [0] * len(places)
-    return Source(sampler, {
+    return ModelSource(sampler, {
         place.name: _served(place.name, sampler, tokenizer, cfg.vocab_size, config, limit, policy)
         for place, policy in zip(places, numbers, strict=True)
     })  # fmt: skip
@@ -267,7 +267,7 @@ def _params(model, place: str | None, dtype, mesh: Mesh | None, seed: int) -> di
     return jax.jit(lambda key: model.init(key, dtype), out_shardings=shardings)(jax.random.key(seed))
 
 
-def _adapters(places: Sequence[Place], cfg: ModelConfig) -> dict[str, Any]:
+def _adapters(places: Sequence[ModelPlace], cfg: ModelConfig) -> dict[str, Any]:
     """The adapters of these places as a stack, those without one switched off; {} where none has one."""
     found = [peft.load(place.adapter, cfg) if place.adapter else None for place in places]
     ranks = [ab["a"].shape[-1] for one in found if one is not None for ab in one.weights.values()]

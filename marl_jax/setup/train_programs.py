@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import mesh as meshes
 from marl_jax.devices import placement
-from marl_jax.devices.aot import Ahead, Program, compiler_options
+from marl_jax.devices.aot import AotCompiler, Program, compiler_options
 from marl_jax.learning.learn_step import all_weights, averages_of, learn_step
-from marl_jax.learning.microbatching import FittingUpdate
+from marl_jax.learning.microbatching import AutoMicrobatch
 from marl_jax.learning.update import TrainState, new_train_state
 from marl_jax.setup import Setup
-from marl_jax.setup.warm_start import Lost
+from marl_jax.setup.warm_start import MissingWeights
 
 
 def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
@@ -44,7 +44,7 @@ def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str
 def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
     """The weights at the start; zeros where the run has a checkpoint, which brings all of them, or they are lost."""
     shapes, source = backbone.abstract(), backbone.source
-    if source is None or not source.resumed or (shapes[1] and not isinstance(source, Lost)):
+    if source is None or not source.resumed or (shapes[1] and not isinstance(source, MissingWeights)):
         return backbone.weights_at_start()
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
 
@@ -52,7 +52,7 @@ def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
 def _check_starts(backbones: tuple[Backbone, ...]) -> None:
     """Refuses to continue where weights that are only read are lost."""
     for backbone in backbones:
-        if isinstance(backbone.source, Lost) and backbone.abstract()[1]:
+        if isinstance(backbone.source, MissingWeights) and backbone.abstract()[1]:
             backbone.source.refuse(backbone)
 
 
@@ -70,7 +70,7 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
             compiler_options=compiler_options(),
         )
 
-    learn = FittingUpdate(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
+    learn = AutoMicrobatch(make_learn, setup.config.algo, meshes.batch_ways(setup.mesh))
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)
@@ -86,7 +86,7 @@ def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], ro
 
 
 def compile_ahead(
-    setup: Setup, ahead: Ahead, matches, roll: Program, learn: FittingUpdate, played: tuple, states, key, step
+    setup: Setup, ahead: AotCompiler, matches, roll: Program, learn: AutoMicrobatch, played: tuple, states, key, step
 ):  # fmt: skip
     """Begins to compile what the first step needs: it is there after the longest of them.
 

@@ -102,7 +102,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class MissingWeights:
     """The start of a run that has checkpoints of its own, where it can no longer be read.
 
     identity  as the checkpoints have it
@@ -134,7 +134,7 @@ class Lost:
         """None are known."""
 
 
-def find(place: str, name: str, workdir: Path | None = None) -> Start | Lost | None:
+def find(place: str, name: str, workdir: Path | None = None) -> Start | MissingWeights | None:
     """The model that a run named `name` here starts from; None where `place` ("", FOLDER or FOLDER@STEP) is empty.
 
     It is the one of the same name there, or the only one.
@@ -149,7 +149,7 @@ def find(place: str, name: str, workdir: Path | None = None) -> Start | Lost | N
     except RunError as error:
         if not noted:
             raise
-        return Lost(noted, str(error))
+        return MissingWeights(noted, str(error))
 
 
 def _noted(workdir: Path | None, name: str) -> dict[str, Any]:

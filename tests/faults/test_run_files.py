@@ -12,7 +12,7 @@ from marl_jax.modes import report
 from marl_jax.rollouts.host.journal import Journal, discard_before
 from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
 from marl_jax.running.events import Events
-from marl_jax.running.metrics import Metrics, read_json_lines
+from marl_jax.running.metrics import MetricsWriter, read_json_lines
 from marl_jax.schema import flags, saved, validate
 from tests.faults import fuzz
 
@@ -42,7 +42,7 @@ def use(folder):
     """Resumes the files and writes the report."""
     config = defaults.get_config()
     config.log.update(dict(tensorboard=False, progress=False))
-    for made in (Metrics(config, folder, start=5), Events(folder, start=5), GameLogs(config, folder, start=5)):
+    for made in (MetricsWriter(config, folder, start=5), Events(folder, start=5), GameLogs(config, folder, start=5)):
         made.close()
     return report.main(folder).read_text()
 

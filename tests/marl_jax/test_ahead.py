@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from marl_jax.devices.aot import Ahead, Program
+from marl_jax.devices.aot import AotCompiler, Program
 from marl_jax.setup.train_programs import compile_ahead
 
 COMPILE = "/jax/core/compile/backend_compile_duration"
@@ -33,7 +33,7 @@ class Compiled:
 
 @pytest.fixture
 def ahead():
-    threads = Ahead(workers=2)
+    threads = AotCompiler(workers=2)
     yield threads
     threads.close()
 
@@ -80,7 +80,7 @@ def test_a_call_waits_for_the_compiler_and_an_error_is_the_calls(ahead):
 
 
 def test_who_waits_for_what_is_given_up_does_not_wait_for_ever():
-    threads, go = Ahead(), threading.Event()
+    threads, go = AotCompiler(), threading.Event()
     first, second = Program(lambda x: x + 1), Program(lambda x: x + 2)
     first.compile_ahead(threads, lambda: go.wait() and (1,))
     pending = second.compile_ahead(threads, lambda: (1,))

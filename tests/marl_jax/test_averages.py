@@ -169,7 +169,7 @@ def test_the_magnet_is_a_copy_of_what_acts_and_follows_it(lora):
     assert set(start) == {"magnet"} and set(start["magnet"]) == {"adapters" if lora else "model"}
     assert averages.init(policy, trained, tiny_play.ppo(), n_seats=2) == {}
     moved = jax.tree.map(lambda x: x + 1.0, trained)
-    followed = averages.follow(policy, start, moved, None, algo)["magnet"]
+    followed = averages.ema_update(policy, start, moved, None, algo)["magnet"]
     jax.tree.map(
         lambda now, old: np.testing.assert_allclose(now, np.asarray(old) + 0.25, atol=1e-6), followed, start["magnet"]
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import drift, drift_clients
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.endpoint import Endpoint
 
@@ -23,7 +23,9 @@ class Noise:
     async def answer(self, ids, sampling, policy=0, n=1, on_tokens=None):
         rng = np.random.default_rng(sampling.seed)
         tokens = rng.integers(0, drift.CONFIG.vocab_size, drift.MAX_NEW).astype(np.int32)
-        answer = Answer(tokens, -rng.random(len(tokens)).astype(np.float32), "length", np.zeros(len(tokens), np.int32))
+        answer = Completion(
+            tokens, -rng.random(len(tokens)).astype(np.float32), "length", np.zeros(len(tokens), np.int32)
+        )
         if on_tokens is not None:
             on_tokens(0, answer)
         return [answer]

@@ -29,7 +29,7 @@ from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys, check_address, is_loopback
-from marl_jax.serving.http.prometheus import Metrics
+from marl_jax.serving.http.prometheus import ServerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "k-0123456789"
@@ -298,7 +298,7 @@ def test_work_is_cancelled_when_the_client_hangs_up():
         await basics.read_json(request)
         await basics.unless_gone(request, forever())
 
-    metrics = Metrics()
+    metrics = ServerMetrics()
     with running(routes=[Route("/work", work, methods=["POST"])], metrics=metrics) as address:
         with pytest.raises(TimeoutError):
             connection = http.client.HTTPConnection(address, timeout=0.3)
@@ -336,7 +336,7 @@ def test_health_and_metrics():
 
 
 def test_metrics_in_the_format_of_prometheus():
-    metrics = Metrics()
+    metrics = ServerMetrics()
     metrics.count("tokens_total", "Tokens.\nSampled.", 3, name='a"b\\c\n')
     metrics.gauge("rows", "Rows.", lambda: 0.5)
     for value in (0.1, 1.0, 7.0):

@@ -14,7 +14,7 @@ from marl_jax.algorithms import sft, sft_config
 from marl_jax.errors import ConfigError
 from marl_jax.rollouts.conversations import contexts, turns
 from marl_jax.rollouts.conversations.turns import Turn
-from marl_jax.rollouts.demonstrations import Answers
+from marl_jax.rollouts.demonstrations import DemonstrationAnswers
 from marl_jax.schema import validate
 
 KINDS = np.array(["discard", "play", "hint", ""])
@@ -35,7 +35,7 @@ def examined(own, bot):
     own, bot = np.array([own]), np.array([bot])
     prompts = np.arange(own.size).reshape(1, -1, 1)
     imitation._kinds = KINDS
-    imitation._program = lambda params: Answers(own == bot, np.ones(own.shape, bool), own, bot, prompts)
+    imitation._program = lambda params: DemonstrationAnswers(own == bot, np.ones(own.shape, bool), own, bot, prompts)
     return {name: (count.right, count.total) for name, count in imitation({}).counts.items()}
 
 

@@ -16,7 +16,7 @@ from marl_jax.errors import ConfigError, RunError
 from marl_jax.evaluation import verifier_scores
 from marl_jax.modes import label
 from marl_jax.rollouts import labelled
-from marl_jax.rollouts.labelled import Answer, Question, balance
+from marl_jax.rollouts.labelled import LabelledCompletion, Question, balance
 from marl_jax.schema import validate
 from marl_jax.setup.tasks import TaskSetup
 from models import tokenizers
@@ -27,8 +27,10 @@ from tests.marl_jax.tiny_host import FakeAnswer
 
 
 def question(i, right, wrong, gold=False):
-    answers = [Answer(f"r{k}", True) for k in range(right)] + [Answer(f"w{k}", False) for k in range(wrong)]
-    answers += [Answer("gold", True, gold=True)] if gold else []
+    answers = [LabelledCompletion(f"r{k}", True) for k in range(right)] + [
+        LabelledCompletion(f"w{k}", False) for k in range(wrong)
+    ]
+    answers += [LabelledCompletion("gold", True, gold=True)] if gold else []
     return Question(f"train/{i}", ({"role": "user", "content": f"q{i}"},), tuple(answers))
 
 
@@ -75,13 +77,23 @@ def test_unbalanced_answers_are_as_they_were_sampled():
 
 
 def test_equal_answers_count_once():
-    same = Question("x", ({"role": "user", "content": "q"},), (Answer("a", True),) * 5 + (Answer("b", False),) * 2)
+    same = Question(
+        "x",
+        ({"role": "user", "content": "q"},),
+        (LabelledCompletion("a", True),) * 5 + (LabelledCompletion("b", False),) * 2,
+    )
     assert len(balance([same], 4, 0).chosen) == 2
 
 
 def test_answers_that_cannot_be_read_are_left_out_before_the_choice():
     """Left out afterwards, they would unbalance their question."""
-    answers = (Answer("x" * 900, False), Answer("", False), Answer("w", False), Answer("r", True), Answer("s", True))
+    answers = (
+        LabelledCompletion("x" * 900, False),
+        LabelledCompletion("", False),
+        LabelledCompletion("w", False),
+        LabelledCompletion("r", True),
+        LabelledCompletion("s", True),
+    )
     asked = Question("x", ({"role": "user", "content": "q"},), answers)
     readable = labelled.Readable(tokenizers.load("tiny"), [asked], 512)
     assert [a.text for a in readable.questions[0].answers] == ["w", "r", "s"] and readable.left_out == 2

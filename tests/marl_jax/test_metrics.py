@@ -15,7 +15,7 @@ from configs import defaults
 from marl_jax.errors import RunError
 from marl_jax.running import console
 from marl_jax.running.events import Events, fold_events, read_events
-from marl_jax.running.metrics import JsonLines, Metrics, read_json_lines, write_config
+from marl_jax.running.metrics import JsonLines, MetricsWriter, read_json_lines, write_config
 from marl_jax.running.processes import workdir_lock
 
 
@@ -28,7 +28,7 @@ def config():
 
 
 def write_run(config, workdir, steps, start=0):
-    metrics = Metrics(config, workdir, start=start)
+    metrics = MetricsWriter(config, workdir, start=start)
     for step in steps:
         metrics.write(step, {"reward": jnp.float32(step), "kl": float("nan")})
         metrics.write_eval(step, [{"opponent": "random", "games": 8, "win_rate": 0.5, "win_rate_low": 0.2}])
@@ -54,7 +54,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(config, tmp_path):
 
 def test_the_bar_shows_the_newest_results_first(config, tmp_path, monkeypatch):
     shown = []
-    metrics = Metrics(config, tmp_path)
+    metrics = MetricsWriter(config, tmp_path)
     monkeypatch.setattr(metrics._progress, "update", lambda step, found: shown.append(list(found.items())))
     metrics.write_eval(0, [{"opponent": "random", "games": 8, "win_rate": 0.5, "win_rate_low": 0.2, "length": 3.0}])
     metrics.write(1, {"loss": 3.0, "entropy": 1.5})
@@ -63,7 +63,7 @@ def test_the_bar_shows_the_newest_results_first(config, tmp_path, monkeypatch):
 
 def test_the_bar_shows_failed_episodes_and_no_rate_of_an_earlier_evaluation(config, tmp_path, monkeypatch):
     shown = []
-    metrics = Metrics(config, tmp_path)
+    metrics = MetricsWriter(config, tmp_path)
     monkeypatch.setattr(metrics._progress, "update", lambda step, found: shown.append(found))
     row = {"opponent": "self", "games": 8, "success": 0.5, "success_low": 0.2, "success_high": 0.8, "failed": 2}
     metrics.write_eval(0, [row, {"opponent": "self/b", "win_rate": 1.0, "win_rate_low": 0.9}])
@@ -123,7 +123,7 @@ def test_tensorboard_has_the_same_metrics(config, tmp_path):
 
 
 def test_other_processes_write_nothing(config, tmp_path):
-    metrics = Metrics(config, tmp_path, main=False)
+    metrics = MetricsWriter(config, tmp_path, main=False)
     metrics.write(1, {"reward": 1.0})
     metrics.write_eval(1, [{"opponent": "random"}])
     metrics.close()
@@ -150,7 +150,7 @@ def no_space(*_args, **_kwargs):
 
 
 def test_a_full_disk_costs_tensorboard_and_one_warning(config, tmp_path, monkeypatch, caplog):
-    metrics = Metrics(config, tmp_path)
+    metrics = MetricsWriter(config, tmp_path)
     board = metrics._sinks[0]
     board._file.close()
     board._file = board._writer._writer = types.SimpleNamespace(write=no_space, flush=no_space, close=no_space)
@@ -172,7 +172,7 @@ def test_a_start_on_a_full_disk_changes_nothing(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.write_text", cut_short)
     with pytest.raises(OSError, match="No space left") as caught:
-        Metrics(config, tmp_path, start=2)
+        MetricsWriter(config, tmp_path, start=2)
     assert caught.value.filename == str(tmp_path / "metrics.jsonl")
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 

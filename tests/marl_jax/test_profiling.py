@@ -8,7 +8,7 @@ import pytest
 
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
-from marl_jax.running.profiling import Clock, Trace
+from marl_jax.running.profiling import Clock, ProfilerTrace
 from tests.marl_jax import tiny_run
 
 PHASES = ("reshard", "rollout", "update", "evaluation")
@@ -67,7 +67,7 @@ def test_a_few_steps_are_traced_however_short_the_run(tmp_path, monkeypatch, sta
     state = {"on": False}
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: state.update(on=True))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: state.update(on=False))
-    trace, seen = Trace(tmp_path, start, steps), []
+    trace, seen = ProfilerTrace(tmp_path, start, steps), []
     for step in range(start, steps):
         with trace.step(step):
             seen += [step] if state["on"] else []

@@ -15,7 +15,7 @@ from marl_jax.agents import scoring
 from marl_jax.agents.policy import PREFIX_WORTH_KEEPING
 from marl_jax.agents.seating import Seating
 from marl_jax.rollouts.conversations.turns import game_metrics
-from marl_jax.rollouts.games import State
+from marl_jax.rollouts.games import GameRolloutState
 from marl_jax.rollouts.opponents import Opponents, Sections, make_sections, results
 from tests.marl_jax import tiny_play
 
@@ -137,7 +137,7 @@ def test_first_games_are_given_up_after_different_rollouts():
 
 def test_games_that_fit_into_a_rollout_all_go_on():
     params, start = played()[:2]
-    _, state, _ = jax.jit(program().__call__)(params, State(start), jax.random.key(1))
+    _, state, _ = jax.jit(program().__call__)(params, GameRolloutState(start), jax.random.key(1))
     assert (np.asarray(state.games.turn) > 0).any() and not np.asarray(state.games.episode).all()
     play_key = jax.random.split(jax.random.key(1))[0]
     jax.tree.map(np.testing.assert_array_equal, state.games, _compiled(params, start, play_key)[2])
@@ -309,7 +309,9 @@ def test_metrics_count_games():
     assert 5 <= metrics["game_length"] <= 9
     assert metrics["reward/agent_0"] == pytest.approx(-metrics["reward/agent_1"])
     # Calling the rollout plays the same games with a key of its own, and counts what was written.
-    samples, state, found = jax.device_get(jax.jit(program().__call__)(params, State(start), jax.random.key(1)))
+    samples, state, found = jax.device_get(
+        jax.jit(program().__call__)(params, GameRolloutState(start), jax.random.key(1))
+    )
     assert state.pool is None and state.games.episode.sum() == found["games"]
     learnt = in_time(samples)
     assert found["answers"] == ROWS * TURNS and found["parse_failure_rate"] == 0 and found["answer_length"] == 1

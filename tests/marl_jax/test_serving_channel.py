@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from marl_jax.errors import RunError
 from marl_jax.sampling.batcher_thread import BatcherClosed, BatcherFailed
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
-from marl_jax.serving.workers import wire
-from marl_jax.serving.workers.desk import Desk, Samplers
-from marl_jax.serving.workers.remote_sampler import RemoteSampler, SamplerChannel
+from marl_jax.serving.workers import serialization
+from marl_jax.serving.workers.remote_sampler import SamplerChannel, WorkerSampler
+from marl_jax.serving.workers.sampler_server import NumberedSamplers, SamplerServer
 from tests.marl_jax.tiny_host import merging_tokenizer
 from tests.marl_jax.tiny_serving import Parrot, served
 
@@ -26,7 +26,7 @@ columns = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32), st.
 
 def answer_of(rows, finish):
     tokens, logps, versions = np.array(rows, object).reshape(-1, 3).T
-    return Answer(tokens.astype(np.int32), logps.astype(np.float32), finish, versions.astype(np.int32))
+    return Completion(tokens.astype(np.int32), logps.astype(np.float32), finish, versions.astype(np.int32))
 
 
 def bits(answer):
@@ -41,33 +41,48 @@ def bits(answer):
 def test_messages_are_read_as_they_were_written_wherever_the_stream_is_cut(several, text, step):
     sent, expected = b"", []
     for number, rows in several:
-        found = [answer_of(row, wire.FINISHES[1 + k]) for k, row in enumerate(rows)]
-        fields = {"sampling": wire.sampling_fields(Sampling(seed=number, stop_strings=("x" + text,), top_p=0.1))}
+        found = [answer_of(row, serialization.FINISHES[1 + k]) for k, row in enumerate(rows)]
+        fields = {
+            "sampling": serialization.sampling_fields(Sampling(seed=number, stop_strings=("x" + text,), top_p=0.1))
+        }
         ids = [token for row in rows for token, *_ in row]
-        sent += wire.answers(number, found) + wire.ask(number, ids, fields) + wire.json_message(wire.VALUE, 1, text)
-        sent += b"".join(wire.tokens(number, k, one) for k, one in enumerate(found))
+        sent += (
+            serialization.answers(number, found)
+            + serialization.ask(number, ids, fields)
+            + serialization.json_message(serialization.VALUE, 1, text)
+        )
+        sent += b"".join(serialization.tokens(number, k, one) for k, one in enumerate(found))
         expected.append((number, found, ids))
-    messages = wire.Messages()
+    messages = serialization.Messages()
     got = [one for at in range(0, len(sent), step) for one in messages.feed(sent[at : at + step])]
     for number, found, ids in expected:
         (kind, payload), (_, asked), (_, value), *pieces = got[: 3 + len(found)]
         got = got[3 + len(found) :]
-        assert kind == wire.ANSWERS and wire.read_answers(payload)[0] == number
-        assert [bits(one) for one in wire.read_answers(payload)[1]] == [bits(one) for one in found]
-        again, fields, read = wire.read_ask(asked)
+        assert kind == serialization.ANSWERS and serialization.read_answers(payload)[0] == number
+        assert [bits(one) for one in serialization.read_answers(payload)[1]] == [bits(one) for one in found]
+        again, fields, read = serialization.read_ask(asked)
         assert (again, read) == (number, ids)
-        assert wire.read_sampling(fields["sampling"]) == Sampling(seed=number, stop_strings=("x" + text,), top_p=0.1)
-        assert wire.read_json(value) == (1, text)
+        assert serialization.read_sampling(fields["sampling"]) == Sampling(
+            seed=number, stop_strings=("x" + text,), top_p=0.1
+        )
+        assert serialization.read_json(value) == (1, text)
         for k, (one, (_, piece)) in enumerate(zip(found, pieces, strict=True)):
-            read = wire.read_tokens(piece)
+            read = serialization.read_tokens(piece)
             assert read[:2] == (number, k) and bits(read[2])[0] == bits(one)[0]
     assert not got
 
 
-@pytest.mark.parametrize("damage", [wire.HEAD.pack(4, 0), wire.HEAD.pack(4, 99), wire.HEAD.pack(1 << 30, wire.VALUE)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        serialization.HEAD.pack(4, 0),
+        serialization.HEAD.pack(4, 99),
+        serialization.HEAD.pack(1 << 30, serialization.VALUE),
+    ],
+)
 def test_damage_is_no_message(damage):
-    with pytest.raises(wire.WireError):
-        list(wire.Messages().feed(damage))
+    with pytest.raises(serialization.WireError):
+        list(serialization.Messages().feed(damage))
 
 
 # ------------------------------------------------------------------------------------------------------------ channels
@@ -76,8 +91,8 @@ def test_damage_is_no_message(damage):
 @contextlib.asynccontextmanager
 async def linked(models):
     """(a worker's end, the samplers' end) of a channel."""
-    samplers = Samplers(models)
-    desk = Desk(samplers, {"top_logprobs": samplers.top_logprobs})
+    samplers = NumberedSamplers(models)
+    desk = SamplerServer(samplers, {"top_logprobs": samplers.top_logprobs})
     worker, (one, other) = SamplerChannel({}), socket.socketpair()
     await desk.open(one)
     await worker.open(other)
@@ -99,7 +114,7 @@ def test_a_remote_sampler_answers_as_the_sampler_does():
     async def run():
         parrot, asked = Parrot(), [([97, n], Sampling(seed=n, max_new_tokens=6), 1 + n % 3) for n in range(9)]
         async with linked(served(parrot)) as (worker, _):
-            remote, pieces = RemoteSampler(worker, 0), {}
+            remote, pieces = WorkerSampler(worker, 0), {}
 
             def note(n):
                 return lambda k, new: pieces.setdefault((n, k), []).append(new)
@@ -128,7 +143,7 @@ def test_a_schema_is_followed_in_the_process_with_the_model():
         models = served(parrot)
         constraint = models["one"].json_output.constraint({"enum": ["a"]})
         async with linked(models) as (worker, _):
-            await RemoteSampler(worker, 0).answer([97], Sampling(constraint=constraint))
+            await WorkerSampler(worker, 0).answer([97], Sampling(constraint=constraint))
         ((_, sampling),) = parrot.asked
         assert sampling.constraint is not constraint
         assert (sampling.constraint().mask() == constraint().mask()).all() and not constraint().mask().all()
@@ -140,7 +155,7 @@ def test_cancelling_frees_the_rows_and_the_rest_goes_on():
     async def run():
         parrot = Parrot(lambda _: "ab" * 50, delay=0.01)
         async with linked(served(parrot)) as (worker, desk):
-            remote = RemoteSampler(worker, 0)
+            remote = WorkerSampler(worker, 0)
             one, two = (asyncio.ensure_future(remote.answer([n], Sampling())) for n in (1, 2))
             await until(lambda: parrot.under_way == 2)
             one.cancel()
@@ -169,7 +184,7 @@ def test_errors_arrive_as_they_were_raised(error):
 
     async def run():
         async with linked(served(Failing())) as (worker, _):
-            remote = RemoteSampler(worker, 0)
+            remote = WorkerSampler(worker, 0)
             with pytest.raises(type(error), match=str(error)):
                 await remote.answer([1], Sampling())
             assert remote.running == (not isinstance(error, BatcherFailed | BatcherClosed))
@@ -177,14 +192,16 @@ def test_errors_arrive_as_they_were_raised(error):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("last", [b"", wire.json_message(wire.VALUE, 1, [1] * 50)[:20], b"nonsense that is no message"])
+@pytest.mark.parametrize(
+    "last", [b"", serialization.json_message(serialization.VALUE, 1, [1] * 50)[:20], b"nonsense that is no message"]
+)
 def test_whoever_waits_hears_of_an_end_that_is_gone(last, caplog):
     """The other end closes, also within a message, or sends what is none."""
 
     async def run():
         one, other = socket.socketpair()
         worker = await SamplerChannel({}).open(one)
-        waiting = asyncio.ensure_future(RemoteSampler(worker, 0).answer([1], Sampling()))
+        waiting = asyncio.ensure_future(WorkerSampler(worker, 0).answer([1], Sampling()))
         in_thread = asyncio.ensure_future(asyncio.to_thread(worker.call_in_thread, "top_logprobs"))
         await asyncio.sleep(0.05)
         other.sendall(last)

@@ -17,10 +17,10 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys
 from marl_jax.setup import served_models
-from marl_jax.setup.served_models import Place, load_models
+from marl_jax.setup.served_models import ModelPlace, load_models
 from marl_jax.setup.weights import restore_weights
+from marl_jax.web.page.lobby import GameLobby
 from marl_jax.web.page.offers import find_offers
-from marl_jax.web.page.room import Room
 from models import lora, peft, registry, tokenizers
 from models.model import build
 from models.weights.export import export
@@ -138,7 +138,7 @@ def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     sources = load_models(serve_config(f"mine={tmp_path}@1"), tmp_path)
     endpoint = serve.make_endpoint(sources, Keys(required=False), Limits(), None)
     assert answer(endpoint.models["mine"]) == (steps[1], 1)
-    room = Room(find_offers(endpoint.models, [source.run for source in sources]))
+    room = GameLobby(find_offers(endpoint.models, [source.run for source in sources]))
     assert moves_of_the_run(room) == first_moves(made, tmp_path, "1"), "on the page it plays as in a match"
     assert asyncio.run(endpoint.reload("mine", "newest")) == 2
     assert answer(endpoint.models["mine"]) == (steps[2], 2)
@@ -146,7 +146,7 @@ def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     for wrong in ("9", "x"):
         with pytest.raises(RunError):
             asyncio.run(endpoint.reload("mine", wrong))
-    samplers = serve.Samplers(sources)
+    samplers = serve.ServedSamplers(sources)
     samplers.pause()
     samplers.resume()
     samplers.drain()
@@ -156,10 +156,10 @@ def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
 
 
 def test_places_are_read_and_refused(tmp_path):
-    assert Place.parse("a=b+c") == Place("a", "b", "c")
-    assert Place.parse("runs/mine@best").name == "mine"
-    assert Place.parse("random:tiny").name == "tiny"
-    assert Place.parse("x/base+y/adapter").name == "adapter"
+    assert ModelPlace.parse("a=b+c") == ModelPlace("a", "b", "c")
+    assert ModelPlace.parse("runs/mine@best").name == "mine"
+    assert ModelPlace.parse("random:tiny").name == "tiny"
+    assert ModelPlace.parse("x/base+y/adapter").name == "adapter"
     for wrong, message in (
         (("a=",), "accepted: PLACE or NAME=PLACE"),
         (("nothing/there",), "is not there"),

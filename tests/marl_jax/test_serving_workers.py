@@ -25,7 +25,7 @@ from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.http.prometheus import Metrics, text_of
+from marl_jax.serving.http.prometheus import ServerMetrics, text_of
 from marl_jax.serving.http.server import in_thread
 from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
@@ -291,7 +291,7 @@ def test_metrics_and_health_are_those_of_all_workers(server):
 
 
 def test_the_text_of_several_metrics_is_that_of_all_events_in_one():
-    parts, whole = [Metrics(), Metrics(), Metrics()], Metrics()
+    parts, whole = [ServerMetrics(), ServerMetrics(), ServerMetrics()], ServerMetrics()
     for i in range(30):
         for one in (parts[i % 3], whole):
             one.count("a_total", "A.", i, kind=str(i % 2))

@@ -217,7 +217,7 @@ def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0):
 
     @jax.jit
     def check(old, new):
-        return stability.Guard.before(p, old, samples, after, algo).check(old, new)
+        return stability.UpdateGuard.before(p, old, samples, after, algo).check(old, new)
 
     return before, moved_to, *check(before, moved_to)
 
@@ -255,7 +255,7 @@ def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count(
     samples = samples.replace(loss_weights=samples.loss_weights.at[:8].set(0.0))  # the first two groups
     p, state, after, algo = prepared(samples)
     algo.update(dict(guard="on", guard_completions=18))
-    guard = stability.Guard.before(p, state, samples, after, algo)
+    guard = stability.UpdateGuard.before(p, state, samples, after, algo)
     # Of groups 2 and 3 one completion is to be kept, which the update makes more likely, and of the others all.
     assert sorted(guard.rows.group[:, 0].tolist()) == sorted([2, 3] + [g for g in range(4, 8) for _ in range(4)])
     assert guard.weight.sum() == 18 and (guard.rows.advantages >= 0).all()

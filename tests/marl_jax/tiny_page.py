@@ -9,8 +9,8 @@ from marl_jax.serving.http.server import in_thread
 from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.web.page import Page
 from marl_jax.web.page.folders import RunFolders
+from marl_jax.web.page.lobby import GameLobby
 from marl_jax.web.page.offers import find_offers
-from marl_jax.web.page.room import Room
 from tests.marl_jax.tiny_serving import Parrot, served
 
 MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>&lt;b&gt;"
@@ -74,7 +74,7 @@ def first_free_cell(prompt):
 def page(*places, script=first_free_cell, **settings):
     """The address of a server with the page of these places and a model called one."""
     models = served(Parrot(script), ("one",))
-    found = Page(RunFolders(places), Room(find_offers(models, [])))
+    found = Page(RunFolders(places), GameLobby(find_offers(models, [])))
     endpoint = Endpoint(models, routes=found.routes(), open_paths=found.open_paths, **settings)
     with in_thread(endpoint.application()) as url:
         yield url

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.rollouts.games import State
+from marl_jax.rollouts.games import GameRolloutState
 
 
 def unit_of_rows(rollout, n):
@@ -96,7 +96,7 @@ def recorded(rollout):
 
     class Recorded(type(rollout)):
         def run(self, params, state, key):
-            return jax.tree.map(lambda x: x[state.games], params), State(state.games + 1), state.games
+            return jax.tree.map(lambda x: x[state.games], params), GameRolloutState(state.games + 1), state.games
 
         def metrics(self, samples, finished):
             return {"tokens": jnp.sum(samples.answer_lengths), "number": finished}
@@ -119,7 +119,9 @@ class Refilled:
         rng = np.random.default_rng(seed)
         rollouts = [self._rewarded(samples, rng, share) for samples in self.rollouts]
         stacked = jax.tree.map(lambda *x: np.stack(x), *rollouts)
-        batch, state, _, metrics = jax.device_get(self._measured(stacked, State(jnp.int32(0)), jax.random.key(0)))
+        batch, state, _, metrics = jax.device_get(
+            self._measured(stacked, GameRolloutState(jnp.int32(0)), jax.random.key(0))
+        )
         played, replaced = check(self.rollout, batch, metrics, rollouts)
         assert state.games == played and metrics["number"] == 0, "metrics are those of the first rollout"
         assert metrics["tokens"] == sum(samples.answer_lengths.sum() for samples in rollouts[:played])

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from marl_jax.rollouts.host.conversation import Speaker, derive_seed
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.server import in_thread
 from marl_jax.serving.openai.calls import ServedModel
@@ -41,7 +41,9 @@ class Parrot:
                 await asyncio.sleep(self.delay)
                 for k, a in enumerate(answers):
                     if on_tokens is not None and t < len(a.tokens) - 1:
-                        on_tokens(k, Answer(a.tokens[t : t + 1], a.logps[t : t + 1], "going", a.versions[t : t + 1]))
+                        on_tokens(
+                            k, Completion(a.tokens[t : t + 1], a.logps[t : t + 1], "going", a.versions[t : t + 1])
+                        )
             return answers
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -64,7 +66,7 @@ class Parrot:
         finish = "stop" if len(tokens) <= sampling.max_new_tokens else "length"
         tokens = np.asarray(tokens[: sampling.max_new_tokens], np.int32)
         logps = -rng.random(len(tokens)).astype(np.float32)
-        return Answer(tokens, logps, finish, np.zeros(len(tokens), np.int32))
+        return Completion(tokens, logps, finish, np.zeros(len(tokens), np.int32))
 
 
 def served(sampler, names=("one", "two"), tokenizer=None, **options):

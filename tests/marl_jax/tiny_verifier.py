@@ -4,7 +4,7 @@ import json
 import random
 
 from configs import algorithms, defaults
-from marl_jax.rollouts.labelled import FORMAT, Answer, Question
+from marl_jax.rollouts.labelled import FORMAT, LabelledCompletion, Question
 
 LETTERS = "abcd"
 
@@ -23,7 +23,7 @@ def write_files(folder, n=1000, held_out=64, seed=0):
         for i in range(size):
             right, wrong = rng.sample(LETTERS, 2)
             messages = chat(right, "", rng.randint(100, 999))[:1]
-            answers = (Answer(right, True), Answer(wrong, False))
+            answers = (LabelledCompletion(right, True), LabelledCompletion(wrong, False))
             lines.append(Question(f"{part}/{i}", tuple(messages), answers).to_json())
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
 

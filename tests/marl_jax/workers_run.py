@@ -9,7 +9,7 @@ import logging
 import numpy as np
 
 from marl_jax.rollouts.host.conversation import Speaker
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
@@ -23,7 +23,7 @@ class Slow:
     async def answer(self, ids, sampling, policy=0, n=1, deadline=None):
         await asyncio.sleep(2.0)
         tokens = np.frombuffer(b"abab", np.uint8).astype(np.int32)
-        return [Answer(tokens, np.zeros(4, np.float32), "stop", np.zeros(4, np.int32))] * n
+        return [Completion(tokens, np.zeros(4, np.float32), "stop", np.zeros(4, np.int32))] * n
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.team import Team
 from marl_jax.rollouts.conversations import transcripts, turns
-from marl_jax.rollouts.conversations.threads import History, Read, Threads
-from marl_jax.rollouts.conversations.transcripts import Place, Transcript
+from marl_jax.rollouts.conversations.threads import History, ThreadRead, Threads
+from marl_jax.rollouts.conversations.transcripts import RowPosition, Transcript
 from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.samples import Samples
 
@@ -125,21 +125,23 @@ class HistoryContext:
         others = h.begin(opposite).caches if opposite else {}
         return Carry(h.begin(games, sampling), others, script)
 
-    def read(self, carry: Carry, seen: Any) -> Read:
+    def read(self, carry: Carry, seen: Any) -> ThreadRead:
         """The opening, or what is new."""
         return self.history.read(carry.threads, seen.seat, seen.policy, seen.prompts, seen.lengths)
 
-    def fresh(self, asked: Read) -> jax.Array:
+    def fresh(self, asked: ThreadRead) -> jax.Array:
         """bool [B]: whether conversations begin with this turn."""
         return asked.fresh
 
-    def act(self, ready: dict, carry: Carry, asked: Read, keys: jax.Array, **settings: Any) -> tuple[Decision, Carry]:
+    def act(
+        self, ready: dict, carry: Carry, asked: ThreadRead, keys: jax.Array, **settings: Any
+    ) -> tuple[Decision, Carry]:
         """What is new is read and answered."""
         decision, threads = self.history.act(ready, carry.threads, asked, keys=keys, **settings)
         return decision, dataclasses.replace(carry, threads=threads)
 
     def act_opposite(
-        self, ready: dict, carry: Carry, asked: Read, seen: Any, start: int, keys: jax.Array
+        self, ready: dict, carry: Carry, asked: ThreadRead, seen: Any, start: int, keys: jax.Array
     ) -> tuple[Decision, Carry]:
         """The same with other weights, for the games from `start` on; both read the same conversations."""
         theirs = dataclasses.replace(asked, row=asked.row - start * self.history.game.n_players)
@@ -147,7 +149,9 @@ class HistoryContext:
         decision, threads = self.history.act(ready, threads, theirs, keys=keys, legal=seen.legal, policy=seen.policy)
         return decision, dataclasses.replace(carry, opposite=threads.caches)
 
-    def say(self, carry: Carry, asked: Read, decision: Decision, policy: jax.Array) -> tuple[Carry, Place | None]:
+    def say(
+        self, carry: Carry, asked: ThreadRead, decision: Decision, policy: jax.Array
+    ) -> tuple[Carry, RowPosition | None]:
         """The conversations with these answers."""
         kept = self.history.kept(decision, policy)
         script, places = carry.script, None
@@ -166,11 +170,11 @@ class HistoryContext:
         """New conversations in games that ended, bool [B]."""
         return dataclasses.replace(carry, threads=self.history.restart(carry.threads, ended))
 
-    def samples(self, carry: Carry, played: Turn, places: Place, candidates: int = 1, **more: Any) -> Samples:
+    def samples(self, carry: Carry, played: Turn, places: RowPosition, candidates: int = 1, **more: Any) -> Samples:
         """A row for every seat of every game."""
         return transcripts.to_samples(carry.script, played, places, candidates, **more)
 
-    def dropped(self, played: Turn, places: Place) -> jax.Array:
+    def dropped(self, played: Turn, places: RowPosition) -> jax.Array:
         """int32 [V, B]: answers of each turn that count and for which a row had no room."""
         counted = jnp.sum(played.counts.reshape(*places.whole.shape, -1) > 0, axis=-1)
         return jnp.where(places.whole, 0, counted)

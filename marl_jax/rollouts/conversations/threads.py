@@ -51,7 +51,7 @@ class Threads:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Read:
+class ThreadRead:
     """What the movers of B games read at a turn.
 
     row      int32 [B], the number of the conversation
@@ -132,7 +132,7 @@ class History:
 
     def read(
         self, threads: Threads, seat: jax.Array, policy: jax.Array, opening: jax.Array, lengths: jax.Array
-    ) -> Read:
+    ) -> ThreadRead:
         """What the movers read: the opening, int32 [B, T] of lengths [B], or what is new since their last turn."""
         row = jnp.arange(len(seat)) * self.game.n_players + seat
         mine = jax.tree.map(lambda x: x[row], dataclasses.replace(threads, caches={}))
@@ -148,7 +148,7 @@ class History:
         skip = self.team.prompts.skip(policy)
         lengths = jnp.where(fresh, lengths, more_lengths)
         before = jnp.where(fresh, 0, before)
-        return Read(
+        return ThreadRead(
             row=row,
             fresh=fresh,
             skip=skip,
@@ -163,7 +163,7 @@ class History:
         self,
         ready: dict,
         threads: Threads,
-        read: Read,
+        read: ThreadRead,
         legal: jax.Array,
         keys: jax.Array,
         policy: jax.Array,
@@ -188,7 +188,7 @@ class History:
             decision = found if decision is None else jax.tree.map(pick, found, decision)
         return decision, dataclasses.replace(threads, caches=caches)
 
-    def _read(self, backbone: Backbone, ready: dict, cache: kv.Cache, read: Read, mine, own):
+    def _read(self, backbone: Backbone, ready: dict, cache: kv.Cache, read: ThreadRead, mine, own):
         """The last hidden states [B, D], and the cache behind what is new."""
         cache = kv.restart(cache, jnp.zeros((len(cache.lengths),), bool).at[read.row].set(read.fresh & mine))
         narrow = min(self.usual_length, read.tokens.shape[1])
@@ -228,7 +228,7 @@ class History:
         return last, cache
 
     def _answer(
-        self, backbone, ready, cache, last, read: Read, legal, keys, own, temperature, central, candidates
+        self, backbone, ready, cache, last, read: ThreadRead, legal, keys, own, temperature, central, candidates
     ) -> Decision:
         policy = backbone.policy
         values = answering.values_at_prompt(policy, ready, last, None, jnp.maximum(read.lengths, 1), central)
@@ -254,7 +254,7 @@ class History:
             found = jnp.where(mine, backbone.policy.answers.kept(reply), found)
         return found
 
-    def say(self, threads: Threads, read: Read, answers: jax.Array, kept: jax.Array) -> Threads:
+    def say(self, threads: Threads, read: ThreadRead, answers: jax.Array, kept: jax.Array) -> Threads:
         """The movers' conversations with their answers, int32 [B, W], of which `kept` [B] tokens stay; none pending."""
         row = read.row
         return dataclasses.replace(

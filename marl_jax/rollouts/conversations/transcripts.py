@@ -16,7 +16,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rollouts.conversations.threads import History, Read
+from marl_jax.rollouts.conversations.threads import History, ThreadRead
 from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.samples import Samples
 
@@ -44,7 +44,7 @@ class Transcript:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RowPosition:
     """Where the answers of a turn of B games belong.
 
     row      int32 [B]
@@ -83,7 +83,7 @@ def room(history: History, turns: int, wanted: int = 0) -> int:
     return -(-exact // step) * step
 
 
-def write_read(script: Transcript, read: Read) -> Transcript:
+def write_read(script: Transcript, read: ThreadRead) -> Transcript:
     """The rows with what the movers read, without their last answers, which are there."""
     row = read.row
     new = read.lengths - read.answer
@@ -102,7 +102,9 @@ def write_read(script: Transcript, read: Read) -> Transcript:
     )
 
 
-def write_answer(script: Transcript, read: Read, answers: jax.Array, kept: jax.Array) -> tuple[Transcript, Place]:
+def write_answer(
+    script: Transcript, read: ThreadRead, answers: jax.Array, kept: jax.Array
+) -> tuple[Transcript, RowPosition]:
     """The rows with the answers int32 [B, W] that the conversations go on with, `kept` [B] tokens of each."""
     row = read.row
     length, longest = script.length[row], script.tokens.shape[1]
@@ -111,7 +113,7 @@ def write_answer(script: Transcript, read: Read, answers: jax.Array, kept: jax.A
     real = (place < kept[:, None]) & whole[:, None]
     at = jnp.where(real, length[:, None] + place, longest)
     positions = read.sees[:, None] + place
-    where = Place(row, script.answers[row], length - 1, read.sees, whole, jnp.zeros_like(row))
+    where = RowPosition(row, script.answers[row], length - 1, read.sees, whole, jnp.zeros_like(row))
     script = _put(script, row, at, answers, positions, script.begun[row] - 1)
     script = dataclasses.replace(
         script,
@@ -133,7 +135,7 @@ def _put(script: Transcript, row, at, tokens, positions, segment) -> Transcript:
     )
 
 
-def to_samples(script: Transcript, turns: Turn, places: Place, candidates: int = 1, **more) -> Samples:
+def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates: int = 1, **more) -> Samples:
     """Rows with all answers of their seat.
 
     turns    [V, B, …], without prompts; of K candidates [V, B·K, …]

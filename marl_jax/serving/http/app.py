@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from marl_jax.serving.http.errors import ApiError, ClientGone
-from marl_jax.serving.http.guard import Guard, Limits, Peer
+from marl_jax.serving.http.guard import Limits, Peer, RequestGuard
 from marl_jax.serving.http.keys import Keys, check_address
-from marl_jax.serving.http.prometheus import CONTENT_TYPE, Metrics, text_of
+from marl_jax.serving.http.prometheus import CONTENT_TYPE, ServerMetrics, text_of
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -53,12 +53,12 @@ def application(
     *,
     keys: Keys,
     limits: Limits | None = None,
-    metrics: Metrics | None = None,
+    metrics: ServerMetrics | None = None,
     health: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable | None = None,
     open_paths: Iterable[str] = (),
     peer: Peer | None = None,
-) -> Guard:
+) -> RequestGuard:
     """Routes behind keys and limits, with GET /health (open to all) and GET /metrics.
 
     `health` returns what /health shows besides {"status": "ok"}; with another "status" it is answered with 503.
@@ -66,7 +66,7 @@ def application(
     `open_paths` are answered without a key, as /health is.
     `peer` is this process among those that serve together; None: it serves alone.
     """
-    limits, metrics, peer = limits or Limits(), metrics or Metrics(), peer or Peer()
+    limits, metrics, peer = limits or Limits(), metrics or ServerMetrics(), peer or Peer()
 
     async def get_health(request: Request) -> Response:
         found = {"status": "ok", **health()}
@@ -79,7 +79,7 @@ def application(
     own = [Route("/health", get_health), Route("/metrics", get_metrics)]
     # A redirect to a path with or without a slash would send the body, and the key, once more.
     router = routing.Router([*routes, *own], redirect_slashes=False, lifespan=lifespan)
-    return Guard(router, keys, limits, metrics, open_paths, peer.requests)
+    return RequestGuard(router, keys, limits, metrics, open_paths, peer.requests)
 
 
 def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from marl_jax.serving.http.errors import ApiError, ClientGone
 from marl_jax.serving.http.keys import Keys, is_loopback
-from marl_jax.serving.http.prometheus import Metrics
+from marl_jax.serving.http.prometheus import ServerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +45,16 @@ class Limits:
     retry_after: int = 1
 
 
-class Guard:
+class RequestGuard:
     """An ASGI application: a router's routes behind keys and limits."""
 
     def __init__(
-        self, router: Router, keys: Keys, limits: Limits, metrics: Metrics, open_paths: Iterable[str] = (),
-        under_way: Count | None = None,
+        self, router: Router, keys: Keys, limits: Limits, metrics: ServerMetrics, open_paths: Iterable[str] = (),
+        under_way: Gauge | None = None,
     ):  # fmt: skip
         self.router, self.keys, self.limits, self.metrics = router, keys, limits, metrics
         self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
-        self.under_way = under_way or Count()
+        self.under_way = under_way or Gauge()
         metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way.own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,7 +201,7 @@ def _check_host(header: bytes) -> None:
         raise ApiError(403, f"Host is {name[:100]!r}; without a key, expected localhost or 127.0.0.1")
 
 
-class Count:
+class Gauge:
     """How many there are of something, in this process and in all."""
 
     def __init__(self):
@@ -225,11 +225,11 @@ class Peer:
     port       on which it alone listens; None where it serves alone
     requests   under way
     sessions   that have not ended
-    snapshots  the metrics of all processes (`Metrics.snapshot`); None where it serves alone
+    snapshots  the metrics of all processes (`ServerMetrics.snapshot`); None where it serves alone
     """
 
     mark: str = ""
     port: int | None = None
-    requests: Count = dataclasses.field(default_factory=Count)
-    sessions: Count = dataclasses.field(default_factory=Count)
+    requests: Gauge = dataclasses.field(default_factory=Gauge)
+    sessions: Gauge = dataclasses.field(default_factory=Gauge)
     snapshots: Callable[[], Awaitable[list[list[dict[str, Any]]]]] | None = None

@@ -19,7 +19,7 @@ SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 3
 """Upper bounds of the buckets of times."""
 
 
-class Metrics:
+class ServerMetrics:
     """Metrics by name; each is created when it is first used, and a name has one kind."""
 
     def __init__(self):

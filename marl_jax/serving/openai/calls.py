@@ -18,13 +18,13 @@ from typing import Any
 from envs.tasks.replies import Reply
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.sampling.batcher_thread import BatcherClosed
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.openai import requests, text, tool_calls
 from marl_jax.serving.openai.json_output import JsonOutput
 from marl_jax.serving.openai.prompts import SHORT, Renderer
-from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
 
@@ -51,7 +51,7 @@ class ServedModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class CompletionChoice:
     """One answer as the client sees it.
 
     text    without stop strings and without the calls of tools
@@ -84,7 +84,7 @@ class Call:
     changes   how often there was something new for those who follow
     """
 
-    def __init__(self, model: ServedModel, asked: Asked, round_: int = 0):
+    def __init__(self, model: ServedModel, asked: CompletionRequest, round_: int = 0):
         self.id = requests.new_id("chatcmpl" if asked.messages else "cmpl")
         self.model, self.asked, self.round = model, asked, round_
         self.ids: list[int] = []
@@ -92,9 +92,9 @@ class Call:
         self.sampling: Sampling | None = None
         self.after: tuple[Call, int] | None = None
         self.fork: str | None = None
-        self.shown: list[list[Answer]] = [[] for _ in range(asked.n)]
-        self.answers: list[Answer] | None = None
-        self.choices: list[Choice] = []
+        self.shown: list[list[Completion]] = [[] for _ in range(asked.n)]
+        self.answers: list[Completion] | None = None
+        self.choices: list[CompletionChoice] = []
         self.contents: list[list[int]] = []
         self.replies: list[Reply] = []
         self.task: asyncio.Task | None = None
@@ -159,7 +159,7 @@ class Call:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def show(self, k: int, new: Answer) -> None:
+    def show(self, k: int, new: Completion) -> None:
         """More of answer k may be shown."""
         self.shown[k].append(new)
         self.changed()
@@ -168,12 +168,12 @@ class Call:
 # ---------------------------------------------------------------------------------------------------------- answering
 
 
-def prefix_of(model: ServedModel, asked: Asked) -> str:
+def prefix_of(model: ServedModel, asked: CompletionRequest) -> str:
     """How the answer has to begin, where the request demands the call of a tool."""
     return "" if asked.forced is None else model.renderer.parser.prefix(asked.forced or None)
 
 
-async def opening(model: ServedModel, asked: Asked) -> list[int]:
+async def opening(model: ServedModel, asked: CompletionRequest) -> list[int]:
     """The ids of a request as it stands, without any history."""
     if asked.prompts:
         (prompt,) = asked.prompts
@@ -186,14 +186,14 @@ async def opening(model: ServedModel, asked: Asked) -> list[int]:
         raise ApiError(400, str(error)[:500], param="messages") from None
 
 
-async def render(asked: Asked, function: Callable[..., list[int]], *args: Any) -> list[int]:
+async def render(asked: CompletionRequest, function: Callable[..., list[int]], *args: Any) -> list[int]:
     """Ids of the messages from a function of the renderer; where they are long, in a thread."""
     short = not asked.tools and sum(len(message["content"]) for message in asked.messages) <= SHORT
     args = (asked.messages, *args, asked.tools, asked.template)
     return function(*args) if short else await asyncio.to_thread(function, *args)
 
 
-def budget(model: ServedModel, asked: Asked, length: int) -> int:
+def budget(model: ServedModel, asked: CompletionRequest, length: int) -> int:
     """Tokens that the answer may have."""
     limit = model.speaker.max_length
     room = limit - length
@@ -226,7 +226,7 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
     speaker, more = call.model.speaker, {}
     if streamed:
 
-        def on_tokens(k: int, new: Answer) -> None:
+        def on_tokens(k: int, new: Completion) -> None:
             with contextlib.suppress(TraceError):  # the answers themselves cannot be written either
                 trace.add_tokens(k, new, functools.partial(call.show, k, new))
 
@@ -248,7 +248,7 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
     call.replies = [Reply(c.text, t, a.finish) for c, t, a in zip(choices, written, answers, strict=True)]
 
 
-def choice(call: Call, content: list[int], finish: str) -> Choice:
+def choice(call: Call, content: list[int], finish: str) -> CompletionChoice:
     """An answer as the client sees it."""
     asked, parser = call.asked, call.model.renderer.parser
     words = text.visible(call.model.speaker.tokenizer, content, asked.stops)
@@ -259,4 +259,4 @@ def choice(call: Call, content: list[int], finish: str) -> Choice:
     elif names:
         words, calls = parser.parse(call.prefix + words, names)
     ids = tuple(requests.new_id("call") for _ in calls)
-    return Choice(words, tuple(calls), ids, "tool_calls" if calls and finish == "stop" else finish)
+    return CompletionChoice(words, tuple(calls), ids, "tool_calls" if calls and finish == "stop" else finish)

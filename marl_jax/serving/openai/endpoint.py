@@ -21,13 +21,13 @@ from starlette.responses import JSONResponse, Response
 from marl_jax.serving.http import app as http
 from marl_jax.serving.http.app import Route
 from marl_jax.serving.http.errors import ApiError
-from marl_jax.serving.http.guard import Guard, Limits, Peer
+from marl_jax.serving.http.guard import Limits, Peer, RequestGuard
 from marl_jax.serving.http.keys import Keys
-from marl_jax.serving.http.prometheus import Metrics
+from marl_jax.serving.http.prometheus import ServerMetrics
 from marl_jax.serving.http.streams import EventStream
 from marl_jax.serving.openai import calls, choices, requests
 from marl_jax.serving.openai.calls import Call, ServedModel
-from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.admin import Admin, Control
 from marl_jax.serving.sessions.sessions import Session, Sessions, unknown_model
 from marl_jax.serving.sessions.traces import TraceFile
@@ -55,14 +55,14 @@ class Endpoint:
         open_paths: Sequence[str] = (), peer: Peer | None = None,
     ):  # fmt: skip
         self.models, self.keys, self.peer = dict(models), keys or Keys(required=False), peer or Peer()
-        self.metrics, self.sessions = Metrics(), Sessions(models, traces, self.keys, self.peer)
+        self.metrics, self.sessions = ServerMetrics(), Sessions(models, traces, self.keys, self.peer)
         self.limits, self.reload, self.control = limits or Limits(), reload, control
         self.routes, self.open_paths = tuple(routes), tuple(open_paths)
         self.created, self.session_idle = int(time.time()), session_idle
         open_sessions = self.sessions.open_sessions
         self.metrics.gauge("serving_open_sessions", "Sessions that have not ended.", lambda: len(open_sessions))
 
-    def application(self) -> Guard:
+    def application(self) -> RequestGuard:
         """The routes behind keys and limits."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -78,7 +78,7 @@ class Endpoint:
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
+    async def _lifespan(self, app: RequestGuard) -> AsyncIterator[None]:
         """While the server runs, sessions that were left behind are ended."""
 
         async def watch() -> None:
@@ -120,7 +120,7 @@ class Endpoint:
             self._count(call)
         return JSONResponse(choices.completion(begun, [await self._tops(call) for call in begun]))
 
-    async def _begin(self, request: Request, asked: Asked, number: int = 0) -> Call:
+    async def _begin(self, request: Request, asked: CompletionRequest, number: int = 0) -> Call:
         """The call of a request: in the session of its key, or by itself."""
         owner = http.owner(request)
         if isinstance(owner, Session):
@@ -194,6 +194,6 @@ class Endpoint:
         self.metrics.observe("serving_first_token_seconds", "From request to first text.", seconds, model=name)
 
 
-def _one_by_one(asked: Asked) -> list[Asked]:
+def _one_by_one(asked: CompletionRequest) -> list[CompletionRequest]:
     """A completion of several prompts as several of one."""
     return [dataclasses.replace(asked, prompts=(prompt,)) for prompt in asked.prompts]

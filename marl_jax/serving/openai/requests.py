@@ -27,7 +27,7 @@ RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A request, checked.
 
     messages       of a chat; empty for a completion
@@ -75,7 +75,7 @@ class Asked:
 # --------------------------------------------------------------------------------------------------------- requests
 
 
-def read_chat(body: dict[str, Any]) -> Asked:
+def read_chat(body: dict[str, Any]) -> CompletionRequest:
     """The request of a chat completion."""
     check_depth(body)
     field = _Fields(body)
@@ -91,14 +91,14 @@ def read_chat(body: dict[str, Any]) -> Asked:
     schema = field.response_format()
     if schema is not None and (top or forced is not None):
         raise field.refusal("response_format", "text, where top_logprobs or a tool that must be called are wanted")
-    return Asked(
+    return CompletionRequest(
         messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
         top_logprobs=top, max_tokens=min(limits, default=None), template=field.template_options(),
         schema=schema, **field.common(),
     )  # fmt: skip
 
 
-def read_completion(body: dict[str, Any]) -> Asked:
+def read_completion(body: dict[str, Any]) -> CompletionRequest:
     """The request of a completion."""
     field = _Fields(body)
     prompt = body.get("prompt")
@@ -111,7 +111,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
         raise field.refusal("suffix", "null: it is not supported")
     top = field.whole("logprobs", 0, MOST_TOP_LOGPROBS)
     limit = field.whole("max_tokens", 1, 2**31)
-    return Asked(
+    return CompletionRequest(
         prompts=prompts, logprobs=top is not None, top_logprobs=top or 0, max_tokens=16 if limit is None else limit,
         echo=field.switch("echo"), **field.common(),
     )  # fmt: skip
@@ -223,7 +223,7 @@ class _Fields:
         )
 
     def tool_choice(self, tools: Sequence[dict]) -> str | None:
-        """The tool that has to be called, see `Asked.forced`."""
+        """The tool that has to be called, see `CompletionRequest.forced`."""
         choice = self.body.get("tool_choice")
         names = [tool["function"]["name"] for tool in tools]
         if choice in (None, "none", "auto"):

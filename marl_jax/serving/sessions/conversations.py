@@ -10,7 +10,7 @@ from marl_jax.serving.openai.calls import Call
 
 
 @dataclasses.dataclass
-class Conversation:
+class SessionConversation:
     """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
 
     seat     number of the model in the session
@@ -28,14 +28,14 @@ class Conversation:
     calls: list[str] = dataclasses.field(default_factory=list)
 
 
-def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Conversation]:
+def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[SessionConversation]:
     """The answered calls as conversations, each answer in one of them; `seats` are the numbers of the models.
 
     Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches. A
     turn has the number of the call's round, so that turns of different conversations are in order of time.
     """
-    found: list[Conversation] = []
-    place: dict[str, Conversation] = {}  # of a call
+    found: list[SessionConversation] = []
+    place: dict[str, SessionConversation] = {}  # of a call
     for call in calls:
         if call.answers is None:
             continue
@@ -48,7 +48,7 @@ def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Conve
                 before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
         if chat is None:
             path = (*call.ids, len(found))
-            chat = Conversation(seats[call.model.name], path, list(call.ids), opening)
+            chat = SessionConversation(seats[call.model.name], path, list(call.ids), opening)
             found.append(chat)
         speaker = call.model.speaker
         if call.asked.schema is not None:  # drawn from another distribution than the policy's

@@ -20,7 +20,7 @@ from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
-from marl_jax.serving.sessions.conversations import Conversation
+from marl_jax.serving.sessions.conversations import SessionConversation
 from marl_jax.serving.sessions.sessions import Session
 
 LIMITS = Limits(concurrent=1 << 16, seconds=math.inf)
@@ -57,7 +57,7 @@ class EpisodeSession:
         except ApiError as error:
             raise TaskError(error.message) from None
 
-    def conversations(self) -> list[Conversation]:
+    def conversations(self) -> list[SessionConversation]:
         """The chats of the episode."""
         return self._session.conversations()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from marl_jax.serving.openai.calls import Call
 from marl_jax.serving.openai.prompts import Message
-from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.openai.requests import CompletionRequest
 
 _sorted = json.JSONEncoder(sort_keys=True).encode
 THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)
@@ -70,7 +70,7 @@ def continued_ids(call: Call, earlier_calls: Iterable[Call]) -> Answered | None:
     return found
 
 
-def _tools_key(asked: Asked) -> str:
+def _tools_key(asked: CompletionRequest) -> str:
     """What of a request besides its messages is part of the prompt."""
     return _sorted([asked.tools, asked.template]) if asked.tools or asked.template else ""
 

@@ -42,8 +42,8 @@ from marl_jax.serving.http.guard import Peer
 from marl_jax.serving.http.keys import Keys
 from marl_jax.serving.openai import calls, requests
 from marl_jax.serving.openai.calls import Call, ServedModel
-from marl_jax.serving.openai.requests import Asked
-from marl_jax.serving.sessions.conversations import Conversation, conversations
+from marl_jax.serving.openai.requests import CompletionRequest
+from marl_jax.serving.sessions.conversations import SessionConversation, conversations
 from marl_jax.serving.sessions.histories import Histories, continued_ids
 from marl_jax.serving.sessions.traces import CallTrace, TraceFile
 from models.chat import ChatTemplateError
@@ -82,7 +82,7 @@ class Session:
 
     # Calls
 
-    def call(self, asked: Asked, retry_of: str | None = None, body: str | None = None) -> Call:
+    def call(self, asked: CompletionRequest, retry_of: str | None = None, body: str | None = None) -> Call:
         """Begins a call, or finds the one that a client repeats.
 
         retry_of  digest of the body, where the client says that it repeats a request
@@ -210,7 +210,7 @@ class Session:
     async def _record(self, event: dict, sync: bool = False) -> None:
         await self._traces.write({"session": self.id} | event, sync)
 
-    def conversations(self) -> list[Conversation]:
+    def conversations(self) -> list[SessionConversation]:
         """The answered calls as conversations, see `conversations.conversations`."""
         return conversations(self.calls.values(), {name: i for i, name in enumerate(self.models)})
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from marl_jax.errors import RunError
 from marl_jax.running.line_writer import LineWriter
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 
 log = logging.getLogger(__name__)
 
@@ -117,25 +117,25 @@ class CallTrace:
         if self._traces.kept:
             self._traces.add(f"{self._head}, {encode(event)[1:]}")
 
-    def add_tokens(self, k: int, new: Answer, then: Callable[[], None]) -> None:
+    def add_tokens(self, k: int, new: Completion, then: Callable[[], None]) -> None:
         """Writes what is new of answer k; `then` is called when it is with the operating system."""
         if not self._traces.kept:
             return then()
         self._traces.add(f'{self._head}, "event": "tokens", "k": {k}, {_members(self._encode(k, new))}}}', then)
 
-    async def write_answers(self, answers: Sequence[Answer], texts: Sequence[str]) -> None:
+    async def write_answers(self, answers: Sequence[Completion], texts: Sequence[str]) -> None:
         """Returns when the answers are on disk; what has been streamed of each is its beginning."""
         if not self._traces.kept:
             return
         found = []
         for k, (answer, text) in enumerate(zip(answers, texts, strict=True)):
             n = self._counts.get(k, 0)
-            self._encode(k, Answer(answer.tokens[n:], answer.logps[n:], answer.finish, answer.versions[n:]))
+            self._encode(k, Completion(answer.tokens[n:], answer.logps[n:], answer.finish, answer.versions[n:]))
             columns = [", ".join(parts) for parts in zip(*self._parts.get(k, [("", "", "")]), strict=True)]
             found.append(f'{{{_members(columns)}, "finish": "{answer.finish}", "text": {encode(text)}}}')
         await self._traces.write_line(f'{self._head}, "event": "answer", "answers": [{", ".join(found)}]}}')
 
-    def _encode(self, k: int, new: Answer) -> tuple[str, str, str]:
+    def _encode(self, k: int, new: Completion) -> tuple[str, str, str]:
         """The columns of what is new, which are kept for the whole answer."""
         tokens = new.tokens.tolist()
         found = str(tokens)[1:-1], encode_floats(new.logps.tolist()), str(new.versions.tolist())[1:-1]
@@ -179,7 +179,7 @@ class TracedCall:
 
 
 @dataclasses.dataclass
-class Trace:
+class SessionTrace:
     """One session as its events tell it; calls by their ids, in order."""
 
     session: str
@@ -201,15 +201,15 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
                 raise TraceError(f"{path}:{number} is no JSON: {error}") from error
 
 
-def read_traces(path: str | Path) -> dict[str, Trace]:
+def read_traces(path: str | Path) -> dict[str, SessionTrace]:
     """Every session of a file."""
-    traces: dict[str, Trace] = {}
+    traces: dict[str, SessionTrace] = {}
     for event in read_events(path):
-        _apply(traces.setdefault(event["session"], Trace(event["session"])), event)
+        _apply(traces.setdefault(event["session"], SessionTrace(event["session"])), event)
     return traces
 
 
-def _apply(trace: Trace, event: dict[str, Any]) -> None:
+def _apply(trace: SessionTrace, event: dict[str, Any]) -> None:
     kind, call = event["event"], trace.calls.get(event.get("call", ""))
     if kind == "open":
         trace.models, trace.metadata = tuple(event["models"]), event["metadata"]

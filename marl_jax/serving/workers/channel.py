@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from marl_jax.sampling.batcher_thread import BatcherClosed
-from marl_jax.serving.workers import wire
+from marl_jax.serving.workers import serialization
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, handlers: Handlers):
         self.handlers, self.loop = handlers, asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self.loop.create_future()
-        self._messages, self._out, self._numbers = wire.Messages(), [], itertools.count(1)
+        self._messages, self._out, self._numbers = serialization.Messages(), [], itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future] = {}
         self._handling: set[asyncio.Task] = set()
@@ -49,7 +49,7 @@ class Channel(asyncio.Protocol):
     async def call(self, name: str, *args: Any) -> Any:
         """What a function of the other end returns, or raises."""
         number, answered = self.expect()
-        self.send(wire.json_message(wire.CALL, number, [name, args]))
+        self.send(serialization.json_message(serialization.CALL, number, [name, args]))
         try:
             return await answered
         finally:
@@ -89,7 +89,7 @@ class Channel(asyncio.Protocol):
 
     def received(self, kind: int, payload: bytes) -> None:
         """A message of a kind that only one of the two ends understands."""
-        raise wire.WireError(f"a message of kind {kind} to the wrong end")
+        raise serialization.WireError(f"a message of kind {kind} to the wrong end")
 
     # asyncio's protocol
 
@@ -123,13 +123,13 @@ class Channel(asyncio.Protocol):
             self._transport.write(b"".join(out))
 
     def _handle(self, kind: int, payload: bytes) -> None:
-        if kind == wire.VALUE:
-            self.settle(*wire.read_json(payload))
-        elif kind == wire.FAILED:
-            number, value = wire.read_json(payload)
-            self.settle(number, wire.read_error(value))
-        elif kind == wire.CALL:
-            number, (name, args) = wire.read_json(payload)
+        if kind == serialization.VALUE:
+            self.settle(*serialization.read_json(payload))
+        elif kind == serialization.FAILED:
+            number, value = serialization.read_json(payload)
+            self.settle(number, serialization.read_error(value))
+        elif kind == serialization.CALL:
+            number, (name, args) = serialization.read_json(payload)
             self.handle(number, self._return, name, args)
         else:
             self.received(kind, payload)
@@ -143,12 +143,14 @@ class Channel(asyncio.Protocol):
             except asyncio.CancelledError:
                 if asyncio.current_task().cancelling():
                     raise
-                self.send(wire.json_message(wire.FAILED, number, wire.error_value(self._closed())))
+                self.send(
+                    serialization.json_message(serialization.FAILED, number, serialization.error_value(self._closed()))
+                )
             except Exception as error:
-                value = wire.error_value(error)
+                value = serialization.error_value(error)
                 if value[0] == "other":
                     log.exception("a request from another process of the server failed")
-                self.send(wire.json_message(wire.FAILED, number, value))
+                self.send(serialization.json_message(serialization.FAILED, number, value))
 
         task = asyncio.ensure_future(run())
         self._handling.add(task)
@@ -156,7 +158,7 @@ class Channel(asyncio.Protocol):
         return task
 
     async def _return(self, number: int, name: str, args: list[Any]) -> None:
-        self.send(wire.json_message(wire.VALUE, number, await self.handlers[name](*args)))
+        self.send(serialization.json_message(serialization.VALUE, number, await self.handlers[name](*args)))
 
     def _closed(self) -> BatcherClosed:
         return BatcherClosed("the other process of the server is gone")

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from marl_jax.serving.http.errors import ApiError
-from marl_jax.serving.http.guard import Guard
+from marl_jax.serving.http.guard import RequestGuard
 from marl_jax.serving.sessions.sessions import Session
 
 Address = tuple[str, int]
@@ -47,7 +47,9 @@ class Forwarding:
     sessions   how many each of them has
     """
 
-    def __init__(self, app: Guard, worker: int, addresses: Sequence[Address], sessions: Callable[[], Sequence[int]]):
+    def __init__(
+        self, app: RequestGuard, worker: int, addresses: Sequence[Address], sessions: Callable[[], Sequence[int]]
+    ):
         self._app, self._worker, self._addresses = app, worker, list(addresses)
         self._sessions, self._given = sessions, [0] * len(addresses)
 

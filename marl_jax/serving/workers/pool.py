@@ -30,9 +30,9 @@ import marl_jax
 from marl_jax.errors import RunError
 from marl_jax.serving.http import app, server
 from marl_jax.serving.openai.endpoint import Endpoint
-from marl_jax.serving.workers.board import Board
-from marl_jax.serving.workers.desk import Desk, Samplers
 from marl_jax.serving.workers.forward import Address
+from marl_jax.serving.workers.sampler_server import NumberedSamplers, SamplerServer
+from marl_jax.serving.workers.shared_counters import SharedCounters
 from marl_jax.serving.workers.spec import Spec
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def serve(
             ready(url)
 
     async def run() -> None:
-        pool = Pool(endpoint, workers, drain_seconds)
+        pool = WorkerPool(endpoint, workers, drain_seconds)
         await server.until_signalled(pool.run(host, port, announce), pool.stop)
 
     asyncio.run(run())
@@ -66,7 +66,7 @@ def in_thread(endpoint: Endpoint, *, workers: int, drain_seconds: float = 5) -> 
     """As `server.in_thread`, with so many processes for HTTP."""
 
     def start(ready: Callable[[str], None]) -> server.Started:
-        pool = Pool(endpoint, workers, drain_seconds)
+        pool = WorkerPool(endpoint, workers, drain_seconds)
         return pool.run("127.0.0.1", 0, ready), pool.stop
 
     with server.run_in_thread(start, drain_seconds + 2 * END_SECONDS) as url:
@@ -79,7 +79,7 @@ class _Worker:
 
     number: int
     process: subprocess.Popen
-    desk: Desk
+    desk: SamplerServer
     ready: asyncio.Future
 
     def describe(self) -> str:
@@ -89,12 +89,12 @@ class _Worker:
         return f"worker {self.number} (process {self.process.pid}) ended {how}"
 
 
-class Pool:
+class WorkerPool:
     """The workers of one server. Belongs to the event loop in which it is made."""
 
     def __init__(self, endpoint: Endpoint, workers: int, drain_seconds: float):
         self._endpoint, self._count, self._drain = endpoint, workers, drain_seconds
-        self._samplers, self._workers = Samplers(endpoint.models), []
+        self._samplers, self._workers = NumberedSamplers(endpoint.models), []
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ class Pool:
             with contextlib.ExitStack() as files:  # which the workers inherit
                 for listener in (*shared, *own):
                     files.enter_context(listener)
-                board = files.enter_context(contextlib.closing(Board(self._count)))
+                board = files.enter_context(contextlib.closing(SharedCounters(self._count)))
                 spec = files.enter_context(tempfile.TemporaryFile())
                 spec.write(pickle.dumps(self._spec(own, main)))
                 spec.flush()
@@ -218,7 +218,7 @@ class Pool:
             "ready": ready, "reload": self._endpoint.reload, "control": self._control, "metrics": self._metrics,
             "top_logprobs": self._samplers.top_logprobs,
         }  # fmt: skip
-        desk = Desk(self._samplers, handlers)
+        desk = SamplerServer(self._samplers, handlers)
         await desk.open(ours)
         return _Worker(number, process, desk, answers)
 

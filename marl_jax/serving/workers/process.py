@@ -31,9 +31,9 @@ from marl_jax.serving.openai.calls import ServedModel
 from marl_jax.serving.openai.endpoint import Endpoint
 from marl_jax.serving.sessions.admin import check_admin
 from marl_jax.serving.sessions.traces import TraceFile
-from marl_jax.serving.workers.board import Board
 from marl_jax.serving.workers.forward import Forwarded, Forwarding, mark
-from marl_jax.serving.workers.remote_sampler import RemoteSampler, SamplerChannel
+from marl_jax.serving.workers.remote_sampler import SamplerChannel, WorkerSampler
+from marl_jax.serving.workers.shared_counters import SharedCounters
 from marl_jax.serving.workers.spec import Spec
 from models.tokenizers.byte import drop_cache
 
@@ -45,9 +45,9 @@ END_SECONDS = 2.0  # for clients to get the errors of their requests
 class Worker:
     """The endpoint of one worker, between its listeners and the channel."""
 
-    def __init__(self, number: int, spec: Spec, board: Board):
+    def __init__(self, number: int, spec: Spec, board: SharedCounters):
         self.number, self.spec, self.board, self.status = number, spec, board, 0
-        self.samplers: dict[int, RemoteSampler] = {}
+        self.samplers: dict[int, WorkerSampler] = {}
         self.server: Server | None = None
 
     async def run(self, connection: socket.socket, *listeners: socket.socket) -> int:
@@ -85,7 +85,7 @@ class Worker:
     def _models(self) -> Mapping[str, ServedModel]:
         found = {}
         for name, speaker, vocab in self.spec.models:
-            sampler = self.samplers.setdefault(speaker.sampler, RemoteSampler(self.channel, speaker.sampler))
+            sampler = self.samplers.setdefault(speaker.sampler, WorkerSampler(self.channel, speaker.sampler))
             drop_cache(speaker.tokenizer)
             found[name] = ServedModel.of(name, dataclasses.replace(speaker, sampler=sampler), vocab)
         return found
@@ -151,7 +151,7 @@ def main(number: int, fds: Mapping[str, Any]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("marl_jax").setLevel(spec.log_level)
     sys.setswitchinterval(SWITCH)  # lines are written by a thread, for which tokens wait
-    worker = Worker(number, spec, Board(len(spec.addresses), fds["board"]))
+    worker = Worker(number, spec, SharedCounters(len(spec.addresses), fds["board"]))
     sockets = [socket.socket(fileno=fds[name]) for name in ("channel", "own", "shared")]
     return asyncio.run(worker.run(*sockets))
 

@@ -33,7 +33,7 @@ from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.sessions.admin import check_admin
 from marl_jax.web.page import lines, tables
 from marl_jax.web.page.folders import RunFolders, read_config, read_inside
-from marl_jax.web.page.room import Room
+from marl_jax.web.page.lobby import GameLobby
 
 STATIC = Path(__file__).with_name("static")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -53,7 +53,7 @@ class Page:
     room  where games are played
     """
 
-    def __init__(self, runs: RunFolders, room: Room):
+    def __init__(self, runs: RunFolders, room: GameLobby):
         self._runs, self._room = runs, room
         self._files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.suffix in KINDS}
 

@@ -27,7 +27,7 @@ MOST = 2000
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NamedFolder:
     """A folder that was given, by its name on the page."""
 
     name: str
@@ -49,7 +49,7 @@ class RunFolders:
             while name in found:
                 name, number = f"{folder.name}~{number}", number + 1
             found[name] = folder
-        self.places = [Place(name, folder) for name, folder in found.items()]
+        self.places = [NamedFolder(name, folder) for name, folder in found.items()]
 
     def runs(self) -> dict[str, Path]:
         """All runs by their ids, each once."""
@@ -151,7 +151,7 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _id(place: Place, folder: Path) -> str:
+def _id(place: NamedFolder, folder: Path) -> str:
     return "/".join((place.name, *folder.relative_to(place.folder).parts))
 
 

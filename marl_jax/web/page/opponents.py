@@ -18,14 +18,14 @@ from marl_jax.interactive.game_table import GameTable, PolicySeat, Taken
 from marl_jax.serving.openai import calls
 from marl_jax.serving.openai.calls import Call, ServedModel
 from marl_jax.serving.openai.prompts import read_messages
-from marl_jax.serving.openai.requests import Asked
+from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.remote_bot import chat_of
 
 MOST_TOKENS = 256  # of a served model's answer
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class OpponentMove:
     """An action, and where a model chose it what it read and wrote; `error` says why the answer was of no use."""
 
     action: int
@@ -37,7 +37,7 @@ class Decision:
 class Opponent(Protocol):
     """Moves for all seats but the person's; one of its own in every game."""
 
-    async def act(self, table: GameTable) -> Decision:
+    async def act(self, table: GameTable) -> OpponentMove:
         """The move of the seat that is to move."""
         ...
 
@@ -57,9 +57,9 @@ class BotOpponent:
         """Compiles the bot."""
         return cls(jax.jit(bot.act))
 
-    async def act(self, table: GameTable) -> Decision:
+    async def act(self, table: GameTable) -> OpponentMove:
         """As the bot does."""
-        return Decision(int(await asyncio.to_thread(self.program, table.state, table.turn_key)))
+        return OpponentMove(int(await asyncio.to_thread(self.program, table.state, table.turn_key)))
 
     def observe(self, taken: Taken) -> None:
         """Nothing: it looks at the position only."""
@@ -76,10 +76,10 @@ class ModelOpponent:
     text: texts.Text
     temperature: float = 0.0
 
-    async def act(self, table: GameTable) -> Decision:
+    async def act(self, table: GameTable) -> OpponentMove:
         """Asks the model."""
         messages = await asyncio.to_thread(self._messages, table)
-        asked = Asked(
+        asked = CompletionRequest(
             self.model.name, messages=read_messages(messages), temperature=self.temperature, max_tokens=MOST_TOKENS,
             seed=secrets.randbits(32),
         )  # fmt: skip
@@ -91,7 +91,7 @@ class ModelOpponent:
         error = "" if action is not None else PARSE_FAILURE
         if action is None:
             action = int(np.random.default_rng().choice(np.flatnonzero(table.legal)))
-        return Decision(action, "\n\n".join(message["content"] for message in messages), answer, error)
+        return OpponentMove(action, "\n\n".join(message["content"] for message in messages), answer, error)
 
     def observe(self, taken: Taken) -> None:
         """Nothing: every prompt stands alone."""
@@ -108,7 +108,7 @@ class PolicyOpponent:
     seat: PolicySeat
     mesh: jax.sharding.Mesh
 
-    async def act(self, table: GameTable) -> Decision:
+    async def act(self, table: GameTable) -> OpponentMove:
         """As in a match of the run."""
         return await asyncio.to_thread(self._act, table)
 
@@ -117,7 +117,7 @@ class PolicyOpponent:
         with jax.set_mesh(self.mesh):
             self.seat.observe(taken.before, taken.action, taken.after)
 
-    def _act(self, table: GameTable) -> Decision:
+    def _act(self, table: GameTable) -> OpponentMove:
         with jax.set_mesh(self.mesh):
             action = int(self.seat.act(table.state, table.turn_key))
-        return Decision(action, table.prompt_text(table.mover), table.prompt.text.names[action])
+        return OpponentMove(action, table.prompt_text(table.mover), table.prompt.text.names[action])

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.openai.calls import ServedModel
-from marl_jax.serving.workers import wire
+from marl_jax.serving.workers import serialization
 from marl_jax.serving.workers.channel import Channel, Handlers
 
 
-class Samplers:
+class NumberedSamplers:
     """The samplers behind some models, each with a number that workers know it by."""
 
     def __init__(self, models: Mapping[str, ServedModel]):
@@ -33,7 +33,7 @@ class Samplers:
         """Settings that have come from a worker. A schema is one of the policy's model."""
         schema = fields["schema"]
         model = None if schema is None else self._models[number, policy]
-        return wire.read_sampling(fields, None if model is None else model.json_output.constraint(schema))
+        return serialization.read_sampling(fields, None if model is None else model.json_output.constraint(schema))
 
     async def top_logprobs(
         self, number: int, ids: Sequence[int], start: int, fields: Mapping[str, Any], policy: int, k: int
@@ -44,21 +44,21 @@ class Samplers:
         return [[(int(token), float(logp)) for token, logp in row] for row in found]
 
 
-class Desk(Channel):
+class SamplerServer(Channel):
     """This process's end of the channel to one worker."""
 
-    def __init__(self, samplers: Samplers, handlers: Handlers):
+    def __init__(self, samplers: NumberedSamplers, handlers: Handlers):
         super().__init__(handlers)
         self._samplers, self._asked = samplers, {}
 
     def received(self, kind: int, payload: bytes) -> None:
         """A request, or its end."""
-        if kind == wire.ASK:
-            number, fields, ids = wire.read_ask(payload)
+        if kind == serialization.ASK:
+            number, fields, ids = serialization.read_ask(payload)
             task = self._asked[number] = self.handle(number, self._answer, fields, ids)
             task.add_done_callback(lambda _: self._asked.pop(number))
-        elif kind == wire.CANCEL:
-            if (task := self._asked.get(wire.read_number(payload))) is not None:
+        elif kind == serialization.CANCEL:
+            if (task := self._asked.get(serialization.read_number(payload))) is not None:
                 task.cancel()
         else:
             super().received(kind, payload)
@@ -67,10 +67,10 @@ class Desk(Channel):
         sampler, policy, more = self._samplers.all[fields["sampler"]], fields["policy"], {}
         if fields["stream"]:
 
-            def on_tokens(k: int, new: Answer) -> None:
-                self.send(wire.tokens(number, k, new))
+            def on_tokens(k: int, new: Completion) -> None:
+                self.send(serialization.tokens(number, k, new))
 
             more = {"on_tokens": on_tokens}
         sampling = self._samplers.sampling(fields["sampler"], policy, fields["sampling"])
         found = await sampler.answer(ids, sampling, policy=policy, n=fields["n"], deadline=fields["deadline"], **more)
-        self.send(wire.answers(number, found))
+        self.send(serialization.answers(number, found))

@@ -8,12 +8,12 @@ import tempfile
 
 import numpy as np
 
-from marl_jax.serving.http.guard import Count
+from marl_jax.serving.http.guard import Gauge as Count
 
 FIELDS = ("requests", "sessions")
 
 
-class Board:
+class SharedCounters:
     """int64 [workers, fields] in a file without a name, which worker processes inherit."""
 
     def __init__(self, workers: int, fd: int | None = None):

@@ -16,14 +16,14 @@ from marl_jax.errors import RunError
 from marl_jax.interactive.game_table import GameTable
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.web.page.offers import Offer
-from marl_jax.web.page.opponents import Decision, Opponent
+from marl_jax.web.page.opponents import Opponent, OpponentMove
 
 MOST_GAMES = 64
 YOU = "you"
 
 
 @dataclasses.dataclass(eq=False)
-class Played:
+class LobbyGame:
     """One game: the table, the seat of the person, who moves for the others, and what they decided, by turn."""
 
     id: str
@@ -31,10 +31,10 @@ class Played:
     table: GameTable
     seat: int
     opponent: Opponent | None
-    decisions: dict[int, Decision] = dataclasses.field(default_factory=dict)
+    decisions: dict[int, OpponentMove] = dataclasses.field(default_factory=dict)
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
-    async def take(self, action: int, decision: Decision | None = None) -> None:
+    async def take(self, action: int, decision: OpponentMove | None = None) -> None:
         """A move of whoever is to move."""
         if decision is not None:
             self.decisions[len(self.table.moves)] = decision
@@ -86,12 +86,12 @@ class Played:
         return found
 
 
-class Room:
+class GameLobby:
     """The games under way, by their ids."""
 
     def __init__(self, offers: Mapping[str, Offer], most: int = MOST_GAMES):
         self.offers, self._most = dict(offers), most
-        self._games: collections.OrderedDict[str, Played] = collections.OrderedDict()
+        self._games: collections.OrderedDict[str, LobbyGame] = collections.OrderedDict()
 
     def describe(self) -> list[dict[str, Any]]:
         """What can be played, and against whom."""
@@ -136,13 +136,13 @@ class Room:
             await played.advance()
             return await asyncio.to_thread(played.show)
 
-    def _find(self, id_: str) -> Played:
+    def _find(self, id_: str) -> LobbyGame:
         if id_ not in self._games:
             raise ApiError(404, "there is no such game any more; begin another")
         self._games.move_to_end(id_)
         return self._games[id_]
 
-    def _deal(self, offer: Offer, opponent: str, seat: int, seed: int, temperature: float) -> Played:
+    def _deal(self, offer: Offer, opponent: str, seat: int, seed: int, temperature: float) -> LobbyGame:
         try:
             game, prompt = offer.table
             if not 0 <= seat < game.n_players:
@@ -151,4 +151,4 @@ class Room:
         except RunError as error:
             raise ApiError(400, str(error)) from None
         names = [YOU if i == seat else opponent for i in range(game.n_players)]
-        return Played(secrets.token_urlsafe(12), offer.words, GameTable(game, prompt, names, seed), seat, other)
+        return LobbyGame(secrets.token_urlsafe(12), offer.words, GameTable(game, prompt, names, seed), seat, other)

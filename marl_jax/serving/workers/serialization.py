@@ -25,7 +25,7 @@ import numpy as np
 
 from marl_jax.errors import RunError
 from marl_jax.sampling.batcher_thread import BatcherClosed, BatcherFailed
-from marl_jax.sampling.conversation import Answer
+from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.settings import Sampling
 
 ASK, CANCEL, TOKENS, ANSWERS, CALL, VALUE, FAILED = range(1, 8)
@@ -124,18 +124,18 @@ def read_sampling(fields: Mapping[str, Any], constraint: Any = None) -> Sampling
     return Sampling(**own | tuples, constraint=constraint)
 
 
-def tokens(number: int, k: int, new: Answer) -> bytes:
+def tokens(number: int, k: int, new: Completion) -> bytes:
     """What is new of answer k."""
     return message(TOKENS, TRIPLE.pack(number, k, len(new.tokens)), *_columns(new))
 
 
-def read_tokens(payload: bytes) -> tuple[int, int, Answer]:
+def read_tokens(payload: bytes) -> tuple[int, int, Completion]:
     """Number, k, and what is new."""
     number, k, n = TRIPLE.unpack_from(payload)
     return number, k, _read_columns(payload, TRIPLE.size, n, "going")
 
 
-def answers(number: int, found: Sequence[Answer]) -> bytes:
+def answers(number: int, found: Sequence[Completion]) -> bytes:
     """All answers to a request."""
     parts = [PAIR.pack(number, len(found))]
     for one in found:
@@ -143,7 +143,7 @@ def answers(number: int, found: Sequence[Answer]) -> bytes:
     return message(ANSWERS, *parts)
 
 
-def read_answers(payload: bytes) -> tuple[int, list[Answer]]:
+def read_answers(payload: bytes) -> tuple[int, list[Completion]]:
     """Number and answers."""
     (number, count), at, found = PAIR.unpack_from(payload), PAIR.size, []
     for _ in range(count):
@@ -153,17 +153,17 @@ def read_answers(payload: bytes) -> tuple[int, list[Answer]]:
     return number, found
 
 
-def _columns(answer: Answer) -> tuple[bytes, bytes, bytes]:
+def _columns(answer: Completion) -> tuple[bytes, bytes, bytes]:
     return (
         np.asarray(answer.tokens, np.int32).tobytes(), np.asarray(answer.logps, np.float32).tobytes(),
         np.asarray(answer.versions, np.int32).tobytes(),
     )  # fmt: skip
 
 
-def _read_columns(payload: bytes, at: int, n: int, finish: str) -> Answer:
+def _read_columns(payload: bytes, at: int, n: int, finish: str) -> Completion:
     ids = np.frombuffer(payload, np.int32, n, at)
     logps = np.frombuffer(payload, np.float32, n, at + 4 * n)
-    return Answer(ids, logps, finish, np.frombuffer(payload, np.int32, n, at + 8 * n))
+    return Completion(ids, logps, finish, np.frombuffer(payload, np.int32, n, at + 8 * n))
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
