@@ -21,7 +21,7 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> 
     return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-class Attention(nnx.Module):
+class Gpt2Attention(nnx.Module):
     """Norm, projections with bias, attention, output projection."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
@@ -65,7 +65,7 @@ class Attention(nnx.Module):
         return x + out, layer
 
 
-class FeedForward(nnx.Module):
+class Gpt2FeedForward(nnx.Module):
     """Norm, GELU feed-forward with bias."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):
@@ -88,12 +88,12 @@ class FeedForward(nnx.Module):
         return x + (out + adapters("down", z) if "down" in adapters else out)
 
 
-class Block(nnx.Module):
+class Gpt2Block(nnx.Module):
     """One layer."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool = False):
-        self.attn = Attention(cfg, rngs, dtype, fused)
-        self.mlp = FeedForward(cfg, rngs, dtype)
+        self.attn = Gpt2Attention(cfg, rngs, dtype, fused)
+        self.mlp = Gpt2FeedForward(cfg, rngs, dtype)
 
     def __call__(self, x, _, attend: Attend, layer, adapters: Adapters):
         """x [B, T, D], the layer's cache or None -> the same."""
@@ -101,7 +101,7 @@ class Block(nnx.Module):
         return constrain(self.mlp(x, adapters), "BTD"), layer
 
 
-class Ends(nnx.Module):
+class Gpt2Ends(nnx.Module):
     """What stands before and after the layers: embedding, positions, last norm, tied head."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):

@@ -28,11 +28,11 @@ class Model:
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
-        self._modules = FAMILIES.get(cfg.family).modules
+        self._family = FAMILIES.get(cfg.family)
         self._ends_def, self._ends = nnx.split(nnx.eval_shape(lambda: self._make_ends(jax.random.key(0), jnp.float32)))
         block = nnx.eval_shape(lambda: self._make_block(jax.random.key(0), jnp.float32))
         self._block_def, self._block = nnx.split(block)
-        fused = nnx.eval_shape(lambda: self._modules.Block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
+        fused = nnx.eval_shape(lambda: self._family.block(cfg, nnx.Rngs(0), jnp.float32, fused=True))
         self._fused_def = nnx.split(fused)[0]
 
     def __hash__(self):
@@ -42,10 +42,10 @@ class Model:
         return isinstance(other, Model) and self.cfg == other.cfg
 
     def _make_ends(self, key, dtype):
-        return self._modules.Ends(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._family.ends(self.cfg, nnx.Rngs(params=key), dtype)
 
     def _make_block(self, key, dtype):
-        return self._modules.Block(self.cfg, nnx.Rngs(params=key), dtype)
+        return self._family.block(self.cfg, nnx.Rngs(params=key), dtype)
 
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
         """Random parameters, layers stacked."""
@@ -80,7 +80,7 @@ class Model:
         """
         cast = jax.tree.map(lambda x: x.astype(dtype), params)
         layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]
-        return {**cast, "layers": tuple(self._modules.fuse(x, self.cfg) if fuse else x for x in layers)}
+        return {**cast, "layers": tuple(self._family.fuse(x, self.cfg) if fuse else x for x in layers)}
 
     def forward(
         self,

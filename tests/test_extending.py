@@ -56,7 +56,7 @@ from envs.tasks import TASKS
 from marl_jax.algorithms import ALGORITHMS
 from models.families import FAMILIES
 print(GAMES.get("nim").rules.__module__, TASKS.get("taboo").__module__, ALGORITHMS.get("reinforce").name,
-      BOTS.get("tic_tac_toe/greedy").__module__, FAMILIES.get("relu2").modules.__name__)
+      BOTS.get("tic_tac_toe/greedy").__module__, FAMILIES.get("relu2").block.__module__)
 """
 
 

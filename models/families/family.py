@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from models.config import ModelConfig
@@ -17,7 +16,8 @@ Leaves = dict[str, tuple[tuple[int, ...], int]]
 class Family:
     """All that sets one family apart.
 
-    modules            has `Ends` and `Block`, NNX modules, and `fuse(layer, cfg)`, see `models/decoder.py`
+    ends, block        NNX modules: what is around the layers, and one layer, see `models/decoder.py`
+    fuse               `fuse(layer, cfg)`: a layer's parameters as sampling reads them
     leaves             `leaves(cfg)`: the path of every parameter, such as layers/attn/q, with the shape of one layer
                        and the number of its leading axes that are summed over (0 for what is no matrix). Parameters
                        that share a tensor on disk stand in the order in which they lie there
@@ -38,7 +38,9 @@ class Family:
     gguf_interleaved   llama.cpp interleaves the two halves of each head in q and k
     """
 
-    modules: ModuleType
+    ends: Callable[..., Any]
+    block: Callable[..., Any]
+    fuse: Callable[[dict, ModelConfig], dict]
     leaves: Callable[[ModelConfig], Leaves]
     lora_targets: tuple[str, ...]
     architecture: str

@@ -111,7 +111,9 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
 
 
 GPT2 = Family(
-    modules=gpt2,
+    ends=gpt2.Gpt2Ends,
+    block=gpt2.Gpt2Block,
+    fuse=gpt2.fuse,
     leaves=leaves,
     lora_targets=("q", "k", "v", "o", "up", "down"),
     architecture="GPT2LMHeadModel",

@@ -217,7 +217,9 @@ def _rope_scaling_dict(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 _family = functools.partial(
     Family,
-    modules=decoder,
+    ends=decoder.Ends,
+    block=decoder.Block,
+    fuse=decoder.fuse,
     leaves=leaves,
     lora_targets=lora.TARGETS,
     read_config=read_config,

@@ -69,7 +69,7 @@ def test_a_family_from_another_package(other_family, tmp_path):
     cfg = ModelConfig(other_family, **{**SHAPE, "qk_norm": True})
     model = build(cfg)
     params = model.init(jax.random.key(0))
-    assert model._modules is decoder and "q_norm" in params["layers"]["attn"]
+    assert model._family.block is decoder.Block and "q_norm" in params["layers"]["attn"]
     folder = export(tmp_path / "model", cfg, params)
     again, loaded = load(folder)
     assert again == cfg
