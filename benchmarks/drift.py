@@ -178,14 +178,14 @@ def samples_of(session: Session) -> Samples:
 
 def answers_in(samples: Samples) -> Iterable[Given]:
     """Every answer as the learner reads it, row by row; of rows without branches."""
-    for n, s in np.argwhere(samples.answer_lengths > 0):
-        at = np.flatnonzero(samples.answer_of[n] == s)
-        reads, start = samples.reads[n, at], samples.sees[n, s]
+    for n, s in np.argwhere(samples.completion_lengths > 0):
+        at = np.flatnonzero(samples.completion_of[n] == s)
+        logits_index, start = samples.logits_index[n, at], samples.context_len[n, s]
         row = samples.tokens[n].tolist()
         # Each token is predicted at the one before it; what is read there are the tokens that were sampled.
-        read = tuple(row[start : reads[-1] + 1])
+        read = tuple(row[start : logits_index[-1] + 1])
         tokens = tuple(samples.targets[n, at].tolist())
-        assert reads[0] == start - 1 and read == tokens[:-1], "an answer is not read where it was written"
+        assert logits_index[0] == start - 1 and read == tokens[:-1], "an answer is not read where it was written"
         yield given_of(row[:start], tokens, samples.logps[n, at].tolist())
 
 
@@ -299,10 +299,10 @@ class Learner:
     def diff(self, samples: Samples, real: set[Given]) -> float:
         """The largest difference among answers of the model."""
         scores = np.asarray(self._score(self._params, jax.tree.map(jnp.asarray, samples)).logps)
-        worst, places = 0.0, np.argwhere(samples.answer_lengths > 0)
+        worst, places = 0.0, np.argwhere(samples.completion_lengths > 0)
         for (n, s), one in zip(places, answers_in(samples), strict=True):
             if one in real:
-                worst = max(worst, float(np.abs(scores[n, samples.answer_of[n] == s] - one[2]).max()))
+                worst = max(worst, float(np.abs(scores[n, samples.completion_of[n] == s] - one[2]).max()))
         return worst
 
 

@@ -75,7 +75,7 @@ def measure(args, context: str, text: str) -> dict:
     decisions = config.rollout.games * (config.rollout.turns + setup.game.n_players)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     read = float(np.sum(np.asarray(samples.lengths))) / decisions
-    played = np.asarray(samples.answer_lengths) > 0
+    played = np.asarray(samples.completion_lengths) > 0
     dropped = played & (np.asarray(samples.loss_weights) == 0)
     return dict(
         context=context, text=text, step_s=play + update, rollout_s=play, update_s=update,

@@ -124,7 +124,7 @@ def main():
             requests = list(recording.requests)
             raw = raw_seconds(sampler, [sorted(requests, key=lambda r: len(r[0]))])
             turns = raw_seconds(sampler, by_turn(requests, args.turns))
-        tokens = int(samples.answer_lengths.sum())
+        tokens = int(samples.completion_lengths.sum())
         assert metrics["episodes/failed"] == 0 and tokens == args.episodes * 2 * args.turns * new, metrics
         rollout.close()
     report(

@@ -105,7 +105,7 @@ class Case:
 
         one()
         seconds = median_seconds(one, repeats)
-        tokens = int(jnp.sum(self.samples.sees + self.samples.answer_lengths - 1))
+        tokens = int(jnp.sum(self.samples.context_len + self.samples.completion_lengths - 1))
         rate = 6 * self.policy.model.cfg.n_params * tokens / seconds if self.name in ("full", "large") else 0.0
         stats = jax.devices()[0].memory_stats() or {}
         row = dict(

@@ -34,12 +34,12 @@ class Samples:
     positions       int32 [N, T]     place of each token in its conversation, the prefix included
     lengths         int32 [N]        tokens of the row that are real
     policy          int32 [N]        who answered, a number of the policies that learn; -1 is anyone else
-    opening         int32 [N]        tokens of the row's conversation before its first answer, whoever gave that: the
+    prompt_len      int32 [N]        tokens of the row's conversation before its first answer, whoever gave that: the
                     question; None where rows may hold several conversations
 
     of answers [N, S]:
-    answer_lengths  int32            0 where there is none
-    sees            int32            tokens of its conversation that stand before the answer, the prefix included; 0
+    completion_lengths int32            0 where there is none
+    context_len     int32            tokens of its conversation that stand before the answer, the prefix included; 0
                     where the row had no room for them: there are value, reward and time of such an answer, no scores
     seat            int32            whose turn it was
     episode, turn   int32            which game of its row or episode of the batch, and the move in it
@@ -54,8 +54,8 @@ class Samples:
     central         (int32 [N, S, C], int32 [N, S])  what a central critic reads, and its lengths
 
     of answer tokens [N, X], those of an answer in their order:
-    answer_of       int32            the answer that the token belongs to; -1 where there is none
-    reads           int32            the place in the row whose hidden state predicts the token
+    completion_of   int32            the answer that the token belongs to; -1 where there is none
+    logits_index    int32            the place in the row whose hidden state predicts the token
     targets         int32            what was sampled; the row may go on with another token (a template's end of turn)
     logps           float32          under the parameters that sampled
     values          float32          of the critic, before the token
@@ -66,7 +66,7 @@ class Samples:
 
     segment, branch int32 [N, T]     which conversation of the row (-1: padding), and which answer's branch (-1: the
                     trunk). None: one conversation in each row, no branches
-    answer_at       int32 [R, B]     the number (row · S + answer) of every turn of every game, in order of time; the
+    completion_at   int32 [R, B]     the number (row · S + answer) of every turn of every game, in order of time; the
                     last `lookahead` turns were played only to look ahead: their values close the streams before them
     """
 
@@ -74,8 +74,8 @@ class Samples:
     positions: jax.Array
     lengths: jax.Array
     policy: jax.Array
-    answer_lengths: jax.Array
-    sees: jax.Array
+    completion_lengths: jax.Array
+    context_len: jax.Array
     seat: jax.Array
     episode: jax.Array
     turn: jax.Array
@@ -84,8 +84,8 @@ class Samples:
     ends: jax.Array
     loss_weights: jax.Array
     rewards: jax.Array
-    answer_of: jax.Array
-    reads: jax.Array
+    completion_of: jax.Array
+    logits_index: jax.Array
     targets: jax.Array
     logps: jax.Array
     values: jax.Array
@@ -98,15 +98,15 @@ class Samples:
     ref_logps: jax.Array | None = None
     magnet_logps: jax.Array | None = None
     old_logps: jax.Array | None = None
-    opening: jax.Array | None = None
+    prompt_len: jax.Array | None = None
     segment: jax.Array | None = None
     branch: jax.Array | None = None
-    answer_at: jax.Array | None = None
+    completion_at: jax.Array | None = None
     informative: jax.Array | None = None
     lookahead: int = dataclasses.field(default=0, **STATIC)
     n_groups: int = dataclasses.field(default=0, **STATIC)
     group_size: int = dataclasses.field(default=1, **STATIC)
-    fan: int = dataclasses.field(default=0, **STATIC)
+    branch_len: int = dataclasses.field(default=0, **STATIC)
     """Tokens of each branch, where a row is a prompt with S branches of equal room behind it."""
     longest: int = dataclasses.field(default=0, **STATIC)
     """Tokens that an answer may have, where that is not X / S."""
@@ -117,9 +117,9 @@ class Samples:
         return self.tokens.shape[0]
 
     @property
-    def n_answers(self) -> int:
+    def n_completions(self) -> int:
         """S."""
-        return self.answer_lengths.shape[1]
+        return self.completion_lengths.shape[1]
 
     @property
     def width(self) -> int:
@@ -129,7 +129,7 @@ class Samples:
     @property
     def max_new(self) -> int:
         """Tokens that an answer may have."""
-        return self.longest or self.width // self.n_answers
+        return self.longest or self.width // self.n_completions
 
     @property
     def n_seats(self) -> int:
@@ -138,24 +138,24 @@ class Samples:
 
     def mask(self) -> jax.Array:
         """float32 [N, X]: 1 on tokens of answers, whatever their weight."""
-        return (self.answer_of >= 0).astype(jnp.float32)
+        return (self.completion_of >= 0).astype(jnp.float32)
 
     def first(self) -> jax.Array:
         """float32 [N, X]: 1 on the first token of every answer."""
-        before = jnp.pad(self.answer_of[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-        return ((self.answer_of >= 0) & (self.answer_of != before)).astype(jnp.float32)
+        before = jnp.pad(self.completion_of[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+        return ((self.completion_of >= 0) & (self.completion_of != before)).astype(jnp.float32)
 
     def to_tokens(self, x: jax.Array) -> jax.Array:
         """[N, S] -> [N, X]: for each token what its answer has; meaningless where there is none."""
-        return jnp.take_along_axis(x, jnp.maximum(self.answer_of, 0), axis=1)
+        return jnp.take_along_axis(x, jnp.maximum(self.completion_of, 0), axis=1)
 
     def to_answers(self, x: jax.Array) -> jax.Array:
         """[N, X] -> [N, S]: the sum over the tokens of each answer."""
-        x = jnp.where(self.answer_of >= 0, x, 0)
-        if self.n_answers == 1:
+        x = jnp.where(self.completion_of >= 0, x, 0)
+        if self.n_completions == 1:
             return jnp.sum(x, axis=1, keepdims=True)
         rows = jnp.arange(self.n)[:, None]
-        return jnp.zeros(self.answer_lengths.shape, x.dtype).at[rows, jnp.maximum(self.answer_of, 0)].add(x)
+        return jnp.zeros(self.completion_lengths.shape, x.dtype).at[rows, jnp.maximum(self.completion_of, 0)].add(x)
 
     def at_first(self, x: jax.Array) -> jax.Array:
         """[N, X] -> [N, S]: what stands at the first token of each answer."""
@@ -163,12 +163,12 @@ class Samples:
 
     def in_time(self, x: jax.Array) -> jax.Array:
         """[N, S, …] -> [R, B, …] in order of time."""
-        return x.reshape(-1, *x.shape[2:])[self.answer_at]
+        return x.reshape(-1, *x.shape[2:])[self.completion_at]
 
     def from_time(self, x: jax.Array) -> jax.Array:
         """[R, B] -> [N, S]; zero for answers at no time."""
-        flat = jnp.zeros((self.n * self.n_answers,), x.dtype)
-        return flat.at[self.answer_at.reshape(-1)].set(x.reshape(-1)).reshape(self.answer_lengths.shape)
+        flat = jnp.zeros((self.n * self.n_completions,), x.dtype)
+        return flat.at[self.completion_at.reshape(-1)].set(x.reshape(-1)).reshape(self.completion_lengths.shape)
 
     def own_rewards(self) -> jax.Array:
         """float32 [N, S]: what each answer's own seat was paid for it."""
@@ -176,7 +176,7 @@ class Samples:
 
     def recorded(self) -> jax.Array:
         """bool [N, S]: answers whose conversation stands in the row, so that they can be scored."""
-        return (self.answer_lengths > 0) & (self.sees > 0)
+        return (self.completion_lengths > 0) & (self.context_len > 0)
 
     def active(self) -> jax.Array:
         """bool [N]: rows with an answer that contributes to the loss."""
@@ -184,11 +184,11 @@ class Samples:
 
     def without_lookahead(self) -> Samples:
         """The rows without those that hold nothing but turns of looking ahead, which come last."""
-        if self.n_answers > 1 or not self.lookahead:
+        if self.n_completions > 1 or not self.lookahead:
             return self
-        turns, games = self.answer_at.shape
-        kept = rows(self.replace(answer_at=None), slice((turns - self.lookahead) * games))
-        return kept.replace(answer_at=self.answer_at[: turns - self.lookahead], lookahead=0)
+        turns, games = self.completion_at.shape
+        kept = rows(self.replace(completion_at=None), slice((turns - self.lookahead) * games))
+        return kept.replace(completion_at=self.completion_at[: turns - self.lookahead], lookahead=0)
 
     def replace(self, **changes: Any) -> Samples:
         """The same samples with some fields changed."""
@@ -196,8 +196,8 @@ class Samples:
 
 
 def rows(samples: Samples, picked: Any) -> Samples:
-    """Some rows, by number or slice, in that order; what stands across rows (`answer_at`) is dropped."""
-    return jax.tree.map(lambda x: x[picked], samples.replace(answer_at=None))
+    """Some rows, by number or slice, in that order; what stands across rows (`completion_at`) is dropped."""
+    return jax.tree.map(lambda x: x[picked], samples.replace(completion_at=None))
 
 
 def split(tree: Any, parts: int) -> Any:
@@ -242,7 +242,7 @@ def from_prompts(
     prompts: jax.Array,
     lengths: jax.Array,
     answers: jax.Array,
-    answer_lengths: jax.Array,
+    completion_lengths: jax.Array,
     logps: jax.Array,
     skip: jax.Array | int = 0,
     **more: Any,
@@ -260,26 +260,28 @@ def from_prompts(
     n, s, w = answers.shape
     skip = jnp.broadcast_to(jnp.asarray(skip, jnp.int32), (n,))[:, None]
     place = jnp.arange(w)
-    inside = place < answer_lengths[..., None]  # [N, S, W]
+    inside = place < completion_lengths[..., None]  # [N, S, W]
     number = jnp.broadcast_to(jnp.arange(s)[:, None], (n, s, w))
-    answer_of = jnp.where(inside, number, -1).reshape(n, s * w)
-    fan = w - 1 if s > 1 else 0
+    completion_of = jnp.where(inside, number, -1).reshape(n, s * w)
+    branch_len = w - 1 if s > 1 else 0
     room = prompts.shape[1]
     if s == 1:
         tokens = join_answer(prompts, lengths, answers[:, 0])
-        reads = jnp.minimum(lengths[:, None, None] - 1 + place, room - 1)
-        real = jnp.minimum(lengths + answer_lengths[:, 0], room)
+        logits_index = jnp.minimum(lengths[:, None, None] - 1 + place, room - 1)
+        real = jnp.minimum(lengths + completion_lengths[:, 0], room)
         positions = skip + jnp.arange(room)
         branch = None
     else:
-        behind = room + jnp.arange(s)[:, None] * fan + place - 1
-        reads = jnp.where(place == 0, lengths[:, None, None] - 1, behind)
-        tokens = jnp.concatenate([prompts, answers[..., :fan].reshape(n, s * fan)], axis=1)
-        real = jnp.full_like(lengths, tokens.shape[1]) if fan else lengths
-        branched = (lengths[:, None, None] + jnp.broadcast_to(place[:fan], (n, s, fan))).reshape(n, s * fan)
+        behind = room + jnp.arange(s)[:, None] * branch_len + place - 1
+        logits_index = jnp.where(place == 0, lengths[:, None, None] - 1, behind)
+        tokens = jnp.concatenate([prompts, answers[..., :branch_len].reshape(n, s * branch_len)], axis=1)
+        real = jnp.full_like(lengths, tokens.shape[1]) if branch_len else lengths
+        branched = (lengths[:, None, None] + jnp.broadcast_to(place[:branch_len], (n, s, branch_len))).reshape(
+            n, s * branch_len
+        )
         positions = skip + jnp.concatenate([jnp.broadcast_to(jnp.arange(room), prompts.shape), branched], axis=1)
-        of_branch = jnp.broadcast_to(jnp.repeat(jnp.arange(s), fan), (n, s * fan))
-        branch = jnp.concatenate([jnp.full(prompts.shape, -1), of_branch], axis=1) if fan else None
+        of_branch = jnp.broadcast_to(jnp.repeat(jnp.arange(s), branch_len), (n, s * branch_len))
+        branch = jnp.concatenate([jnp.full(prompts.shape, -1), of_branch], axis=1) if branch_len else None
     zeros = jnp.zeros((n, s), jnp.int32)
     wide = jnp.zeros((n, s * w), jnp.float32)
     values = more.pop("values", None)
@@ -289,17 +291,17 @@ def from_prompts(
         tokens=tokens,
         positions=jnp.broadcast_to(positions, tokens.shape).astype(jnp.int32),
         lengths=real,
-        answer_lengths=answer_lengths,
-        sees=jnp.broadcast_to(skip + lengths[:, None], (n, s)),
-        answer_of=answer_of.astype(jnp.int32),
-        reads=jnp.broadcast_to(reads, (n, s, w)).reshape(n, s * w).astype(jnp.int32),
+        completion_lengths=completion_lengths,
+        context_len=jnp.broadcast_to(skip + lengths[:, None], (n, s)),
+        completion_of=completion_of.astype(jnp.int32),
+        logits_index=jnp.broadcast_to(logits_index, (n, s, w)).reshape(n, s * w).astype(jnp.int32),
         targets=answers.reshape(n, s * w),
         logps=logps.reshape(n, s * w),
         values=wide if values is None else values,
         advantages=wide,
         returns=wide,
         branch=None if branch is None else branch.astype(jnp.int32),
-        fan=fan,
+        branch_len=branch_len,
         policy=zeros[:, 0],
         seat=zeros,
         episode=zeros,

@@ -155,10 +155,10 @@ class Conversations:
     positions: jax.Array
     segment: jax.Array | None = None
     branch: jax.Array | None = None
-    sees: jax.Array | None = None
+    context_len: jax.Array | None = None
 
     def __post_init__(self):
-        if (self.branch is None) != (self.sees is None):
+        if (self.branch is None) != (self.context_len is None):
             raise ValueError("Conversations has branch without sees or sees without branch; accepted: both or neither")
 
     @property
@@ -178,7 +178,7 @@ class Conversations:
             seen &= self.segment[:, :, None] == self.segment[:, None]
         if self.branch is not None:
             mine, theirs = self.branch[:, :, None], self.branch[:, None]
-            seen &= jnp.where(theirs == -1, (mine == -1) | (other < self.sees[:, :, None]), mine == theirs)
+            seen &= jnp.where(theirs == -1, (mine == -1) | (other < self.context_len[:, :, None]), mine == theirs)
         place = jnp.arange(self.positions.shape[1])
         # A token that sees nothing would have no average to take: padding sees itself.
         return (seen & (place < lengths[:, None])[:, None]) | (place[:, None] == place)

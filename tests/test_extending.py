@@ -287,7 +287,7 @@ def test_a_rollout_of_the_task(added):
     rollout = make_rollout(TASKS.get("taboo")(), n_examples=3, samples=2)
     samples, _, metrics = rollout({}, rollout.init(None, None))
     rollout.close()
-    answers = samples.answer_lengths > 0
+    answers = samples.completion_lengths > 0
     assert np.sum(answers) == 6 * 3 and np.sum(samples.seat[answers] == 0) == 6
     assert not np.any(samples.rewards) and not any("failed" in name and value for name, value in metrics.items())
 

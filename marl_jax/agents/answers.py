@@ -151,7 +151,7 @@ class Constrained:
 
     def truncated(self, samples: Samples):
         """None is."""
-        return jnp.zeros(samples.answer_lengths.shape, bool)
+        return jnp.zeros(samples.completion_lengths.shape, bool)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,7 +227,7 @@ class FreeText:
     def truncated(self, samples: Samples):
         """Those of full length that do not end with a stop."""
         stopped = jnp.isin(samples.targets, jnp.asarray(self.stop_ids, jnp.int32)).astype(jnp.int32)
-        return (samples.answer_lengths == self.max_new) & (samples.to_answers(stopped) == 0)
+        return (samples.completion_lengths == self.max_new) & (samples.to_answers(stopped) == 0)
 
 
 def free_text(stop_ids: tuple[int, ...], max_new: int) -> FreeText:

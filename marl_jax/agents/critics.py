@@ -65,19 +65,19 @@ def answers_alone(samples: Samples) -> Samples:
     """
     rows = jnp.arange(samples.n)[:, None]
     # The first token of an answer follows the opening, every other one the token before it.
-    later = (samples.answer_of >= 0) & (samples.first() == 0)
-    place = jnp.where(later, samples.reads, samples.tokens.shape[1])  # nowhere
-    branch = jnp.full(samples.tokens.shape, -1, jnp.int32).at[rows, place].set(samples.answer_of, mode="drop")
-    shift = jnp.take_along_axis(samples.opening[:, None] - samples.sees, jnp.maximum(branch, 0), axis=1)
-    question = samples.positions < samples.opening[:, None]
-    last = jnp.maximum(samples.opening - samples.positions[:, 0] - 1, 0)[:, None]
+    later = (samples.completion_of >= 0) & (samples.first() == 0)
+    place = jnp.where(later, samples.logits_index, samples.tokens.shape[1])  # nowhere
+    branch = jnp.full(samples.tokens.shape, -1, jnp.int32).at[rows, place].set(samples.completion_of, mode="drop")
+    shift = jnp.take_along_axis(samples.prompt_len[:, None] - samples.context_len, jnp.maximum(branch, 0), axis=1)
+    question = samples.positions < samples.prompt_len[:, None]
+    last = jnp.maximum(samples.prompt_len - samples.positions[:, 0] - 1, 0)[:, None]
     return samples.replace(
         positions=jnp.where(branch >= 0, samples.positions + shift, samples.positions),
         branch=branch,
         segment=jnp.where(question | (branch >= 0), 0, -1),
-        sees=jnp.broadcast_to(samples.opening[:, None], samples.sees.shape),
-        reads=jnp.where(later, samples.reads, last),
-        fan=0,
+        context_len=jnp.broadcast_to(samples.prompt_len[:, None], samples.context_len.shape),
+        logits_index=jnp.where(later, samples.logits_index, last),
+        branch_len=0,
     )
 
 

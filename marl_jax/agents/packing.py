@@ -67,12 +67,12 @@ class PackedRows:
 
 def sizes(samples: Samples) -> jax.Array:
     """int32 [N]: the tokens of each row that have to be read, up to the last whose state predicts something."""
-    return jnp.max(jnp.where(samples.answer_of >= 0, samples.reads + 1, 0), axis=1)
+    return jnp.max(jnp.where(samples.completion_of >= 0, samples.logits_index + 1, 0), axis=1)
 
 
 def answer_sizes(samples: Samples) -> jax.Array:
     """int32 [N]: the answer tokens of each row, which stand without gaps from the first on."""
-    return jnp.sum(samples.answer_of >= 0, axis=1)
+    return jnp.sum(samples.completion_of >= 0, axis=1)
 
 
 def plan(samples: Samples, pack: int, wanted: jax.Array, multiple: int = 1) -> PackedRows:

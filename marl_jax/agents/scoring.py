@@ -77,18 +77,18 @@ def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lor
     else:
         given = dict(positions=samples.positions, lengths=samples.lengths, layout=_layout(samples))
         hidden = read(samples.tokens, adapters=adapters, **given)
-    return jnp.take_along_axis(hidden, samples.reads[..., None], axis=1)
+    return jnp.take_along_axis(hidden, samples.logits_index[..., None], axis=1)
 
 
 def _layout(samples: Samples) -> Branches | Conversations:
     """Who sees whom: a prompt with its candidates has a faster way than conversations of any form."""
-    if samples.fan and samples.segment is None:
-        prompts = samples.sees[:, 0] - samples.positions[:, 0]
-        return Branches(prompts, samples.n_answers, samples.fan)
-    sees = None
+    if samples.branch_len and samples.segment is None:
+        prompts = samples.context_len[:, 0] - samples.positions[:, 0]
+        return Branches(prompts, samples.n_completions, samples.branch_len)
+    context_len = None
     if samples.branch is not None:
-        sees = jnp.take_along_axis(samples.sees, jnp.maximum(samples.branch, 0), axis=1)
-    return Conversations(samples.positions, samples.segment, samples.branch, sees)
+        context_len = jnp.take_along_axis(samples.context_len, jnp.maximum(samples.branch, 0), axis=1)
+    return Conversations(samples.positions, samples.segment, samples.branch, context_len)
 
 
 def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, adapters) -> jax.Array:
@@ -106,7 +106,7 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
     settings = dict(remat=policy.remat, unroll=policy.unroll)
     tokens, lengths = (x.reshape(-1, *x.shape[2:]) for x in samples.central)
     values = at(critics.trunk(policy.model, critic, tokens, lengths, policy.dtype, **settings), lengths - 1)
-    return samples.to_tokens(values.reshape(samples.answer_lengths.shape))
+    return samples.to_tokens(values.reshape(samples.completion_lengths.shape))
 
 
 def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows):
@@ -126,7 +126,7 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     hidden = read(in_rows(samples.tokens), positions=in_rows(samples.positions), layout=layout, adapters=adapters)
     said = jnp.where(filled, packing.answer_sizes(samples), 0).reshape(n, slots)
     there, back = Packed(rows.answer_starts, said, samples.width).places(rows.answer_room)
-    before = rows.starts[..., None] + samples.reads.reshape(n, slots, -1)
+    before = rows.starts[..., None] + samples.logits_index.reshape(n, slots, -1)
     before = move(before.reshape(n, -1), back, there)
     targets = move(samples.targets.reshape(n, -1), back, there)
     before = jnp.take_along_axis(hidden, before[..., None], axis=1)

@@ -262,11 +262,11 @@ class Team:
             tokens=jnp.where(mine, samples.tokens, 0),
             positions=jnp.where(mine, samples.positions, alone),
             lengths=jnp.where(mine[:, 0], samples.lengths, 1),
-            answer_lengths=jnp.where(mine, samples.answer_lengths, 0),
-            answer_of=jnp.where(mine, samples.answer_of, -1),
-            reads=jnp.where(mine, samples.reads, 0),
+            completion_lengths=jnp.where(mine, samples.completion_lengths, 0),
+            completion_of=jnp.where(mine, samples.completion_of, -1),
+            logits_index=jnp.where(mine, samples.logits_index, 0),
             targets=jnp.where(mine, samples.targets, 0),
-            sees=jnp.where(mine, samples.sees, skip + 1),
+            context_len=jnp.where(mine, samples.context_len, skip + 1),
             loss_weights=samples.loss_weights * mine,
             policy=own,
         )
@@ -276,15 +276,15 @@ class Team:
         """Rows and answers no longer than those of one backbone; those of tasks are as long as they have to be."""
         if backbone.prompt is None:
             return samples
-        if not samples.fan and samples.segment is None:
+        if not samples.branch_len and samples.segment is None:
             short = {name: getattr(samples, name)[:, : backbone.row] for name in ("tokens", "positions")}
             samples = samples.replace(**short)
         width = backbone.policy.width
 
         def crop(x):
-            return x.reshape(*samples.answer_lengths.shape, -1)[..., :width].reshape(samples.n, -1)
+            return x.reshape(*samples.completion_lengths.shape, -1)[..., :width].reshape(samples.n, -1)
 
-        names = ("answer_of", "reads", "targets", "logps", "values", "advantages", "returns")
+        names = ("completion_of", "logits_index", "targets", "logps", "values", "advantages", "returns")
         return samples.replace(**{name: crop(getattr(samples, name)) for name in names})
 
 

@@ -72,7 +72,7 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
     """`function` (samples -> tree of [N, …]) over parts of the rows, so that memory stays that of a minibatch."""
     while samples.n % parts:
         parts -= 1
-    return unsplit(jax.lax.map(function, split(samples.replace(answer_at=None), parts)))
+    return unsplit(jax.lax.map(function, split(samples.replace(completion_at=None), parts)))
 
 
 def score_in_parts(
@@ -82,10 +82,10 @@ def score_in_parts(
 
     Rows without an answer are not read where rows are packed, and have zeros.
     """
-    samples, parts = samples.replace(answer_at=None), algo.minibatches * algo.grad_accum_steps
+    samples, parts = samples.replace(completion_at=None), algo.minibatches * algo.grad_accum_steps
     if not algo.get("pack", 0):
         return in_parts(lambda s: function(s, None), samples, parts)
-    answered = jnp.any(samples.answer_lengths > 0, axis=1)
+    answered = jnp.any(samples.completion_lengths > 0, axis=1)
     places = packing.plan(samples, algo.pack, answered, parts * ways("B", samples.n))
     size = len(places.table) // parts
 
@@ -200,7 +200,7 @@ class ClippedObjective(Objective):
         """Compute the net advantage of each policy: far from 0, a minibatch pushes all its completions one way."""
         own = (samples.policy == jnp.arange(n_policies)[:, None])[..., None] if n_policies > 1 else jnp.ones((1, 1, 1))
         weights = own * samples.loss_weights  # [n, N, S]
-        mean = samples.to_answers(samples.advantages) / jnp.maximum(samples.answer_lengths, 1)
+        mean = samples.to_answers(samples.advantages) / jnp.maximum(samples.completion_lengths, 1)
         total = jnp.maximum(jnp.sum(weights, axis=(1, 2)), 1e-8)
         return {"net_advantage": jnp.sum(weights * mean, axis=(1, 2)) / total}
 

@@ -20,7 +20,7 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
     """Samples with the advantages of each candidate within its group, by what its own seat was paid, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
     place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
-    exists = samples.answer_lengths > 0
+    exists = samples.completion_lengths > 0
     rewards = jnp.zeros(size).at[place].add(samples.own_rewards() * exists)
     members = jnp.zeros(size, bool).at[place].max(exists)
     agents = jnp.zeros(size[:1], jnp.int32).at[samples.group].max(samples.seat * exists)

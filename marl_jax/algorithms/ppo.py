@@ -59,7 +59,7 @@ def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:
     """int32 [N, S]: answers of one number are whitened together, and how many numbers there are."""
     if whiten == "agent":
         return samples.seat, samples.n_seats
-    turns = samples.answer_at.shape[0]  # no chat of an episode has more
+    turns = samples.completion_at.shape[0]  # no chat of an episode has more
     return samples.seat * turns + samples.turn, samples.n_seats * turns
 
 

@@ -46,7 +46,7 @@ def places(samples: Samples) -> jax.Array:
 
 def label_mask(samples: Samples, tokens: str) -> jax.Array:
     """float32 [N, X]: 1 on the tokens of answers that carry the label; `tokens` is last_half, all or last."""
-    lengths = samples.answer_lengths
+    lengths = samples.completion_lengths
     first = {"last_half": lengths // 2, "all": jnp.zeros_like(lengths), "last": lengths - 1}[tokens]
     return (places(samples) >= first) * samples.mask()
 

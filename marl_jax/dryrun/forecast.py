@@ -213,9 +213,9 @@ class Counted:
         """Of a rollout's samples, as shapes; with several models each counts as if it read everything."""
         algo = setup.config.algo
         rows, row = samples.tokens.shape
-        prompts = row - samples.n_answers * samples.fan
+        prompts = row - samples.n_completions * samples.branch_len
         games = setup.config.rollout.games
-        kept = rows if samples.answer_at is None else rows - samples.lookahead * samples.answer_at.shape[1]
+        kept = rows if samples.completion_at is None else rows - samples.lookahead * samples.completion_at.shape[1]
         found = cls(row, 0, 0, 0.0, 0.0, 0.0)
         for backbone in setup.backbones:
             policy, cfg = backbone.policy, backbone.model.cfg
@@ -224,7 +224,7 @@ class Counted:
             cache = 0.0
             if policy.decodes or policy.prefix:
                 slots = len(policy.prefix) + backbone.row + policy.width
-                cache = kv.nbytes(cfg, games * samples.n_answers, slots, policy.dtype)
+                cache = kv.nbytes(cfg, games * samples.n_completions, slots, policy.dtype)
                 cache /= _cache_ways(setup, cfg.n_kv_heads)
             found = cls(
                 row=found.row,

@@ -95,8 +95,8 @@ def token_gae(
     mask = samples.mask()
     paid = token_rewards * mask
     outcome = samples.to_tokens(advantages + turn_values - samples.to_answers(paid))
-    after = jnp.pad(samples.answer_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
-    is_last = (samples.answer_of >= 0) & (samples.answer_of != after)
+    after = jnp.pad(samples.completion_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+    is_last = (samples.completion_of >= 0) & (samples.completion_of != after)
 
     def step(carry, token):
         next_value, next_advantage = carry
@@ -134,7 +134,7 @@ def handle_overlong(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple
     if kind == "mask":
         samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
     elif kind == "penalty":
-        price = overlong_penalty(samples.answer_lengths, policy.width, algo.overlong_buffer)
+        price = overlong_penalty(samples.completion_lengths, policy.width, algo.overlong_buffer)
         price = price * (samples.policy >= 0)[:, None]
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
         samples = samples.replace(rewards=samples.rewards + price[..., None] * own)

@@ -91,7 +91,7 @@ def informative_answers(samples: Samples, whole_episodes: bool) -> jax.Array:
     """
     place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
     returns = jnp.zeros((*size, samples.n_seats)).at[place].add(samples.rewards)
-    members = jnp.zeros(size, bool).at[place].max(samples.ends if whole_episodes else samples.answer_lengths > 0)
+    members = jnp.zeros(size, bool).at[place].max(samples.ends if whole_episodes else samples.completion_lengths > 0)
     informative = differ(jnp.moveaxis(returns, -1, 1), members[:, None])  # [G, P]
     return informative[samples.group, samples.seat] & (samples.loss_weights > 0)
 

@@ -53,7 +53,7 @@ def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: st
     if kind == "token":
         return difference
     if kind == "sequence":
-        mean = samples.to_answers(difference) / jnp.maximum(samples.answer_lengths, 1.0)
+        mean = samples.to_answers(difference) / jnp.maximum(samples.completion_lengths, 1.0)
         return samples.to_tokens(mean) * mask
     if kind == "product":
         return samples.to_tokens(samples.to_answers(difference)) * mask
@@ -103,7 +103,7 @@ def ratio_mask(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: s
         kept = jnp.abs(jnp.exp(logps) - jnp.exp(old_logps)) <= limit
     elif kind == "sequence":
         mean_kl = samples.to_answers(kl(old_logps, logps, "k3") * samples.mask())
-        mean_kl = samples.to_tokens(mean_kl / jnp.maximum(samples.answer_lengths, 1.0))
+        mean_kl = samples.to_tokens(mean_kl / jnp.maximum(samples.completion_lengths, 1.0))
         kept = (samples.advantages >= 0) | (mean_kl <= limit)
     else:
         raise ValueError(f"ratio_mask is {kind!r}, but must be one of: probability, sequence.")

@@ -168,7 +168,7 @@ def rows_by_group(key: jax.Array, samples: Samples) -> jax.Array:
     that is split leaves one minibatch with its successes and another with its failures. Rows without a completion
     are spread over all minibatches.
     """
-    exists = samples.answer_lengths[:, 0] > 0
+    exists = samples.completion_lengths[:, 0] > 0
     label = jnp.where(exists, samples.group[:, 0], samples.n_groups + jnp.arange(samples.n))
     return jnp.argsort(jax.random.permutation(key, samples.n_groups + samples.n)[label], stable=True)
 
@@ -186,7 +186,7 @@ def update_active_rows(update: Callable, state: TrainState, samples: Samples, ke
     return jax.lax.cond(
         jnp.sum(active) <= max_rows,
         lambda: update(state, take(samples, order), key),
-        lambda: update(state, samples.replace(answer_at=None), key),
+        lambda: update(state, samples.replace(completion_at=None), key),
     )
 
 

@@ -107,9 +107,9 @@ class Demonstrations(GameRollout):
         # Where a bot is at its wits' end it may name a move that is not legal: nothing to learn from.
         known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
-        answers, answer_lengths = self._written(best, seen.policy)
+        answers, completion_lengths = self._written(best, seen.policy)
         nothing = jnp.zeros(answers.shape, jnp.float32)
-        decision = Decision(best, answers, answer_lengths, nothing, nothing[:, 0])
+        decision = Decision(best, answers, completion_lengths, nothing, nothing[:, 0])
 
         stray_keys, pick_keys = jnp.moveaxis(jax.vmap(jax.random.split)(other_keys), 1, 0)
         stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)

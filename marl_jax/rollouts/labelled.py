@@ -256,18 +256,18 @@ class LabelledAnswers:
 
 
 def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples:
-    """Rows of `width` tokens with one answer each; `reads` are the answer's own places, `returns` the labels."""
+    """Rows of `width` tokens with one answer each; `logits_index` are the answer's own places, `returns` the labels."""
     n = len(batch)
     tokens = np.zeros((n, width), np.int32)
-    answer_of = np.full((n, answer_width), -1, np.int32)
-    reads, targets = np.zeros((n, answer_width), np.int32), np.zeros((n, answer_width), np.int32)
+    completion_of = np.full((n, answer_width), -1, np.int32)
+    logits_index, targets = np.zeros((n, answer_width), np.int32), np.zeros((n, answer_width), np.int32)
     zeros, nothing = np.zeros((n, 1), np.int32), np.zeros((n, answer_width), np.float32)
     returns = nothing.copy()
     for row, one in enumerate(batch):
         ids, start, length = one.reading.tokens, one.reading.start, one.reading.answer_length
         tokens[row, : len(ids)] = ids
-        answer_of[row, :length] = 0
-        reads[row, :length], targets[row, :length] = np.arange(start, start + length), ids[start:]
+        completion_of[row, :length] = 0
+        logits_index[row, :length], targets[row, :length] = np.arange(start, start + length), ids[start:]
         returns[row, :length] = one.right
     starts = np.array([[one.reading.start] for one in batch], np.int32)
     return Samples(
@@ -275,14 +275,14 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
         positions=np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape).copy(),
         lengths=np.array([len(one.reading.tokens) for one in batch], np.int32),
         policy=np.zeros((n,), np.int32),
-        answer_lengths=np.array([[one.reading.answer_length] for one in batch], np.int32),
-        sees=starts,
+        completion_lengths=np.array([[one.reading.answer_length] for one in batch], np.int32),
+        context_len=starts,
         seat=zeros, episode=zeros, turn=zeros, member=zeros,
         group=np.arange(n, dtype=np.int32)[:, None],
         ends=np.ones((n, 1), bool),
         loss_weights=np.ones((n, 1), np.float32),
         rewards=np.zeros((n, 1, 1), np.float32),
-        answer_of=answer_of, reads=reads, targets=targets,
+        completion_of=completion_of, logits_index=logits_index, targets=targets,
         logps=nothing, values=nothing, advantages=nothing, returns=returns,
         n_groups=n,
     )  # fmt: skip

@@ -48,7 +48,7 @@ class Units(NamedTuple):
         distance = source[unit] - unit
         moved = jax.tree.map(lambda x: x[row + distance * self.rows], others)
         # Unused places of a row have group 0.
-        shift = jnp.where(moved.answer_lengths > 0, distance[:, None] * self.groups, 0)
+        shift = jnp.where(moved.completion_lengths > 0, distance[:, None] * self.groups, 0)
         moved = moved.replace(group=moved.group - shift)
         return jax.tree.map(lambda new, old: jnp.where(like(taken[unit], old), new, old), moved, samples)
 
@@ -131,7 +131,7 @@ class RefillRollout(GameRollout):
             # `run` splits its key in two, which are the numbers 0 and 1.
             own = jnp.where(number == 0, key, jax.random.fold_in(key, 1 + number))
             samples, state, finished = self.run(params, state, own)
-            return samples.replace(answer_at=None), state, (finished, self.metrics(samples, finished))
+            return samples.replace(completion_at=None), state, (finished, self.metrics(samples, finished))
 
         def next_rollout(batch: Batch) -> Batch:
             first = batch.played == 0

@@ -147,14 +147,14 @@ def test_whitening_tokens_counts_tokens():
 def test_gae_over_tokens_by_hand():
     # An answer of two tokens and one of one; the turn came out 1.0 better than its value.
     last = 1.5 - 0.7
-    for answer_of, values, credit, expected in (
+    for completion_of, values, credit, expected in (
         ([[0, 0, -1], [0, -1, -1]], [[0.5, 0.7, 9.0], [0.2, 9.0, 9.0]], [[1.0], [-0.2]],
          [[0.7 - 0.5 + 0.5 * last, last, 0], [-0.2, 0, 0]]),
         # The same in one row, side by side, and with a gap between them.
         ([[0, 0, 1]], [[0.5, 0.7, 0.2]], [[1.0, -0.2]], [[0.7 - 0.5 + 0.5 * last, last, -0.2]]),
         ([[1, -1, 0, 0]], [[0.2, 9.0, 0.5, 0.7]], [[1.0, -0.2]], [[-0.2, 0, 0.7 - 0.5 + 0.5 * last, last]]),
     ):  # fmt: skip
-        samples = by_hand(answer_of, values=jnp.array(values))
+        samples = by_hand(completion_of, values=jnp.array(values))
         result, returns = advantages.token_gae(
             samples, jnp.array(credit), samples.at_first(samples.values), gamma=1.0, lam=0.5
         )
@@ -180,29 +180,36 @@ def turn_by_turn(rng):
         return jnp.asarray(x, dtype).reshape(TURNS * GAMES, -1)
 
     turns = by_hand(
-        flat(np.where(inside, 0, -1), jnp.int32), answer_at=jnp.arange(TURNS * GAMES).reshape(TURNS, GAMES),
+        flat(np.where(inside, 0, -1), jnp.int32), completion_at=jnp.arange(TURNS * GAMES).reshape(TURNS, GAMES),
         seat=flat(players, jnp.int32), ends=flat(ends, bool), values=flat(values * inside), loss_weights=flat(weights),
         rewards=flat(rewards)[:, None], **given,
     )  # fmt: skip
 
     n = GAMES * SEATS
-    answer_of, token_values = np.full((n, TURNS * 3), -1), np.zeros((n, TURNS * 3), np.float32)
+    completion_of, token_values = np.full((n, TURNS * 3), -1), np.zeros((n, TURNS * 3), np.float32)
     seat, over, counts = np.zeros((n, TURNS), np.int32), np.zeros((n, TURNS), bool), np.zeros((n, TURNS), np.float32)
-    paid, answer_at = np.zeros((n, TURNS, SEATS), np.float32), np.zeros((TURNS, GAMES), np.int32)
+    paid, completion_at = np.zeros((n, TURNS, SEATS), np.float32), np.zeros((TURNS, GAMES), np.int32)
     said, tokens, places = np.zeros(n, int), np.zeros(n, int), {}
     for t in range(TURNS):
         for b in range(GAMES):
             row = b * SEATS + players[t, b]
             s, x, size = said[row], tokens[row], lengths[t, b]
-            answer_of[row, x : x + size], token_values[row, x : x + size] = s, values[t, b, :size]
+            completion_of[row, x : x + size], token_values[row, x : x + size] = s, values[t, b, :size]
             seat[row, s], over[row, s], counts[row, s] = players[t, b], ends[t, b], weights[t, b]
-            paid[row, s], answer_at[t, b] = rewards[t, b], row * TURNS + s
+            paid[row, s], completion_at[t, b] = rewards[t, b], row * TURNS + s
             places[t, b] = row, slice(x, x + size)
             said[row], tokens[row] = s + 1, x + size
     rows = by_hand(
-        answer_of, n_answers=TURNS, answer_at=jnp.asarray(answer_at), seat=jnp.asarray(seat), ends=jnp.asarray(over),
-        values=jnp.asarray(token_values), loss_weights=jnp.asarray(counts), rewards=jnp.asarray(paid), **given,
-    )  # fmt: skip
+        completion_of,
+        n_completions=TURNS,
+        completion_at=jnp.asarray(completion_at),
+        seat=jnp.asarray(seat),
+        ends=jnp.asarray(over),
+        values=jnp.asarray(token_values),
+        loss_weights=jnp.asarray(counts),
+        rewards=jnp.asarray(paid),
+        **given,
+    )
     return turns, rows, places
 
 

@@ -90,8 +90,8 @@ def soon_over(games):
 
 
 def text(samples, *where):
-    assert len(set(samples.sees[where].tolist())) == 1  # all candidates answer the same prompt
-    return bytes(samples.tokens[where][: samples.sees[where][0]].tolist()).decode()
+    assert len(set(samples.context_len[where].tolist())) == 1  # all candidates answer the same prompt
+    return bytes(samples.tokens[where][: samples.context_len[where][0]].tolist()).decode()
 
 
 def row(tree, b):
@@ -143,7 +143,7 @@ def check_a(kind=TreeRollout):
     for group in range(samples.n_groups):
         of_group = samples.group == group
         assert len(np.unique(np.broadcast_to(rows, of_group.shape)[of_group])) == 1  # one row has one prompt
-        assert len(np.unique(samples.sees[of_group])) == 1 and (samples.branch is None or samples.fan)
+        assert len(np.unique(samples.context_len[of_group])) == 1 and (samples.branch is None or samples.branch_len)
         assert len(np.unique(np.stack([samples.episode, samples.seat, samples.turn])[:, of_group], axis=1).T) == 1
 
 
@@ -334,7 +334,7 @@ def test_k_answers_of_one_prefill_have_the_probabilities_that_the_learner_comput
     assert actions.shape[1] == K and (actions != actions[:, :1]).any()
     assert float(jnp.std(samples.to_answers(samples.logps))) > 1e-3
     if settings.get("long_names"):
-        assert len(np.unique(samples.answer_lengths)) > 1
+        assert len(np.unique(samples.completion_lengths)) > 1
 
 
 def test_the_samples_of_an_agent_change_its_own_adapter_only():

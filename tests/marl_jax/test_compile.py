@@ -91,10 +91,10 @@ def test_the_text_and_the_file_say_what_was_found(made):
 def test_samples_of_a_rollout_that_was_refused_are_split_where_they_divide(made):
     """The update is forecast all the same: rows are split, while turns in order of time may not divide."""
     setup = setups.make(made[0], jax.devices(), Finder())
-    tree = {"tokens": jax.ShapeDtypeStruct((32, 5), "int32"), "answer_at": jax.ShapeDtypeStruct((3, 16), "int32")}
+    tree = {"tokens": jax.ShapeDtypeStruct((32, 5), "int32"), "completion_at": jax.ShapeDtypeStruct((3, 16), "int32")}
     found = programs.by_rows(tree, setup, axis=0)
     assert found["tokens"].sharding.shard_shape((32, 5)) == (4, 5)
-    assert found["answer_at"].sharding.is_fully_replicated
+    assert found["completion_at"].sharding.is_fully_replicated
 
 
 # ------------------------------------------------------------------------------------------------ what the parts count

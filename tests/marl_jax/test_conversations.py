@@ -67,7 +67,7 @@ def check(policy, rows, size=SIZE, **settings):
     for name, found, wanted in zip(scores._fields, scores, expected, strict=True):
         for i, row in enumerate(rows):
             for s, (_, answer) in enumerate(tiny.prompts_of(row)):
-                mine = np.asarray(found[i])[np.asarray(samples.answer_of[i]) == s]
+                mine = np.asarray(found[i])[np.asarray(samples.completion_of[i]) == s]
                 other = np.asarray(wanted[i * size + s, : len(answer.tokens)])
                 np.testing.assert_allclose(mine, other, rtol=1e-5, atol=2e-6, err_msg=f"{name} of {i}, {s}")
     return samples
@@ -103,7 +103,7 @@ def test_later_answers_see_earlier_ones(case):
     rows = tiny.random_rows(rng, N, 1, 4, made.width, names=names(made), policies=2 if made.lora else 1)
     samples = check(made, rows)
     assert samples.segment is None and samples.branch is None
-    assert int(jnp.max(jnp.sum(samples.answer_lengths > 0, axis=1))) > 1
+    assert int(jnp.max(jnp.sum(samples.completion_lengths > 0, axis=1))) > 1
 
 
 @pytest.mark.parametrize("case", ["separate critic", "adapters and names"])
@@ -147,7 +147,7 @@ def test_packed_conversations(settings):
     rows = tiny.random_rows(np.random.default_rng(5), 4, 1, 4, WIDTH)
     layout = (len(made.prefix), TIME, 4, WIDTH)
     samples, alone = tiny.together(rows, *layout), tiny.apart(rows, *layout)
-    assert int(jnp.max(jnp.sum(samples.answer_lengths > 0, axis=1))) > 1
+    assert int(jnp.max(jnp.sum(samples.completion_lengths > 0, axis=1))) > 1
     agree(made, samples, alone, packed=dict(pack=2))
 
 
@@ -164,7 +164,7 @@ def test_candidates_behind_one_prompt(case):
     skip = len(made.prefix)
     alone = tiny.apart(rows, skip, TIME, k, made.width)
     samples = behind_one_prompt(alone, k, skip)
-    assert bool(samples.fan) == (made.width > 1) and samples.n_answers == k
+    assert bool(samples.branch_len) == (made.width > 1) and samples.n_completions == k
     mask = np.asarray(alone.mask(), bool)
     scores, expected = agree(made, samples, alone)
     for name, found, wanted in zip(scores._fields, scores, expected, strict=True):
@@ -175,12 +175,12 @@ def test_candidates_behind_one_prompt(case):
 def behind_one_prompt(alone, k, skip):
     """Rows of one answer as rows of k answers to the prompt of each k-th."""
     n, width = alone.n // k, alone.width
-    lengths = alone.sees[::k, 0] - skip
+    lengths = alone.context_len[::k, 0] - skip
     prompts = jnp.where(jnp.arange(TIME) < lengths[:, None], alone.tokens[::k, :TIME], 0)
     grouped = lambda x: x.reshape(n, k, *x.shape[2:])  # noqa: E731
     same = {name: grouped(getattr(alone, name)) for name in ("rewards", "action", "legal", "loss_weights")}
     samples = tiny.from_prompts(
-        prompts, lengths, alone.targets.reshape(n, k, width), grouped(alone.answer_lengths),
+        prompts, lengths, alone.targets.reshape(n, k, width), grouped(alone.completion_lengths),
         alone.logps.reshape(n, k, width), skip=skip, policy=alone.policy[::k], **same,
     )  # fmt: skip
     wide = {name: getattr(alone, name).reshape(n, k * width) for name in ("values", "advantages", "returns")}
@@ -198,7 +198,7 @@ def test_what_a_branch_says_is_not_heard_elsewhere():
     other = samples.replace(tokens=samples.tokens.at[row, place].add(1))
     score = quick_jit(lambda s: scoring.score(made, train_state(made).weights, s).logps)
     changed = np.abs(np.asarray(score(other) - score(samples))) > 1e-7
-    mine = (np.asarray(samples.answer_of) == branch) & (np.arange(N) == row)[:, None]
+    mine = (np.asarray(samples.completion_of) == branch) & (np.arange(N) == row)[:, None]
     assert changed[mine].any() and not changed[~mine].any()
 
 
@@ -207,7 +207,7 @@ def test_answers_that_do_not_exist_change_nothing():
     made = policy(critic="central")
     rows = tiny.random_rows(np.random.default_rng(8), N, 1, 2, WIDTH)
     tight = tiny.together(rows, 0, TIME, SIZE, WIDTH)
-    exists = tight.answer_lengths > 0
+    exists = tight.completion_lengths > 0
     tokens, lengths = tight.central
     empty = tight.replace(central=(tokens, jnp.where(exists, lengths, 0)))
     found, expected = (program(made)(train_state(made), samples)[0] for samples in (empty, tight))

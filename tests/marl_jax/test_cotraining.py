@@ -56,7 +56,7 @@ def adapters():
     rollout.close()
     rng = np.random.default_rng(0)
     noise = {name: rng.normal(size=samples.targets.shape) for name in ("values", "advantages", "returns")}
-    samples = samples.replace(answer_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
+    samples = samples.replace(completion_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
     algo = algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0)
     # Clipping by the norm of all gradients would let one adapter's answers change the length of another one's step.
     optimiser = make_optimiser(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
@@ -179,8 +179,8 @@ def test_models_of_different_tokenizers_exchange_text(mixed):
     for n in np.flatnonzero(samples.lengths):
         place = int(samples.episode[n, 0]), int(samples.seat[n, 0])
         tokenizer = tokenizers[("bytes", "pairs")[place[1]]]
-        said[place] = tokenizer.decode(samples.targets[n, samples.answer_of[n] == 0].tolist(), skip_special=True)
-        read[place] = tokenizer.decode(samples.tokens[n, : samples.sees[n, 1]].tolist())
+        said[place] = tokenizer.decode(samples.targets[n, samples.completion_of[n] == 0].tolist(), skip_special=True)
+        read[place] = tokenizer.decode(samples.tokens[n, : samples.context_len[n, 1]].tolist())
     assert len(said) == 4 and all(said.values())
     for (episode, seat), text in read.items():
         assert f"<{said[episode, 1 - seat]}>" in text and f"for agent_{seat}" in text

@@ -72,7 +72,7 @@ def alone(samples):
     """Every answer in a plain row behind the opening of its chat: tokens [A, T], lengths, first reads, policies."""
     found = []
     for n, _, x in answers_of(samples):
-        opening, answer = samples.tokens[n, : samples.opening[n]], samples.targets[n, x]
+        opening, answer = samples.tokens[n, : samples.prompt_len[n]], samples.targets[n, x]
         found.append((np.concatenate([opening, answer]), len(opening), samples.policy[n]))
     tokens = np.zeros((len(found), max(len(t) for t, *_ in found)), np.int32)
     for row, (t, *_) in zip(tokens, found, strict=True):
@@ -87,7 +87,7 @@ def test_values_and_gradients_are_those_of_answers_in_rows_of_their_own(kind, lo
     rows = samples(policies=2) if lora else samples()
     tokens, lengths, openings, ids = alone(rows)
     assert not lora or set(ids) == {0, 1}
-    noise = np.random.default_rng(0).normal(size=rows.targets.shape).astype(np.float32) * (rows.answer_of >= 0)
+    noise = np.random.default_rng(0).normal(size=rows.targets.shape).astype(np.float32) * (rows.completion_of >= 0)
 
     def ours(trained):
         values = scoring.score(policy, {**frozen, **trained}, jax.tree.map(jnp.asarray, rows)).values
@@ -124,12 +124,12 @@ def test_the_debate_changes_no_value_and_another_question_does():
     view = jax.tree.map(np.asarray, critics.answers_alone(jax.tree.map(jnp.asarray, rows)))
     place = np.arange(rows.tokens.shape[1])
     between = (view.segment == -1) & (place < rows.lengths[:, None])
-    opening = place < rows.opening[:, None]
+    opening = place < rows.prompt_len[:, None]
     assert between.any(1)[rows.lengths > 0].all(), "or nothing is said between the answers"
     score = quick_jit(lambda s: scoring.score(policy, {**frozen, **trained}, s))
     before = score(jax.tree.map(jnp.asarray, rows))
-    real = rows.answer_of >= 0
-    later = real & (np.take_along_axis(rows.turn, np.maximum(rows.answer_of, 0), 1) > 0)
+    real = rows.completion_of >= 0
+    later = real & (np.take_along_axis(rows.turn, np.maximum(rows.completion_of, 0), 1) > 0)
     for where, hears in ((between, np.zeros_like(real)), (opening, real)):
         other = rows.replace(tokens=np.where(where, (rows.tokens + 1) % 256, rows.tokens))
         after = score(jax.tree.map(jnp.asarray, other))
@@ -142,22 +142,22 @@ def test_an_answer_sees_the_opening_and_itself():
     for rows in (samples(), samples(forked), samples(policies=2)):
         view = jax.tree.map(np.asarray, critics.answers_alone(jax.tree.map(jnp.asarray, rows)))
         for n, _, x in answers_of(rows):
-            opening = rows.tokens[n, : rows.opening[n]].tolist()
+            opening = rows.tokens[n, : rows.prompt_len[n]].tolist()
             for i, token in enumerate(x):
-                seen = visible(hidden(view), n, int(view.reads[n, token]))
+                seen = visible(hidden(view), n, int(view.logits_index[n, token]))
                 assert seen == opening + rows.targets[n, x[:i]].tolist()
-                assert view.positions[n, view.reads[n, token]] == len(seen) - 1
+                assert view.positions[n, view.logits_index[n, token]] == len(seen) - 1
 
 
 def hidden(view):
     """What is no part of the view as a branch of its own, which `visible` knows nothing of otherwise."""
-    return view.replace(branch=np.where(view.segment == -1, view.n_answers, view.branch))
+    return view.replace(branch=np.where(view.segment == -1, view.n_completions, view.branch))
 
 
 def test_the_opening_is_what_was_asked_first():
     decode = merging_tokenizer().decode
     for rows, system in ((samples(), "abba"), (samples(forked), "S"), (samples(policies=2), "abba")):
         for n in np.flatnonzero(rows.lengths):
-            text = decode(rows.tokens[n, : rows.opening[n]].tolist())
+            text = decode(rows.tokens[n, : rows.prompt_len[n]].tolist())
             assert "train" in text and text.endswith("<|im_start|>assistant\n") and text.count("assistant") == 1
             assert (system in text) or rows.seat[n, 0] == 1

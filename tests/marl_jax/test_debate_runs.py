@@ -71,7 +71,7 @@ def test_a_score_that_does_not_come_costs_an_episode_and_not_the_run():
         samples, _, metrics = rollout({}, rollout.init(None, None))
     failed = metrics["episodes/failed/score_missing"]
     assert metrics["episodes"] == 12 and 0 < failed == metrics["episodes/failed"] < 12
-    assert int((samples.answer_lengths > 0).sum()) == 4 * (12 - failed)
+    assert int((samples.completion_lengths > 0).sum()) == 4 * (12 - failed)
 
 
 @pytest.mark.parametrize("same", [True, False])

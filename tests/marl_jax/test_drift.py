@@ -67,12 +67,12 @@ def test_what_is_trained_on_is_what_was_sampled(talked):
 def test_the_checks_notice_drift(talked):
     count, sessions = talked
     samples = drift.samples_of(sessions[0])
-    row = int(np.argmax(samples.answer_lengths.sum(1)))
+    row = int(np.argmax(samples.completion_lengths.sum(1)))
     changed = samples.tokens.copy()
     changed[row, 0] += 1  # read by all answers of the row
     found = list(drift.answers_in(samples.replace(tokens=changed)))
     lost, extra = drift.drift(drift.answers_in(samples), found)
-    assert lost == extra == samples.answer_lengths[row].sum()
+    assert lost == extra == samples.completion_lengths[row].sum()
     once = list(drift.answers_in(samples))
     assert drift.drift(once, [*once, once[0]]) == (0, len(once[0][1])), "an answer that is trained on twice"
     later = next(call for call in sessions[0].calls.values() if call.after is not None)

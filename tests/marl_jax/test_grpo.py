@@ -43,13 +43,13 @@ def two_answers(name="at_grpo", rewards=(4.0, 0.0), lengths=LENGTHS):
     inside = np.arange(4) < np.asarray(lengths)[:, None]
     rewards = jnp.asarray(rewards)
     if name == "at_grpo":
-        answer_of = np.where(inside, np.arange(2)[:, None], -1).reshape(1, 8)
+        completion_of = np.where(inside, np.arange(2)[:, None], -1).reshape(1, 8)
         more = dict(member=jnp.array([[0, 1]]), rewards=rewards[None, :, None])
     else:
-        answer_of = np.where(inside, 0, -1)
+        completion_of = np.where(inside, 0, -1)
         more = dict(member=jnp.array([[0], [1]]), rewards=rewards[:, None, None], ends=jnp.ones((2, 1), bool))
-    wide = jnp.full(answer_of.shape, -1.0)
-    return by_hand(answer_of, logps=wide, n_groups=1, group_size=2, **more)
+    wide = jnp.full(completion_of.shape, -1.0)
+    return by_hand(completion_of, logps=wide, n_groups=1, group_size=2, **more)
 
 
 def learn(samples, algo, change=0.0):
@@ -101,10 +101,10 @@ def test_loss_and_gradient_by_hand(name, loss, gradient):
 def four_answers(seat, rewards):
     """Two groups of two one-token candidates."""
     first = jnp.zeros((2, 2), jnp.int32)
-    answer_of = np.array([[0, -1, -1, -1, 1, -1, -1, -1]] * 2)
+    completion_of = np.array([[0, -1, -1, -1, 1, -1, -1, -1]] * 2)
     return by_hand(
-        answer_of, n_seats=2, seat=first + jnp.array(seat)[:, None], group=first + jnp.arange(2)[:, None],
-        member=first + jnp.arange(2), rewards=jnp.array(rewards), logps=jnp.full(answer_of.shape, -1.0), n_groups=2,
+        completion_of, n_seats=2, seat=first + jnp.array(seat)[:, None], group=first + jnp.arange(2)[:, None],
+        member=first + jnp.arange(2), rewards=jnp.array(rewards), logps=jnp.full(completion_of.shape, -1.0), n_groups=2,
         group_size=2,
     )  # fmt: skip
 
@@ -147,10 +147,14 @@ def test_candidates_that_do_not_exist_are_no_members():
     more = lambda x, value: jnp.concatenate([x, jnp.full_like(x[:, :1], value)], axis=1)  # noqa: E731
     empty = lambda x, value: jnp.concatenate([x, jnp.full((1, 4), value, x.dtype)], axis=1)  # noqa: E731
     wider = samples.replace(
-        answer_of=empty(samples.answer_of, -1), logps=empty(samples.logps, -1.0), rewards=more(samples.rewards, 50.0),
-        member=more(samples.member, 2), loss_weights=more(samples.loss_weights, 0.0), group_size=3,
-        **{name: more(getattr(samples, name), 0) for name in ("answer_lengths", "seat", "group", "ends", "turn")},
-    )  # fmt: skip
+        completion_of=empty(samples.completion_of, -1),
+        logps=empty(samples.logps, -1.0),
+        rewards=more(samples.rewards, 50.0),
+        member=more(samples.member, 2),
+        loss_weights=more(samples.loss_weights, 0.0),
+        group_size=3,
+        **{name: more(getattr(samples, name), 0) for name in ("completion_lengths", "seat", "group", "ends", "turn")},
+    )
     wider = wider.replace(advantages=wider.logps * 0)
     rows, metrics, *_ = learn(wider, tiny_puzzle.algo(group_size=2))
     np.testing.assert_allclose(rows.at_first(rows.advantages), [[1, -1, 0]], atol=1e-5)
@@ -184,7 +188,7 @@ def test_a_group_starts_from_one_position_and_goes_different_ways():
     group = samples.group[:, 0]
     for number in np.unique(group[counts]):
         mine = first & (group == number)
-        prompt = samples.sees[mine, 0] - samples.positions[mine, 0]
+        prompt = samples.context_len[mine, 0] - samples.positions[mine, 0]
         assert len(set(prompt)) == 1
         beginnings = samples.tokens[mine][:, : prompt[0]]
         assert (beginnings == beginnings[0]).all()
@@ -251,16 +255,22 @@ def candidates(long_names):
 def separate(rows, policy):
     """Every candidate in a row of its own, the whole prompt before it: K times as many rows."""
     skip = len(policy.prefix)
-    room = rows.tokens.shape[1] - rows.n_answers * rows.fan
-    each = lambda x: jnp.repeat(x, rows.n_answers, axis=0)  # noqa: E731
-    own = lambda x: x.reshape(rows.n * rows.n_answers, 1, *x.shape[2:])  # noqa: E731
-    wide = lambda x: x.reshape(rows.n * rows.n_answers, 1, -1)  # noqa: E731
+    room = rows.tokens.shape[1] - rows.n_completions * rows.branch_len
+    each = lambda x: jnp.repeat(x, rows.n_completions, axis=0)  # noqa: E731
+    own = lambda x: x.reshape(rows.n * rows.n_completions, 1, *x.shape[2:])  # noqa: E731
+    wide = lambda x: x.reshape(rows.n * rows.n_completions, 1, -1)  # noqa: E731
     prompts = jnp.pad(each(rows.tokens[:, :room]), ((0, 0), (0, policy.width)))
     names = ("seat", "episode", "turn", "loss_weights", "rewards", "action", "legal")
     alone = from_prompts(
-        prompts, each(rows.sees[:, 0] - skip), wide(rows.targets), own(rows.answer_lengths), wide(rows.logps),
-        skip=skip, policy=each(rows.policy), **{name: own(getattr(rows, name)) for name in names},
-    )  # fmt: skip
+        prompts,
+        each(rows.context_len[:, 0] - skip),
+        wide(rows.targets),
+        own(rows.completion_lengths),
+        wide(rows.logps),
+        skip=skip,
+        policy=each(rows.policy),
+        **{name: own(getattr(rows, name)) for name in names},
+    )
     return alone.replace(advantages=wide(rows.advantages)[:, 0])
 
 
@@ -315,7 +325,7 @@ def test_a_step_of_every_form_fits_together(form):
         samples, after, _ = jax.eval_shape(rollout.__call__, params, state, key)
         learnt, metrics = jax.eval_shape(functools.partial(learn_step, setup, optimiser), train_states, samples, key)
     assert samples.n == batches.rows(config)
-    assert samples.n_answers == (config.algo.group_size if config.algo.name == "at_grpo" else 1)
+    assert samples.n_completions == (config.algo.group_size if config.algo.name == "at_grpo" else 1)
     jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), state, after)
     assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
     assert ("zero_std_groups" in metrics) == (config.algo.name != "sft") and "explained_variance" not in metrics

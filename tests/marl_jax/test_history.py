@@ -88,10 +88,10 @@ def counted(found, told):
 def in_rollout(found):
     """bool [N, S]: answers of turns that do not only look ahead."""
     samples = found.samples
-    if samples.answer_at is None:
-        return samples.answer_lengths > 0
+    if samples.completion_at is None:
+        return samples.completion_lengths > 0
     turns = np.arange(len(found.moves))[:, None] < found.roll.turns
-    return np.asarray(samples.from_time(jnp.broadcast_to(turns, samples.answer_at.shape)))
+    return np.asarray(samples.from_time(jnp.broadcast_to(turns, samples.completion_at.shape)))
 
 
 def check(found, told):
@@ -123,8 +123,8 @@ def test_what_was_sampled_stays_as_it_was():
     found, told = played("free text")
     samples = found.samples
     later = np.roll(told.recorded & ~told.fresh, -1, axis=1)  # the answers that a later one sees
-    lengths, said = samples.answer_lengths[later], samples.targets.reshape(*later.shape, -1)[later]
-    assert len(np.unique(samples.answer_lengths[told.exists])) > 1, "some stop early"
+    lengths, said = samples.completion_lengths[later], samples.targets.reshape(*later.shape, -1)[later]
+    assert len(np.unique(samples.completion_lengths[told.exists])) > 1, "some stop early"
     said = [ids[:n].tolist() for ids, n in zip(said, lengths, strict=True)]
     assert sum(TOKENIZER.encode(TOKENIZER.decode(ids)) != ids for ids in said) > 3
 
@@ -143,8 +143,19 @@ def test_a_conversation_of_one_answer_is_a_prompt_that_stands_alone():
         samples.append(found)
         prepared.append(prepared_by(made, params["main"], found))
     alone, talk = samples
-    assert (talk.sees[talk.answer_lengths > 0] > 0).all() and talk.n == 8 and alone.n == 44
-    names = ("sees", "action", "answer_lengths", "seat", "episode", "turn", "ends", "loss_weights", "rewards", "legal")
+    assert (talk.context_len[talk.completion_lengths > 0] > 0).all() and talk.n == 8 and alone.n == 44
+    names = (
+        "context_len",
+        "action",
+        "completion_lengths",
+        "seat",
+        "episode",
+        "turn",
+        "ends",
+        "loss_weights",
+        "rewards",
+        "legal",
+    )
     for name in names:
         np.testing.assert_array_equal(*(s.in_time(getattr(s, name)) for s in samples), err_msg=name)
     for name in ("logps", "values", "targets"):
@@ -155,10 +166,13 @@ def test_a_conversation_of_one_answer_is_a_prompt_that_stands_alone():
         np.testing.assert_allclose(*values, atol=1e-5, err_msg=name)
         assert np.std(values[0]) > 1e-2
     # The tokens, too: of turn t of game b those before its answer.
-    lengths, tokens = np.asarray(talk.in_time(talk.sees)), np.asarray(alone.tokens).reshape(*alone.answer_at.shape, -1)
-    at = np.asarray(talk.in_time(talk.reads))
-    for (t, b), number in np.ndenumerate(np.asarray(talk.answer_at)):
-        row, n = number // talk.n_answers, lengths[t, b]
+    lengths, tokens = (
+        np.asarray(talk.in_time(talk.context_len)),
+        np.asarray(alone.tokens).reshape(*alone.completion_at.shape, -1),
+    )
+    at = np.asarray(talk.in_time(talk.logits_index))
+    for (t, b), number in np.ndenumerate(np.asarray(talk.completion_at)):
+        row, n = number // talk.n_completions, lengths[t, b]
         np.testing.assert_array_equal(talk.tokens[row, at[t, b] + 1 - n : at[t, b] + 1], tokens[t, b, :n])
 
 

@@ -145,12 +145,12 @@ def test_models_with_tokenizers_of_their_own(tmp_path_factory):
         found = program(params)
     told, samples = tiny.tell(found), found.samples
     assert (told.recorded & ~told.fresh).sum() > 8
-    w = samples.width // samples.n_answers
+    w = samples.width // samples.n_completions
     assert sorted(samples.policy.tolist()) == [0, 0, 1, 1]
     for number, backbone in enumerate(setup.backbones):
         mine = told.recorded & (samples.policy == number)[:, None]
         logps = samples.logps.reshape(*mine.shape, w)[mine][:, : backbone.policy.width]
-        mask = np.arange(backbone.policy.width) < samples.answer_lengths[mine][:, None]
+        mask = np.arange(backbone.policy.width) < samples.completion_lengths[mine][:, None]
         with jax.set_mesh(setup.mesh):
             scored = found.scores(number).logps.reshape(*mine.shape, -1)[mine]
         np.testing.assert_allclose(scored[mask], logps[mask], atol=1e-5)

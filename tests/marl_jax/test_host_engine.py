@@ -83,9 +83,9 @@ def test_log_probs_are_those_of_the_learner():
     samples, _, _ = roll(TREE, CANDIDATES, rows=8, temperature=temperature, params=params)
     contexts, expected = [], []
     for n, _, x in answers_of(samples):
-        contexts.append((visible(samples, n, samples.reads[n, x[0]]), samples.targets[n, x].tolist()))
+        contexts.append((visible(samples, n, samples.logits_index[n, x[0]]), samples.targets[n, x].tolist()))
         expected.append(samples.logps[n, x])
-    assert len(contexts) == (samples.answer_lengths > 0).sum() > 20
+    assert len(contexts) == (samples.completion_lengths > 0).sum() > 20
 
     # Each answer behind its own context, read on its own.
     tokens = np.zeros((len(contexts), MAX_LENGTH), np.int32)
@@ -108,5 +108,5 @@ def test_the_projects_tasks_run_on_a_model(task):
     samples, state, metrics = roll(task, candidates, rows=8)
     assert metrics["episodes/finished"] + metrics.get("episodes/failed/too_long", 0) == 6
     assert metrics["episodes/finished"] >= 1 and state["step"] == 1
-    assert set(samples.seat[samples.answer_lengths > 0].tolist()) == {0, 1}
+    assert set(samples.seat[samples.completion_lengths > 0].tolist()) == {0, 1}
     assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), samples))

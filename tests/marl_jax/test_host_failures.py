@@ -149,7 +149,7 @@ def test_a_bad_episode_costs_one_episode(bad, reason, caplog):
     assert time.monotonic() - started < 30
     assert metrics["episodes/finished"] == 6 and metrics["episodes/failed"] == 1
     assert metrics[f"episodes/failed/{reason}"] == 1
-    assert set(samples.episode[samples.answer_lengths > 0].tolist()) == set(range(7)) - {failed}
+    assert set(samples.episode[samples.completion_lengths > 0].tolist()) == set(range(7)) - {failed}
     assert state["step"] == 1 and f"failed ({reason})" in caplog.text
 
     good = make_rollout(conversation, n_examples=7, samples=1)
@@ -195,7 +195,7 @@ def test_when_every_episode_fails_the_samples_are_empty():
     samples, state, metrics = rollout({}, rollout.init(None, None))
     rollout.close()
     assert metrics["episodes/failed/error"] == 6 and state["step"] == 1
-    assert not samples.answer_lengths.any() and not samples.loss_weights.any() and (samples.policy == -1).all()
+    assert not samples.completion_lengths.any() and not samples.loss_weights.any() and (samples.policy == -1).all()
 
 
 def test_an_answer_that_is_not_finite_costs_its_episode():

@@ -110,5 +110,5 @@ def test_ppo_follows_each_seat_through_its_episode(task):
         for i, (_, seat, n, s) in enumerate(answers):
             expected[n, s] = sum(samples.rewards[m, t, seat] for _, _, m, t in answers[i:])
     check(prepared, expected)
-    real = samples.answer_lengths > 0
+    real = samples.completion_lengths > 0
     np.testing.assert_array_equal(prepared.loss_weights, real.astype(np.float32))

@@ -43,16 +43,16 @@ def test_every_answer_token_is_predicted_from_what_the_sampler_read(task, candid
     asked = {(tuple(ids), tuple(a.tokens.tolist())): a for ids, _, answers in sampler.asked.values() for a in answers}
     found = 0
     for n, s, tokens in answers_of(samples):
-        context = visible(samples, n, samples.reads[n, tokens[0]])
+        context = visible(samples, n, samples.logits_index[n, tokens[0]])
         targets = samples.targets[n, tokens].tolist()
         answer = asked[tuple(context), tuple(targets)]
-        assert samples.sees[n, s] == len(context)
+        assert samples.context_len[n, s] == len(context)
         for j, x in enumerate(tokens):
-            assert visible(samples, n, samples.reads[n, x]) == context + targets[:j]
+            assert visible(samples, n, samples.logits_index[n, x]) == context + targets[:j]
         np.testing.assert_array_equal(samples.logps[n, tokens], answer.logps)
         found += 1
     assert found == sum(len(answers) for *_, answers in sampler.asked.values())
-    assert (samples.answer_lengths.sum(1) == (samples.answer_of >= 0).sum(1)).all()
+    assert (samples.completion_lengths.sum(1) == (samples.completion_of >= 0).sum(1)).all()
 
 
 def test_a_later_turn_is_the_earlier_ids_verbatim():
@@ -63,7 +63,7 @@ def test_a_later_turn_is_the_earlier_ids_verbatim():
     for n in range(samples.tokens.shape[0]):
         answers = [(s, x) for m, s, x in answers_of(samples) if m == n]
         for (s, x), (later, _) in zip(answers, answers[1:], strict=False):
-            start, end = samples.sees[n, s], samples.sees[n, later]
+            start, end = samples.context_len[n, s], samples.context_len[n, later]
             content = samples.targets[n, x].tolist()
             content = content[:-1] if content[-1] in tokenizer.stop_ids else content
             assert samples.tokens[n, start : start + len(content)].tolist() == content
@@ -79,9 +79,9 @@ def test_the_stop_token_is_a_target_and_the_template_closes_the_turn():
     samples, _, _ = roll(conversation, sampler)
     eos, im_end = sampler.tokenizer.eos_id, sampler.tokenizer.encode("<|im_end|>")[0]
     closed_otherwise = [
-        samples.tokens[n, samples.sees[n, s] + len(x) - 1] == im_end
+        samples.tokens[n, samples.context_len[n, s] + len(x) - 1] == im_end
         for n, s, x in answers_of(samples)
-        if samples.targets[n, x[-1]] == eos and s + 1 < (samples.answer_lengths[n] > 0).sum()
+        if samples.targets[n, x[-1]] == eos and s + 1 < (samples.completion_lengths[n] > 0).sum()
     ]
     assert closed_otherwise and all(closed_otherwise)
     assert not (samples.tokens == eos).any()
@@ -127,7 +127,7 @@ def test_rewards_stand_at_their_answers():
         expected = np.full(2, 5.0 if turn == 2 else turn, np.float32)
         expected[seat] += 0.1 * (seat + 1) * (turn < 2)
         np.testing.assert_allclose(samples.rewards[n, s], expected, rtol=1e-6)
-    assert samples.rewards[samples.answer_lengths == 0].sum() == 0
+    assert samples.rewards[samples.completion_lengths == 0].sum() == 0
 
 
 def test_episodes_of_an_example_are_a_group():
@@ -160,7 +160,7 @@ def test_candidates_of_a_turn_are_a_group_with_one_prompt():
     samples, _, _ = roll(tree, candidates=3, samples=1)
     groups = {}
     for n, s, x in answers_of(samples):
-        context = visible(samples, n, samples.reads[n, x[0]])
+        context = visible(samples, n, samples.logits_index[n, x[0]])
         groups.setdefault(int(samples.group[n, s]), []).append((int(samples.member[n, s]), tuple(context)))
     sizes = [len(members) for members in groups.values()]
     assert sizes.count(3) == 9 and set(sizes) == {2, 3}, "chat and fork answer once each: a group of the example"
@@ -177,13 +177,13 @@ def test_forks_and_turns_with_candidates_are_rows_of_their_own_and_no_answer_is_
         rows.setdefault(n, []).append((int(samples.seat[n, s]), int(samples.turn[n, s])))
     twice = [(0, 0)] * 2, [(0, 1)] * 2, [(1, 0)] * 2
     assert sorted(rows.values()) == sorted([*twice, [(0, 2)], [(0, 2)]]), "chat and fork continue its second turn"
-    assert (samples.answer_lengths > 0).sum() == sum(len(a) for *_, a in sampler.asked.values())
+    assert (samples.completion_lengths > 0).sum() == sum(len(a) for *_, a in sampler.asked.values())
 
 
 def test_time_order_is_by_turn_and_seat():
     samples, _, _ = roll(conversation, FakeSampler(np.random.default_rng(3)), time_order=True)
-    answers = samples.answer_lengths.shape[1]
-    for column in samples.answer_at.T:
+    answers = samples.completion_lengths.shape[1]
+    for column in samples.completion_at.T:
         places = [divmod(int(a), answers) for a in column]
         assert all(samples.policy[row] == -1 and answer == 0 for row, answer in places[5:]) and len(places) == 6
         places = places[:5]
@@ -266,7 +266,18 @@ def test_sizes_can_be_agreed_on_and_padding_means_nothing():
     large = sizes.max(Sizes(rows=40, tokens=1000, answers=8, answer_tokens=300, groups=20, turns=9, branches=True))
     small, padded = (collate(episodes, s, n_seats=2) for s in (sizes, large))
     assert padded.tokens.shape == (40, 1000) and padded.n_groups == 20
-    for name in ("tokens", "positions", "targets", "logps", "reads", "rewards", "group", "sees", "turn", "ends"):
+    for name in (
+        "tokens",
+        "positions",
+        "targets",
+        "logps",
+        "logits_index",
+        "rewards",
+        "group",
+        "context_len",
+        "turn",
+        "ends",
+    ):
         a, b = getattr(small, name), getattr(padded, name)
         np.testing.assert_array_equal(a, b[tuple(slice(n) for n in a.shape)], err_msg=name)
         assert np.count_nonzero(b) == np.count_nonzero(a)
@@ -285,16 +296,16 @@ def test_shares_of_two_processes_are_the_whole():
         padded = [np.pad(getattr(p, name), ((0, 0), (0, width)))[:, :width] for p in parts]
         joined = [x[real] for x, real in zip(padded, rows, strict=True)]
         np.testing.assert_array_equal(np.concatenate(joined), getattr(whole, name)[whole.lengths > 0])
-    episodes = [set(p.episode[p.answer_lengths > 0].tolist()) for p in parts]
+    episodes = [set(p.episode[p.completion_lengths > 0].tolist()) for p in parts]
     assert episodes == [{0, 1, 2, 3}, {4, 5, 6, 7}]
-    groups = [set(p.group[p.answer_lengths > 0].tolist()) for p in parts]
+    groups = [set(p.group[p.completion_lengths > 0].tolist()) for p in parts]
     assert not groups[0] & groups[1] and max(groups[1]) < parts[1].n_groups == parts[0].n_groups
 
 
 def test_time_order_is_numbered_through_all_processes():
     parts = [roll(conversation, n_examples=4, process=(i, 2), time_order=True)[0] for i in range(2)]
-    size = parts[0].answer_lengths.size
-    np.testing.assert_array_equal(parts[0].answer_at + size, parts[1].answer_at)
+    size = parts[0].completion_lengths.size
+    np.testing.assert_array_equal(parts[0].completion_at + size, parts[1].completion_at)
 
 
 def test_a_task_may_ask_for_more_candidates_than_the_run():

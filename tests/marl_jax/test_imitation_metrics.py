@@ -95,7 +95,7 @@ def test_rows_that_are_cut_lose_long_prompts_and_nothing_else():
     assert cut.tokens.shape == (6, 5) and whole.tokens.shape == (6, 7)
     np.testing.assert_array_equal(cut.loss_weights[:, 0], fits)
     np.testing.assert_array_equal(cut.recorded()[:, 0], fits)
-    for name in ("tokens", "positions", "reads", "targets", "sees"):
+    for name in ("tokens", "positions", "logits_index", "targets", "context_len"):
         expected = np.asarray(getattr(whole, name))[fits]
         found = np.asarray(getattr(cut, name))[fits]
         np.testing.assert_array_equal(found, expected[:, : found.shape[1]])

@@ -27,7 +27,7 @@ def test_token_weights(kind, expected):
     found = losses.token_weights(TWO, kind, length=10)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     together = losses.token_weights(TOGETHER, kind, length=10)
-    np.testing.assert_allclose(together, found[TWO.answer_of >= 0][None], rtol=1e-6)
+    np.testing.assert_allclose(together, found[TWO.completion_of >= 0][None], rtol=1e-6)
 
 
 def test_tokens_that_do_not_count_are_not_part_of_any_mean():
@@ -85,7 +85,7 @@ def test_gspo_ratio_is_the_geometric_mean_of_the_answer():
     result = losses.policy_loss(TWO.replace(advantages=jnp.ones((2, 3))), logps, old, **settings)
     np.testing.assert_allclose(result.ratio[0], [4 ** (1 / 3)] * 3, rtol=1e-5)
     assert float(result.ratio[1, 0]) == pytest.approx(2.0, rel=1e-5)
-    both = [x[TWO.answer_of >= 0][None] for x in (logps, old)]
+    both = [x[TWO.completion_of >= 0][None] for x in (logps, old)]
     result = losses.policy_loss(TOGETHER.replace(advantages=jnp.ones((1, 4))), *both, **settings)
     np.testing.assert_allclose(result.ratio, [[4 ** (1 / 3)] * 3 + [2.0]], rtol=1e-5)
 
@@ -137,14 +137,14 @@ def test_explained_variance():
 
 def test_whole_loss_against_a_loop_over_tokens():
     rng = np.random.default_rng(0)
-    answer_of = np.array([[0, 0, 1, 1, 1, -1], [0, -1, 1, 2, 2, 2]])
-    logps, old, reference = (-rng.random((3, *answer_of.shape)) * 2).astype(np.float32)
-    advantages = rng.normal(size=answer_of.shape).astype(np.float32)
+    completion_of = np.array([[0, 0, 1, 1, 1, -1], [0, -1, 1, 2, 2, 2]])
+    logps, old, reference = (-rng.random((3, *completion_of.shape)) * 2).astype(np.float32)
+    advantages = rng.normal(size=completion_of.shape).astype(np.float32)
     weights = np.array([[1, 1, 0], [1, 0, 1]], np.float32)
 
     expected, tokens = 0.0, 0
-    for i, t in zip(*np.nonzero(answer_of >= 0), strict=True):
-        if weights[i, answer_of[i, t]]:
+    for i, t in zip(*np.nonzero(completion_of >= 0), strict=True):
+        if weights[i, completion_of[i, t]]:
             r = math.exp(logps[i, t] - old[i, t])
             held = min(max(r, 0.8), 1.28)
             ppo = max(-r * advantages[i, t], -held * advantages[i, t])
@@ -153,7 +153,7 @@ def test_whole_loss_against_a_loop_over_tokens():
             expected += ppo + 0.1 * k
             tokens += 1
     assert tokens == 9
-    samples = by_hand(answer_of, advantages=jnp.asarray(advantages), loss_weights=jnp.asarray(weights))
+    samples = by_hand(completion_of, advantages=jnp.asarray(advantages), loss_weights=jnp.asarray(weights))
     result = losses.policy_loss(samples, logps, old, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     token_weights = losses.token_weights(samples, "token")
     loss = jnp.sum(token_weights * (result.loss + 0.1 * losses.kl(logps, reference, "k3")))

@@ -40,21 +40,21 @@ class Debates:
                 values=noise["values"], new_values=noise["values"] + 0.4 * noise["value_step"],
             )  # fmt: skip
         self.places = {}
-        answer_of = np.full((QUESTIONS * AGENTS, TURNS * LONGEST), -1)
+        completion_of = np.full((QUESTIONS * AGENTS, TURNS * LONGEST), -1)
         turn, seat = (np.zeros((QUESTIONS * AGENTS, TURNS), np.int32) for _ in range(2))
         rewards = np.zeros((QUESTIONS * AGENTS, TURNS, AGENTS), np.float32)
-        answer_at, ends = np.zeros((TURNS * AGENTS, QUESTIONS), np.int32), np.zeros(turn.shape, bool)
+        completion_at, ends = np.zeros((TURNS * AGENTS, QUESTIONS), np.int32), np.zeros(turn.shape, bool)
         for q, a in np.ndindex(QUESTIONS, AGENTS):
             x, row = 0, q * AGENTS + a
             for t in range(TURNS):
                 size = len(self.of[q, t, a]["logps"])
                 self.places[q, t, a] = row, slice(x, x + size)
-                answer_of[row, x : x + size], x = t, x + size
+                completion_of[row, x : x + size], x = t, x + size
                 turn[row, t], seat[row, t], rewards[row, t, a] = t, a, self.of[q, t, a]["reward"]
-                answer_at[t * AGENTS + a, q], ends[row, t] = row * TURNS + t, (t, a) == (TURNS - 1, AGENTS - 1)
+                completion_at[t * AGENTS + a, q], ends[row, t] = row * TURNS + t, (t, a) == (TURNS - 1, AGENTS - 1)
         self.samples = by_hand(
-            answer_of, n_seats=AGENTS, turn=jnp.asarray(turn), seat=jnp.asarray(seat), ends=jnp.asarray(ends),
-            rewards=jnp.asarray(rewards), answer_at=jnp.asarray(answer_at), logps=self.wide("logps"),
+            completion_of, n_seats=AGENTS, turn=jnp.asarray(turn), seat=jnp.asarray(seat), ends=jnp.asarray(ends),
+            rewards=jnp.asarray(rewards), completion_at=jnp.asarray(completion_at), logps=self.wide("logps"),
         )  # fmt: skip
 
     def wide(self, name):
@@ -132,7 +132,7 @@ def test_a_kl_per_token_by_hand(monkeypatch):
         gae="token", gamma=0.0, lam=0.95, kl_coef=0.1, kl_in="reward", kl_kind="k1", whiten="none", tis_clip=0.0
     )
     samples = by_hand([[0, 0, 0, -1]], rewards=jnp.ones((1, 1, 1)), ends=jnp.ones((1, 1), bool),
-                      answer_at=jnp.zeros((1, 1), jnp.int32))  # fmt: skip
+                      completion_at=jnp.zeros((1, 1), jnp.int32))  # fmt: skip
     rows = prepared(samples, algo, monkeypatch, [[0.2, 0.4, 0.1, 9.0]], [[-0.5, 0.2, -0.1, 9.0]])
     last = 1 - 0.01 - 0.1  # nothing is worth anything behind the last token
     middle = 0.02 + 0.1 - 0.4 + 0.95 * last

@@ -40,9 +40,9 @@ def test_every_sample_lies_in_one_row_and_none_over_another(seed):
     samples = tiny_samples.make(40, 20, WIDTH, seed=seed, kept=True)
     samples = samples.replace(loss_weights=jnp.asarray(rng.random((40, 1)) < 0.8, jnp.float32))
     skip, pack = len(tiny_samples.PREFIX), 3
-    sizes = (samples.sees + samples.answer_lengths)[:, 0] - skip - 1
+    sizes = (samples.context_len + samples.completion_lengths)[:, 0] - skip - 1
     np.testing.assert_array_equal(packing.sizes(samples), sizes, "of the last token nothing is read")
-    np.testing.assert_array_equal(packing.answer_sizes(samples), samples.answer_lengths[:, 0])
+    np.testing.assert_array_equal(packing.answer_sizes(samples), samples.completion_lengths[:, 0])
     rows = jax.jit(lambda s: packing.plan(s, pack, s.active(), multiple=2))(samples)
     assert rows.table.shape[0] == 14 and int(rows.used()) < 14, "uneven lengths must need fewer rows"
     check_places(samples, rows)
@@ -52,8 +52,8 @@ def test_samples_of_full_length_always_fit():
     samples = tiny_samples.make(8, 5, WIDTH)
     time = samples.tokens.shape[1]
     full = samples.replace(
-        answer_of=jnp.zeros((8, WIDTH), jnp.int32), answer_lengths=jnp.full((8, 1), WIDTH),
-        reads=jnp.broadcast_to(time - WIDTH + jnp.arange(WIDTH), (8, WIDTH)),
+        completion_of=jnp.zeros((8, WIDTH), jnp.int32), completion_lengths=jnp.full((8, 1), WIDTH),
+        logits_index=jnp.broadcast_to(time - WIDTH + jnp.arange(WIDTH), (8, WIDTH)),
     )  # fmt: skip
     rows = packing.plan(full, 2, full.active())
     assert int(rows.used()) == 4 and (np.sort(np.asarray(rows.table[:4]).ravel())[-8:] == np.arange(8)).all()

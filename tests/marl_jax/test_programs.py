@@ -69,7 +69,7 @@ def test_every_answer_is_trained_on_once_behind_what_the_sampler_read(time_order
     asked = [(ids, a.tokens.tolist(), a.logps.tolist()) for ids, _, (a,) in sampler.asked.values()]
     found = []
     for n, s, at in answers_of(samples):
-        found.append((visible(samples, n, samples.reads[n, at[0]]), samples.targets[n, at].tolist(),
+        found.append((visible(samples, n, samples.logits_index[n, at[0]]), samples.targets[n, at].tolist(),
                       samples.logps[n, at].tolist()))  # fmt: skip
         assert samples.loss_weights[n, s] == 1 and samples.policy[n] == samples.seat[n, s]
     assert sorted(found) == sorted(asked)
@@ -77,7 +77,7 @@ def test_every_answer_is_trained_on_once_behind_what_the_sampler_read(time_order
 
 def test_a_conversation_of_a_program_is_one_row_for_each_role():
     samples, _, _ = roll(talk(3))
-    used = samples.answer_lengths > 0
+    used = samples.completion_lengths > 0
     assert used.sum(1).tolist()[:2] == [3, 3] and used.sum() == 6
     assert samples.seat[:2, 0].tolist() == [0, 1] == samples.policy[:2].tolist()
     assert samples.turn[:2, :3].tolist() == [[0, 2, 4], [1, 3, 5]]  # they speak in turns
@@ -95,9 +95,9 @@ def test_rewards_are_the_teams_on_the_last_answer_and_a_roles_on_its_own():
 def test_ppo_sees_answers_in_the_order_in_which_they_were_given():
     """The solver has no history, so each of its answers is a conversation of its own, and all begin at their start."""
     samples, _, _ = roll({"do": "fresh", "question": "x", "rounds": 3}, talk(1), time_order=True)
-    (fresh,) = [b for b in range(2) if (samples.answer_at[:, b] < samples.answer_lengths.size - 1).sum() >= 4]
-    order = samples.answer_at[:4, fresh]
-    n, s = np.divmod(order, samples.answer_lengths.shape[1])
+    (fresh,) = [b for b in range(2) if (samples.completion_at[:, b] < samples.completion_lengths.size - 1).sum() >= 4]
+    order = samples.completion_at[:4, fresh]
+    n, s = np.divmod(order, samples.completion_lengths.shape[1])
     assert samples.turn[n, s].tolist() == [0, 1, 2, 3] and samples.seat[n, s].tolist() == [0, 0, 0, 1]
     assert samples.ends[n, s].tolist() == [False, False, False, True]
     texts = [bytes(t for t in samples.tokens[row] if t < 256).decode("utf-8", "replace") for row in n[:3]]
@@ -107,7 +107,7 @@ def test_ppo_sees_answers_in_the_order_in_which_they_were_given():
 def test_episodes_of_an_example_are_compared_with_each_other():
     samples, _, metrics = roll(talk(1), talk(2), n_examples=2, samples=3)
     assert metrics["episodes/finished"] == 6 and samples.group_size == 3
-    used = samples.answer_lengths > 0
+    used = samples.completion_lengths > 0
     assert set(samples.member[used].tolist()) == {0, 1, 2} and len(set(samples.group[used].tolist())) == 2
 
 
@@ -151,7 +151,7 @@ def test_what_goes_wrong_in_a_program_costs_its_episode(preload, tmp_path, caplo
     samples, _, metrics = roll(*rows, talk(1), sampler=sampler, preload=preload, **limits)
     for reason in set(reasons.values()):
         assert metrics[f"episodes/failed/{reason}"] == list(reasons.values()).count(reason)
-    assert metrics["episodes/finished"] == 1 and (samples.answer_lengths > 0).sum() == 2
+    assert metrics["episodes/finished"] == 1 and (samples.completion_lengths > 0).sum() == 2
     assert "failed (program_" in caplog.text
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2 and all(map(gone, pids)), "a program that is too slow is killed with its children"

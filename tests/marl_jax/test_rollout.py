@@ -38,16 +38,16 @@ def params_of(roll, seed=0):
 
 
 def in_time(samples):
-    """The samples with every array [N, …] or [N, S, …] as [R, B, …]; the prompts' lengths are `sees`."""
+    """The samples with every array [N, …] or [N, S, …] as [R, B, …]; the prompts' lengths are `context_len`."""
     samples = jax.device_get(samples)
-    turns, rows = samples.answer_at.shape
-    assert samples.n_answers == 1
+    turns, rows = samples.completion_at.shape
+    assert samples.n_completions == 1
 
     def one(x):
         x = x.reshape(samples.n, *x.shape[2:]) if x.ndim > 1 and x.shape[1] == 1 else x
-        return x.reshape(-1, *x.shape[1:])[samples.answer_at.reshape(-1)].reshape(turns, rows, *x.shape[1:])
+        return x.reshape(-1, *x.shape[1:])[samples.completion_at.reshape(-1)].reshape(turns, rows, *x.shape[1:])
 
-    return jax.tree.map(one, samples.replace(answer_at=None))
+    return jax.tree.map(one, samples.replace(completion_at=None))
 
 
 def run(roll, params, start, key=1, snapshot=None):
@@ -83,7 +83,7 @@ def test_games_follow_the_rules_and_the_prompt_shows_the_position():
         for t in range(TURNS):
             player = int(player_of(state))
             expected = tiny_play.TOKENIZER.encode(prompt.opening_text(state, player))
-            length = int(samples.sees[t, row])
+            length = int(samples.context_len[t, row])
             assert samples.tokens[t, row, :length].tolist() == expected
             assert int(samples.seat[t, row]) == player
             np.testing.assert_array_equal(samples.legal[t, row], legal_of(state))
@@ -202,7 +202,7 @@ def test_the_sampler_reports_what_the_learner_computes(kind):
     np.testing.assert_allclose(scores.values * first, samples.values * first, atol=1e-5)
     assert float(jnp.std(samples.to_answers(samples.logps))) > 1e-3 < float(jnp.std(samples.at_first(samples.values)))
     if policy.width > 1:
-        assert len(np.unique(samples.answer_lengths)) > 1
+        assert len(np.unique(samples.completion_lengths)) > 1
 
 
 def test_sections_have_the_right_opponents():
@@ -249,7 +249,7 @@ def test_seats_see_the_game_through_their_symmetry():
         for t in range(4):
             player, through = int(samples.seat[t, row]), start.symmetry[row, int(samples.seat[t, row])]
             shown = tiny_play.prompt().opening_text(see(state, through), player)
-            assert samples.tokens[t, row, : samples.sees[t, row]].tolist() == tiny_play.TOKENIZER.encode(shown)
+            assert samples.tokens[t, row, : samples.context_len[t, row]].tolist() == tiny_play.TOKENIZER.encode(shown)
             move = next(a for a in range(9) if int(map_action(a, through)) == int(samples.action[t, row]))
             state, _ = step(state, jnp.int32(move))
 
@@ -271,7 +271,7 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
 def test_free_answers_of_one_token():
     roll = program(policy=tiny_play.policy(free=1), rows=8, turns=4)
     samples, _, _ = jax.jit(roll.play)(params_of(roll), roll.fresh_games(jax.random.key(0)), jax.random.key(1))
-    assert samples.width == 1 and (samples.answer_lengths == 1).all() and (samples.logps < 0).all()
+    assert samples.width == 1 and (samples.completion_lengths == 1).all() and (samples.logps < 0).all()
 
 
 def test_games_against_a_historical_opponent_count_however_long_they_are():
@@ -315,8 +315,8 @@ def test_metrics_count_games():
     assert state.pool is None and state.games.episode.sum() == found["games"]
     learnt = in_time(samples)
     assert found["answers"] == ROWS * TURNS and found["parse_failure_rate"] == 0 and found["answer_length"] == 1
-    assert found["tokens"] == (learnt.sees + learnt.answer_lengths)[:TURNS].sum()
-    assert found["prompt_length"] == pytest.approx(learnt.sees[:TURNS].mean())
+    assert found["tokens"] == (learnt.context_len + learnt.completion_lengths)[:TURNS].sum()
+    assert found["prompt_length"] == pytest.approx(learnt.context_len[:TURNS].mean())
 
 
 def with_bot(**kwargs):

@@ -29,8 +29,8 @@ def some(n=6, time=5):
 
 def test_by_hand():
     rows = by_hand(ANSWER_OF, loss_weights=jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
-    assert (rows.n, rows.n_answers, rows.width, rows.n_seats) == (3, 2, 4, 1)
-    assert rows.answer_lengths.tolist() == [[2, 1], [0, 3], [0, 0]]
+    assert (rows.n, rows.n_completions, rows.width, rows.n_seats) == (3, 2, 4, 1)
+    assert rows.completion_lengths.tolist() == [[2, 1], [0, 3], [0, 0]]
     assert rows.mask().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]
     assert rows.first().tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     assert rows.to_answers(TOKENS).tolist() == [[1 + 2, 3], [0, 6 + 7 + 8], [0, 0]]
@@ -57,7 +57,7 @@ SIZE, WIDTH = 3, 8
 
 @st.composite
 def layouts(draw):
-    """`answer_of` [2, WIDTH] of up to SIZE answers a row in any order, gaps between them, some of them missing."""
+    """`completion_of` [2, WIDTH] of up to SIZE answers a row in any order, gaps between them, some of them missing."""
     rows = []
     for _ in range(2):
         row = []
@@ -68,22 +68,22 @@ def layouts(draw):
 
 
 @jax.jit
-def moved(answer_of, x, y):
+def moved(completion_of, x, y):
     """(samples, sums over tokens, first tokens, copies, first tokens of copies)"""
-    rows = by_hand(answer_of, n_answers=SIZE)
+    rows = by_hand(completion_of, n_completions=SIZE)
     copied = rows.to_tokens(y) * rows.mask()
     return rows, rows.to_answers(x), rows.at_first(x), copied, rows.at_first(copied)
 
 
 @settings(max_examples=40, deadline=None)
 @given(layouts(), st.integers(0, 99))
-def test_sums_and_copies_fit_together(answer_of, seed):
+def test_sums_and_copies_fit_together(completion_of, seed):
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(2, WIDTH)), rng.normal(size=(2, SIZE))
-    rows, found_sums, found_firsts, copied, back = jax.device_get(moved(answer_of, x, y))
+    rows, found_sums, found_firsts, copied, back = jax.device_get(moved(completion_of, x, y))
     # By loops.
     sums, firsts = np.zeros(y.shape), np.zeros(y.shape)
-    for n, row in enumerate(answer_of):
+    for n, row in enumerate(completion_of):
         for i, answer in enumerate(row):
             if answer >= 0:
                 sums[n, answer] += x[n, i]
@@ -92,9 +92,11 @@ def test_sums_and_copies_fit_together(answer_of, seed):
     np.testing.assert_allclose(found_firsts, firsts, atol=1e-6)
     # Sums are the transpose of copies, and the first tokens of what was copied are what was there.
     np.testing.assert_allclose(np.sum(copied * x), np.sum(y * sums), rtol=1e-3, atol=1e-4)
-    exists = rows.answer_lengths > 0
+    exists = rows.completion_lengths > 0
     np.testing.assert_allclose(back, np.where(exists, y, 0), atol=1e-6)
-    np.testing.assert_array_equal(rows.answer_lengths, [[np.sum(row == i) for i in range(SIZE)] for row in answer_of])
+    np.testing.assert_array_equal(
+        rows.completion_lengths, [[np.sum(row == i) for i in range(SIZE)] for row in completion_of]
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- time
@@ -102,19 +104,19 @@ def test_sums_and_copies_fit_together(answer_of, seed):
 
 def test_time_by_hand():
     # Three turns of two games in two rows of three answers: game 0 has the answers of row 1.
-    rows = by_hand([[0, 1, 2], [0, 1, 2]], answer_at=jnp.array([[3, 0], [4, 1], [5, 2]]))
+    rows = by_hand([[0, 1, 2], [0, 1, 2]], completion_at=jnp.array([[3, 0], [4, 1], [5, 2]]))
     by_row = jnp.array([[10, 11, 12], [20, 21, 22]])
     assert rows.in_time(by_row).tolist() == [[20, 10], [21, 11], [22, 12]]
     assert rows.in_time(by_row[..., None]).shape == (3, 2, 1)
     assert rows.from_time(rows.in_time(by_row)).tolist() == by_row.tolist()
     # An answer at no time, the last of row 0 here, gets nothing.
-    fewer = rows.replace(answer_at=rows.answer_at[:2])
+    fewer = rows.replace(completion_at=rows.completion_at[:2])
     assert fewer.from_time(jnp.array([[1, 2], [3, 4]])).tolist() == [[2, 4, 0], [1, 3, 0]]
 
 
 @jax.jit
-def there_and_back(answer_at, x, time):
-    rows = by_hand([[0, 1, 2]] * 3, n_answers=3, answer_at=answer_at)
+def there_and_back(completion_at, x, time):
+    rows = by_hand([[0, 1, 2]] * 3, n_completions=3, completion_at=completion_at)
     return rows.from_time(rows.in_time(x)), rows.in_time(rows.from_time(time)), rows.from_time(time > 0)
 
 
@@ -122,24 +124,24 @@ def there_and_back(answer_at, x, time):
 @given(st.permutations(range(9)))
 def test_there_and_back_in_time(order):
     """Six of nine answers, in any arrangement: what is at some time comes back, everything else is zero."""
-    answer_at, time = np.reshape(order[:6], (3, 2)), np.arange(6).reshape(3, 2)
+    completion_at, time = np.reshape(order[:6], (3, 2)), np.arange(6).reshape(3, 2)
     x = np.arange(1.0, 10.0).reshape(3, 3)
-    back, same, flags = jax.device_get(there_and_back(answer_at, x, time))
-    np.testing.assert_array_equal(back, np.where(np.isin(np.arange(9).reshape(3, 3), answer_at), x, 0))
+    back, same, flags = jax.device_get(there_and_back(completion_at, x, time))
+    np.testing.assert_array_equal(back, np.where(np.isin(np.arange(9).reshape(3, 3), completion_at), x, 0))
     np.testing.assert_array_equal(same, time)
     assert flags.dtype == bool and flags.sum() == 5
 
 
 def test_turns_that_look_ahead_are_left_out():
-    rows = some(6).replace(answer_at=jnp.arange(6).reshape(3, 2), lookahead=1, n_groups=6)
+    rows = some(6).replace(completion_at=jnp.arange(6).reshape(3, 2), lookahead=1, n_groups=6)
     kept = rows.without_lookahead()
     assert (kept.n, kept.lookahead, kept.n_groups) == (4, 0, 6)
-    assert kept.answer_at.tolist() == [[0, 1], [2, 3]]
+    assert kept.completion_at.tolist() == [[0, 1], [2, 3]]
     assert kept.action[:, 0].tolist() == kept.in_time(kept.action).ravel().tolist() == [0, 1, 2, 3]
     still = rows.replace(lookahead=0)
     assert still.without_lookahead() is still
     # In rows of several answers those of looking ahead stand behind others: nothing can be cut.
-    together = by_hand([[0, 1, 2]], answer_at=jnp.array([[0], [1], [2]]), lookahead=1)
+    together = by_hand([[0, 1, 2]], completion_at=jnp.array([[0], [1], [2]]), lookahead=1)
     assert together.without_lookahead() is together
 
 
@@ -172,11 +174,11 @@ def test_a_part_has_a_share_of_every_run_of_rows():
 
 
 def test_rows_stay_whole_and_lose_their_time():
-    given_time = some().replace(answer_at=jnp.arange(6).reshape(3, 2))
+    given_time = some().replace(completion_at=jnp.arange(6).reshape(3, 2))
     picked = s.rows(given_time, jnp.array([4, 1]))
     for leaf in (picked.action[:, 0], picked.tokens[:, 0], picked.logps[:, 1]):
         np.testing.assert_array_equal(leaf, [4, 1])
-    assert picked.answer_at is None and s.rows(given_time, slice(2)).action[:, 0].tolist() == [0, 1]
+    assert picked.completion_at is None and s.rows(given_time, slice(2)).action[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -201,26 +203,26 @@ def prompts(answers, **more):
 def test_a_row_goes_on_with_its_only_answer():
     rows = prompts([[[6, 7, 8]], [[9, 0, 0]]], skip=10, values=jnp.array([[0.5], [0.25]]))
     assert rows.tokens.tolist() == [[1, 2, 3, 6, 7], [4, 5, 9, 0, 0]]  # nothing has to be read of the last token
-    assert rows.lengths.tolist() == [5, 3] and rows.sees.tolist() == [[13], [12]]
+    assert rows.lengths.tolist() == [5, 3] and rows.context_len.tolist() == [[13], [12]]
     assert rows.positions.tolist() == [[10, 11, 12, 13, 14]] * 2
-    assert rows.answer_of.tolist() == [[0, 0, 0], [0, -1, -1]] and rows.mask().tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert rows.reads[0].tolist() == [2, 3, 4] and int(rows.reads[1, 0]) == 1, "just before the answer"
+    assert rows.completion_of.tolist() == [[0, 0, 0], [0, -1, -1]] and rows.mask().tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert rows.logits_index[0].tolist() == [2, 3, 4] and int(rows.logits_index[1, 0]) == 1, "just before the answer"
     assert rows.targets.tolist() == [[6, 7, 8], [9, 0, 0]] and rows.logps.tolist() == [[-1, -2, -3], [-4, -5, -6]]
     assert rows.values.tolist() == [[0.5, 0, 0], [0.25, 0, 0]]
-    assert (rows.segment, rows.branch, rows.fan) == (None, None, 0)
+    assert (rows.segment, rows.branch, rows.branch_len) == (None, None, 0)
     assert rows.group.tolist() == [[0], [1]] and (rows.n_groups, rows.group_size) == (2, 1)
 
 
 def test_several_answers_are_branches_behind_the_prompt():
     rows = prompts([[[6, 7, 8], [9, 6, 0]], [[7, 0, 0], [8, 8, 8]]], skip=jnp.array([10, 20]))
     assert rows.tokens.tolist() == [[1, 2, 3, 0, 0, 6, 7, 9, 6], [4, 5, 0, 0, 0, 7, 0, 8, 8]]
-    assert rows.branch.tolist() == [[-1] * 5 + [0, 0, 1, 1]] * 2 and rows.fan == 2
+    assert rows.branch.tolist() == [[-1] * 5 + [0, 0, 1, 1]] * 2 and rows.branch_len == 2
     assert rows.positions[0].tolist() == [10, 11, 12, 13, 14, 13, 14, 13, 14]
     assert rows.positions[1].tolist() == [20, 21, 22, 23, 24, 22, 23, 22, 23]
-    assert rows.sees.tolist() == [[13, 13], [22, 22]]
-    assert rows.answer_of.tolist() == [[0, 0, 0, 1, 1, -1], [0, -1, -1, 1, 1, 1]]
+    assert rows.context_len.tolist() == [[13, 13], [22, 22]]
+    assert rows.completion_of.tolist() == [[0, 0, 0, 1, 1, -1], [0, -1, -1, 1, 1, 1]]
     mask = np.asarray(rows.mask(), bool)
-    assert np.asarray(rows.reads)[mask].tolist() == [2, 5, 6, 2, 7] + [1, 1, 7, 8]
+    assert np.asarray(rows.logits_index)[mask].tolist() == [2, 5, 6, 2, 7] + [1, 1, 7, 8]
     assert rows.targets.tolist() == [[6, 7, 8, 9, 6, 0], [7, 0, 0, 8, 8, 8]]
     assert rows.group.tolist() == [[0, 0], [1, 1]] and rows.member.tolist() == [[0, 1]] * 2
     assert (rows.n_groups, rows.group_size) == (2, 2)
@@ -229,4 +231,4 @@ def test_several_answers_are_branches_behind_the_prompt():
 def test_of_answers_of_one_token_nothing_is_read():
     rows = prompts([[[6], [7]], [[8], [9]]])
     assert rows.tokens.tolist() == [[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]] and rows.branch is None
-    assert rows.reads.tolist() == [[2, 2], [1, 1]] and rows.lengths.tolist() == [3, 2]
+    assert rows.logits_index.tolist() == [[2, 2], [1, 1]] and rows.lengths.tolist() == [3, 2]

@@ -97,7 +97,7 @@ def test_a_rollout_asks_the_policy_of_the_turn():
     roll = dataclasses.replace(roll, team=ByNumber(), seating=Seating(TABLE))
     games = roll.fresh_games(jax.random.key(0))
     samples, finished, _ = jax.device_get(jax.jit(roll.play)({}, games, jax.random.key(1)))
-    in_time = lambda x: x.reshape(-1)[samples.answer_at]  # noqa: E731
+    in_time = lambda x: x.reshape(-1)[samples.completion_at]  # noqa: E731
     turn, policy, action = (np.asarray(in_time(x)) for x in (samples.turn, samples.policy[:, None], samples.action))
     np.testing.assert_array_equal(policy, np.where(turn < 2, FIRST, LATER))
     length = int(np.argmax(finished.ended[:, 0])) + 1

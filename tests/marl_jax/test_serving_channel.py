@@ -24,7 +24,7 @@ from tests.marl_jax.tiny_serving import Parrot, served
 columns = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32), st.integers(0, 2**31 - 1)), max_size=5)
 
 
-def answer_of(rows, finish):
+def completion_of(rows, finish):
     tokens, logps, versions = np.array(rows, object).reshape(-1, 3).T
     return Completion(tokens.astype(np.int32), logps.astype(np.float32), finish, versions.astype(np.int32))
 
@@ -41,7 +41,7 @@ def bits(answer):
 def test_messages_are_read_as_they_were_written_wherever_the_stream_is_cut(several, text, step):
     sent, expected = b"", []
     for number, rows in several:
-        found = [answer_of(row, serialization.FINISHES[1 + k]) for k, row in enumerate(rows)]
+        found = [completion_of(row, serialization.FINISHES[1 + k]) for k, row in enumerate(rows)]
         fields = {
             "sampling": serialization.sampling_fields(Sampling(seed=number, stop_strings=("x" + text,), top_p=0.1))
         }

@@ -181,7 +181,7 @@ def test_log_probs_of_a_session_are_those_of_the_learner(server):
     assert [len(chat.said) for chat in chats] == [3, 1, 1, 1, 1] and dict(session.forks) == {"edited": 1}
     episode = Episode(Job(0, 0, 0, None), chats)
     samples = collate([episode], sizes_for([episode]), n_seats=1)
-    assert (samples.answer_lengths > 0).sum() == 8
+    assert (samples.completion_lengths > 0).sum() == 8
     params = random_params(build(CONFIG), 0)
     scores = quick_jit(functools.partial(scoring.score, free_policy(1.0)))(
         {"model": params}, jax.tree.map(jnp.asarray, samples)

@@ -153,7 +153,7 @@ def check_samples(session, conversations):
     found = []
     for n, _, at in answers_of(samples):
         targets, logps = samples.targets[n, at].tolist(), samples.logps[n, at].tolist()
-        found.append((visible(samples, n, samples.reads[n, at[0]]), targets, logps))
+        found.append((visible(samples, n, samples.logits_index[n, at[0]]), targets, logps))
     expected = [
         (call.ids, a.tokens.tolist(), a.logps.tolist()) for call in session.calls.values() for a in call.answers
     ]
@@ -283,7 +283,7 @@ def test_turns_are_numbered_in_order_of_time_over_all_conversations():
              for chat in session.conversations()}  # fmt: skip
     turns = {text: [turn.turn for turn in chat.said] for text, chat in found.items()}
     assert turns == {"x": [0, 3], "y": [1], "x, anew": [2], "a": [4], "b": [4]}
-    assert all(chat.opening == chat.said[0].start for chat in found.values())
+    assert all(chat.prompt_len == chat.said[0].start for chat in found.values())
 
 
 # ---------------------------------------------------------------------------------------------- rewards and the end

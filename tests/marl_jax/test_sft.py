@@ -55,8 +55,8 @@ def shown(config, turns=24, **changes):
 
 def in_time(samples, x):
     """[N, 1, …] or [N, …] as [R, B, …]."""
-    x = x[:, 0] if x.shape[:2] == samples.answer_lengths.shape else x
-    return x.reshape(*samples.answer_at.shape, *x.shape[1:])
+    x = x[:, 0] if x.shape[:2] == samples.completion_lengths.shape else x
+    return x.reshape(*samples.completion_at.shape, *x.shape[1:])
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +73,19 @@ def test_the_bot_solves_every_level_in_the_fewest_moves(perfect):
 
 def test_the_executor_follows_and_reads_the_proposal(perfect):
     setup, _, first, samples, _, _ = perfect
-    action, seat, tokens, sees = (in_time(samples, getattr(samples, x)) for x in ("action", "seat", "tokens", "sees"))
+    action, seat, tokens, context_len = (
+        in_time(samples, getattr(samples, x)) for x in ("action", "seat", "tokens", "context_len")
+    )
     planner, executor = action[0::2], action[1::2]
     assert (seat[0::2] == 0).all() and (seat[1::2] == 1).all()
     np.testing.assert_array_equal(planner, executor)
     backbone = setup.backbone
     for row in range(3):
         text = backbone.prompt.opening_text(jax.tree.map(lambda x, row=row: x[row], first.state), 0)
-        read = tokens[0, row, : sees[0, row]]
+        read = tokens[0, row, : context_len[0, row]]
         assert backbone.tokenizer.decode(read.tolist()) == text  # the very prompt of a rollout
         proposal = "udlr"[action[0, row]]
-        heard = backbone.tokenizer.decode(tokens[1, row, : sees[1, row]].tolist())
+        heard = backbone.tokenizer.decode(tokens[1, row, : context_len[1, row]].tolist())
         assert heard.endswith(f" {proposal}E:")
 
 

@@ -175,7 +175,10 @@ def test_rows_by_group_keep_groups_together_and_lose_no_row(n_groups, k, padding
     group = np.repeat([*range(n_groups), 0], [k] * n_groups + [padding])
     lengths = np.repeat([1, 0], [n_groups * k, padding])
     samples = types.SimpleNamespace(
-        n=len(group), n_groups=n_groups, group=jnp.asarray(group)[:, None], answer_lengths=jnp.asarray(lengths)[:, None]
+        n=len(group),
+        n_groups=n_groups,
+        group=jnp.asarray(group)[:, None],
+        completion_lengths=jnp.asarray(lengths)[:, None],
     )
     orders = jax.jit(jax.vmap(lambda key: update.rows_by_group(key, samples)))(jax.random.split(jax.random.key(0), 50))
     for order in np.asarray(orders):

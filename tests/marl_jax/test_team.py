@@ -79,14 +79,14 @@ def test_models_differ_in_family_shape_and_tokenizer(team):
 def test_every_seat_reads_and_writes_in_the_tokens_of_its_model(team):
     setup, _, _, samples = team
     backbones = {backbone.name: backbone for backbone in setup.backbones}
-    answers, width = set(), samples.width // samples.n_answers
-    for i, k in np.ndindex(samples.answer_lengths.shape):
+    answers, width = set(), samples.width // samples.n_completions
+    for i, k in np.ndindex(samples.completion_lengths.shape):
         who = ("planner", "executor")[samples.seat[i, k]]
         assert setup.team.policies[samples.policy[i]] == who
         tokenizer = backbones[who].tokenizer
-        text = tokenizer.decode(samples.tokens[i, : samples.sees[i, k]].tolist())
+        text = tokenizer.decode(samples.tokens[i, : samples.context_len[i, k]].tolist())
         assert text.endswith(who[0].upper() + ":"), text
-        answer = samples.targets[i, k * width :][: samples.answer_lengths[i, k]].tolist()
+        answer = samples.targets[i, k * width :][: samples.completion_lengths[i, k]].tolist()
         assert tokenizer.decode(answer) == "udlr"[samples.action[i, k]]
         answers.add((who, answer[0]))
     assert len({token for _, token in answers}) == len(answers) > 4  # the same four names in other ids
@@ -102,7 +102,7 @@ def test_what_the_sampler_reports_is_what_each_learner_computes(team):
         assert not np.asarray(own.tokens)[~mine[:, 0]].any() and not np.asarray(own.targets)[~mine[:, 0]].any()
         score = quick_jit(functools.partial(scoring.score, backbone.policy))
         logps = score(train_states[backbone.name].weights, own).logps
-        tokens = mine[:, :1] & (np.asarray(own.answer_of) >= 0)
+        tokens = mine[:, :1] & (np.asarray(own.completion_of) >= 0)
         np.testing.assert_allclose(logps[tokens], own.logps[tokens], atol=1e-5)
         assert np.std(np.asarray(own.logps)[tokens]) > 1e-3
 

@@ -41,7 +41,7 @@ def test_only_the_weights_of_other_turns_change(schedule):
     learning = {(): (0, 1, 2), (2,): (2,), (1, 0): (0,)}[schedule.turns]  # the fourth block of one step trains turn 0
     np.testing.assert_array_equal(samples.loss_weights, every.loss_weights * np.isin(every.turn, learning))
     assert set(every.turn[every.loss_weights > 0]) == {0, 1, 2} and after["step"] == 4
-    for name in ("rewards", "targets", "turn", "ends", "answer_at"):
+    for name in ("rewards", "targets", "turn", "ends", "completion_at"):
         np.testing.assert_array_equal(getattr(samples, name), getattr(every, name))
     assert metrics.get("train_turn") == (0 if schedule.block else None)
 

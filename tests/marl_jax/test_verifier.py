@@ -120,7 +120,7 @@ def test_labels_stand_on_the_last_half_and_the_last_token_always():
         [1, 0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0, 0],
     ]  # fmt: skip
     assert mask["all"].sum(1).tolist() == [1, 4, 5] and mask["last"].argmax(1).tolist() == [0, 3, 4]
-    assert samples.reads[2, 4] == samples.lengths[2] - 1, "the last token of the chat is where the score is read"
+    assert samples.logits_index[2, 4] == samples.lengths[2] - 1, "the last token of the chat is where the score is read"
 
 
 def test_the_loss_by_hand():
@@ -195,7 +195,7 @@ def test_the_score_is_the_learners_at_the_answers_last_token(workdir, opened):
     samples = labelled.collate([labelled.Labelled(i, reading, True) for i, reading in enumerate(readings)], 64, 8)
     policy = setup.backbone.policy
     values = jax.jit(lambda w, s: scoring.score(policy, w, s).values)(opened.scorer.weights, samples)
-    last = np.asarray(values)[np.arange(6), np.asarray(samples.answer_lengths)[:, 0] - 1]
+    last = np.asarray(values)[np.arange(6), np.asarray(samples.completion_lengths)[:, 0] - 1]
     np.testing.assert_allclose(opened.scorer.score(readings), 1 / (1 + np.exp(-last)), rtol=1e-5)
 
 

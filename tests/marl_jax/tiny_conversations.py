@@ -107,15 +107,15 @@ def lay_out(row: Row, skip: int) -> Places:
             for token in exchange.reads:
                 last = found.put(token, position, segment, -1)
                 position += 1
-            sees, before = position, last
+            context_len, before = position, last
             for number, answer in enumerate(exchange.candidates):
                 reads, kept = [before], number == exchange.kept
                 branch = -1 if kept else len(found.answers)
                 for offset, token in enumerate(exchange.kept_as if kept else answer.tokens[:-1]):
-                    reads.append(found.put(token, sees + offset, segment, branch))
-                found.answers.append((answer, sees, reads[: len(answer.tokens)]))
+                    reads.append(found.put(token, context_len + offset, segment, branch))
+                found.answers.append((answer, context_len, reads[: len(answer.tokens)]))
                 if kept:
-                    position, last = sees + len(exchange.kept_as), reads[-1]
+                    position, last = context_len + len(exchange.kept_as), reads[-1]
     return found
 
 
@@ -126,10 +126,17 @@ def together(rows: list[Row], skip: int, time: int, size: int, width: int, strid
     numbers = lambda shape, fill=0: np.full((n, *shape), fill, np.int32)  # noqa: E731
     x = dict(tokens=numbers((time,)), positions=numbers((time,)), segment=numbers((time,), -1))
     x |= dict(branch=numbers((time,), -1), lengths=numbers(()), policy=np.array([row.policy for row in rows], np.int32))
-    x |= {name: numbers((size,)) for name in ("answer_lengths", "sees", "seat", "episode", "turn", "member", "action")}
+    x |= {
+        name: numbers((size,))
+        for name in ("completion_lengths", "context_len", "seat", "episode", "turn", "member", "action")
+    }
     x |= dict(group=numbers((size,)), ends=np.zeros((n, size), bool), loss_weights=np.zeros((n, size), np.float32))
     x |= dict(rewards=np.zeros((n, size, 1), np.float32), legal=np.zeros((n, size, actions), bool))
-    x |= dict(answer_of=numbers((size * width,), -1), reads=numbers((size * width,)), targets=numbers((size * width,)))
+    x |= dict(
+        completion_of=numbers((size * width,), -1),
+        logits_index=numbers((size * width,)),
+        targets=numbers((size * width,)),
+    )
     x |= {name: np.zeros((n, size * width), np.float32) for name in NOISE}
     central, central_lengths = numbers((size, 6)), numbers((size,), 1)
     for i, row in enumerate(placed):
@@ -138,13 +145,17 @@ def together(rows: list[Row], skip: int, time: int, size: int, width: int, strid
         for name in ("tokens", "positions", "segment", "branch"):
             x[name][i, :used] = getattr(row, name)
         x["lengths"][i] = used
-        for s, (answer, sees, reads) in enumerate(row.answers):
+        for s, (answer, context_len, reads) in enumerate(row.answers):
             at = s * width if strided else at
             place = slice(at, at + len(answer.tokens))
-            x["answer_of"][i, place], x["reads"][i, place], x["targets"][i, place] = s, reads, answer.tokens
+            x["completion_of"][i, place], x["logits_index"][i, place], x["targets"][i, place] = s, reads, answer.tokens
             for name in NOISE:
                 x[name][i, place] = answer.noise[name]
-            x["answer_lengths"][i, s], x["sees"][i, s], x["action"][i, s] = len(answer.tokens), sees, answer.action
+            x["completion_lengths"][i, s], x["context_len"][i, s], x["action"][i, s] = (
+                len(answer.tokens),
+                context_len,
+                answer.action,
+            )
             x["legal"][i, s], x["loss_weights"][i, s] = answer.legal, answer.weight
             central[i, s, : len(answer.central)], central_lengths[i, s] = answer.central, len(answer.central)
             at = place.stop

@@ -198,9 +198,9 @@ class Seat:
 def tell(found: Run) -> Told:
     """Follows the games, checks everything that every seat read, and says what became of every answer."""
     roll, samples = found.roll, found.samples
-    n, k = roll.game.n_players, samples.n_answers // len(found.moves)
+    n, k = roll.game.n_players, samples.n_completions // len(found.moves)
     learners = [*found.finished.seat, found.after.seat]  # of turns; what is said at the very last one is never read
-    shape = samples.answer_lengths.shape
+    shape = samples.completion_lengths.shape
     told = Told(*(np.zeros(shape, bool) for _ in range(6)), np.full(shape, -1))
     for b in range(roll.rows):
         seats, state = [Seat() for _ in range(n)], None
@@ -223,7 +223,7 @@ def tell(found: Run) -> Told:
                 seat.heard += len(_tokenizer(roll, number).encode(text))
                 if seat.heard > roll.context.history.room:
                     seat.count, seat.pending, seat.heard = 0, "", 0
-    np.testing.assert_array_equal(samples.answer_lengths > 0, told.exists)
+    np.testing.assert_array_equal(samples.completion_lengths > 0, told.exists)
     np.testing.assert_array_equal(samples.recorded(), told.recorded)
     return told
 
@@ -261,11 +261,11 @@ def _turn(found: Run, told: Told, seats, b, before, move, through, k, learner):
     seat.written += len(kept) if seat.whole else 0
     told.recorded[row, here] = seat.whole
     if seat.whole:
-        w = samples.width // samples.n_answers
-        last = int(samples.reads[row, s * w])
+        w = samples.width // samples.n_completions
+        last = int(samples.logits_index[row, s * w])
         assert samples.segment[row, last] == seat.segment
         trunk = np.ones(samples.tokens.shape[1:], bool) if samples.branch is None else samples.branch[row] < 0
-        mine = (samples.segment[row] == seat.segment) & trunk & (samples.positions[row] < samples.sees[row, s])
+        mine = (samples.segment[row] == seat.segment) & trunk & (samples.positions[row] < samples.context_len[row, s])
         places = np.flatnonzero(mine)
         order = np.argsort(samples.positions[row, places])
         np.testing.assert_array_equal(np.sort(samples.positions[row, places]), skip + np.arange(len(places)))
@@ -286,14 +286,14 @@ def _kept(found: Run, row, s, k, number, move, opposite, bot) -> list[int]:
     if found.roll.seating.has_bot(number):
         return []  # nobody is asked
     answers = _backbone(found.roll, number).policy.answers
-    w = found.samples.width // found.samples.n_answers
+    w = found.samples.width // found.samples.n_completions
     if (opposite and not bot) or k > 1:
         ids, _ = answers.written()
         assert not opposite or k == 1
         if k > 1:
             assert move in found.samples.action[row, s : s + k]
         return ids[move, : answers.names[move]].tolist()
-    length = int(found.samples.answer_lengths[row, s])
+    length = int(found.samples.completion_lengths[row, s])
     ids = found.samples.targets[row, s * w : s * w + length].tolist()
     if isinstance(answers, FreeText):
         return ids[:-1] if ids[-1] in answers.stop_ids else ids

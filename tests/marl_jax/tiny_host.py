@@ -161,7 +161,7 @@ def visible(samples, n, i):
         if samples.positions[n, j] > samples.positions[n, i]:
             continue
         if branch[n, j] == -1:
-            ok = branch[n, i] == -1 or samples.positions[n, j] < samples.sees[n, branch[n, i]]
+            ok = branch[n, i] == -1 or samples.positions[n, j] < samples.context_len[n, branch[n, i]]
         else:
             ok = branch[n, j] == branch[n, i]
         if ok:
@@ -171,8 +171,8 @@ def visible(samples, n, i):
 
 def answers_of(samples):
     """(row, answer, indices of its tokens among X) of every answer."""
-    for n, s in np.argwhere(samples.answer_lengths > 0):
-        yield int(n), int(s), np.flatnonzero(samples.answer_of[n] == s)
+    for n, s in np.argwhere(samples.completion_lengths > 0):
+        yield int(n), int(s), np.flatnonzero(samples.completion_of[n] == s)
 
 
 def assert_equal_samples(one, two, atol=0.0):

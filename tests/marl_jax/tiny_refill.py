@@ -23,7 +23,7 @@ def informative_units(rollout, samples):
     returns = collections.defaultdict(lambda: collections.defaultdict(float))
     members, learners = collections.defaultdict(set), collections.defaultdict(set)
     unit = unit_of_rows(rollout, samples.n)
-    for n, s in np.argwhere(samples.answer_lengths > 0):
+    for n, s in np.argwhere(samples.completion_lengths > 0):
         group, member = int(samples.group[n, s]), int(samples.member[n, s])
         if samples.ends[n, s] or not rollout.whole_episodes:
             members[group].add(member)
@@ -65,16 +65,16 @@ def check(rollout, batch, metrics, rollouts):
     """The batch is made of the units that it should be, and all its groups are whole and distinct."""
     origins, played = by_hand(rollout, rollouts)
     unit = unit_of_rows(rollout, batch.n)
-    assert batch.answer_at is None and batch.n_groups == rollouts[0].n_groups
+    assert batch.completion_at is None and batch.n_groups == rollouts[0].n_groups
     owner = {}
     for u, (number, v) in enumerate(origins):
-        other = rollouts[number].replace(answer_at=None)
+        other = rollouts[number].replace(completion_at=None)
         here, there = np.flatnonzero(unit == u), np.flatnonzero(unit == v)
         for field in dataclasses.fields(batch):
             x, y = getattr(batch, field.name), getattr(other, field.name)
             if isinstance(x, np.ndarray) and field.name != "group":
                 np.testing.assert_array_equal(x[here], y[there], err_msg=field.name)
-        real = batch.answer_lengths[here] > 0
+        real = batch.completion_lengths[here] > 0
         renumbered = set(zip(other.group[there][real].tolist(), batch.group[here][real].tolist(), strict=True))
         old, new = ({pair[i] for pair in renumbered} for i in (0, 1))
         assert len(old) == len(new) == len(renumbered), "a group stays one group"
@@ -99,7 +99,7 @@ def recorded(rollout):
             return jax.tree.map(lambda x: x[state.games], params), GameRolloutState(state.games + 1), state.games
 
         def metrics(self, samples, finished):
-            return {"tokens": jnp.sum(samples.answer_lengths), "number": finished}
+            return {"tokens": jnp.sum(samples.completion_lengths), "number": finished}
 
     return Recorded(**{field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)})
 
@@ -108,7 +108,7 @@ class Refilled:
     """A rollout with refill over recorded samples, compiled once for rewards of any kind."""
 
     def __init__(self, rollout, rollouts):
-        self.rollout, self.rollouts = rollout, [samples.replace(answer_at=None) for samples in rollouts]
+        self.rollout, self.rollouts = rollout, [samples.replace(completion_at=None) for samples in rollouts]
         self._measured = jax.jit(recorded(rollout).measured)
 
     def check(self, seed, share):
@@ -124,13 +124,13 @@ class Refilled:
         )
         played, replaced = check(self.rollout, batch, metrics, rollouts)
         assert state.games == played and metrics["number"] == 0, "metrics are those of the first rollout"
-        assert metrics["tokens"] == sum(samples.answer_lengths.sum() for samples in rollouts[:played])
+        assert metrics["tokens"] == sum(samples.completion_lengths.sum() for samples in rollouts[:played])
         return played, replaced
 
     def _rewarded(self, samples, rng, share):
         groups = (samples.n_groups, samples.group_size, samples.n_seats)
         differs = rng.random((samples.n_groups, 1, 1)) < share
         paid = np.where(differs, rng.integers(0, 2, groups), 1).astype(np.float32)[samples.group, samples.member]
-        last = samples.ends if self.rollout.whole_episodes else samples.answer_lengths > 0
+        last = samples.ends if self.rollout.whole_episodes else samples.completion_lengths > 0
         learns = rng.random(last.shape) < 0.9
         return samples.replace(rewards=paid * last[..., None], loss_weights=samples.loss_weights * learns)

@@ -39,17 +39,33 @@ def make(
     return samples.replace(values=flat(noise()), advantages=flat(noise()), returns=flat(noise()))
 
 
-def by_hand(answer_of, n_answers: int | None = None, n_seats: int = 1, **fields) -> Samples:
+def by_hand(completion_of, n_completions: int | None = None, n_seats: int = 1, **fields) -> Samples:
     """Rows whose answer tokens belong to these answers, int [N, X]; what is left out of the other fields is zero."""
-    answer_of = jnp.asarray(answer_of, jnp.int32)
-    (n, width), s = answer_of.shape, n_answers or int(answer_of.max()) + 1
+    completion_of = jnp.asarray(completion_of, jnp.int32)
+    (n, width), s = completion_of.shape, n_completions or int(completion_of.max()) + 1
     zeros, wide = jnp.zeros((n, s), jnp.int32), jnp.zeros((n, width), jnp.float32)
-    lengths = jnp.sum(answer_of[:, None] == jnp.arange(s)[:, None], axis=2).astype(jnp.int32)
+    lengths = jnp.sum(completion_of[:, None] == jnp.arange(s)[:, None], axis=2).astype(jnp.int32)
     given = dict(
-        tokens=jnp.zeros((n, 1), jnp.int32), positions=jnp.zeros((n, 1), jnp.int32), lengths=jnp.ones((n,), jnp.int32),
-        policy=zeros[:, 0], answer_lengths=lengths, sees=zeros + 1, seat=zeros, episode=zeros, turn=zeros, group=zeros,
-        member=zeros, ends=zeros > 0, loss_weights=jnp.ones((n, s)), rewards=jnp.zeros((n, s, n_seats)),
-        answer_of=answer_of, reads=jnp.zeros((n, width), jnp.int32), targets=jnp.zeros((n, width), jnp.int32),
-        logps=wide, values=wide, advantages=wide, returns=wide,
-    )  # fmt: skip
+        tokens=jnp.zeros((n, 1), jnp.int32),
+        positions=jnp.zeros((n, 1), jnp.int32),
+        lengths=jnp.ones((n,), jnp.int32),
+        policy=zeros[:, 0],
+        completion_lengths=lengths,
+        context_len=zeros + 1,
+        seat=zeros,
+        episode=zeros,
+        turn=zeros,
+        group=zeros,
+        member=zeros,
+        ends=zeros > 0,
+        loss_weights=jnp.ones((n, s)),
+        rewards=jnp.zeros((n, s, n_seats)),
+        completion_of=completion_of,
+        logits_index=jnp.zeros((n, width), jnp.int32),
+        targets=jnp.zeros((n, width), jnp.int32),
+        logps=wide,
+        values=wide,
+        advantages=wide,
+        returns=wide,
+    )
     return Samples(**{**given, **fields})

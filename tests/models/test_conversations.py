@@ -49,7 +49,7 @@ def lay_out(start: int):
     """
     prefix, rng, samples = random_tokens(1, PREFIX, seed=9)[0][:start], np.random.default_rng(3), []
     fields = {name: np.full((len(ROWS), WIDTH), -1, np.int32) for name in ("segment", "branch")}
-    fields |= {name: np.zeros((len(ROWS), WIDTH), np.int32) for name in ("tokens", "positions", "sees")}
+    fields |= {name: np.zeros((len(ROWS), WIDTH), np.int32) for name in ("tokens", "positions", "context_len")}
     lengths = np.zeros(len(ROWS), np.int32)
     for b, row in enumerate(ROWS):
         place = n_branches = 0
@@ -67,11 +67,11 @@ def lay_out(start: int):
             put(head, trunk, 0)
             whole = np.concatenate([prefix, trunk])
             samples.append(Sample(whole, 2, b, head + size - 2 + np.arange(2), head + size - 3))
-            for sees, n in branches:
+            for context_len, n in branches:
                 answer = rng.integers(0, 64, n)
-                put(leaves, answer, sees, branch=n_branches, sees=start + sees)
-                seen = np.concatenate([prefix, trunk[:sees], answer])
-                samples.append(Sample(seen, n, b, leaves + np.arange(n), head + sees - 1))
+                put(leaves, answer, context_len, branch=n_branches, context_len=start + context_len)
+                seen = np.concatenate([prefix, trunk[:context_len], answer])
+                samples.append(Sample(seen, n, b, leaves + np.arange(n), head + context_len - 1))
                 n_branches, leaves = n_branches + 1, leaves + n
             place += size + sum(n for _, n in branches)
         lengths[b] = place
@@ -164,8 +164,9 @@ def test_behind_one_prefix_for_all_rows():
 
 def seen_by_rule(layout, window, lengths):
     """The mask from the rule as it is written in the docs, pair by pair."""
-    positions, segment, branch, sees = (
-        None if x is None else np.asarray(x) for x in (layout.positions, layout.segment, layout.branch, layout.sees)
+    positions, segment, branch, context_len = (
+        None if x is None else np.asarray(x)
+        for x in (layout.positions, layout.segment, layout.branch, layout.context_len)
     )
     batch, time = positions.shape
     out = np.zeros((batch, time, time), bool)
@@ -175,7 +176,7 @@ def seen_by_rule(layout, window, lengths):
         if branch is None:
             line = True
         elif branch[b, j] == -1:
-            line = branch[b, i] == -1 or positions[b, j] < sees[b, i]
+            line = branch[b, i] == -1 or positions[b, j] < context_len[b, i]
         else:
             line = branch[b, i] == branch[b, j]
         out[b, i, j] = (same and near and line and j < lengths[b]) or i == j
@@ -190,8 +191,8 @@ def test_the_mask_is_the_rule(data):
         data.draw(st.lists(st.integers(low, high), min_size=batch * time, max_size=batch * time)), np.int32
     ).reshape(batch, time)
     segment = data.draw(st.sampled_from([None, ints(-1, 1)]))
-    branch, sees = data.draw(st.sampled_from([(None, None), (ints(-1, 2), ints(0, 5))]))
-    layout = Conversations(ints(0, 5), segment, branch, sees)
+    branch, context_len = data.draw(st.sampled_from([(None, None), (ints(-1, 2), ints(0, 5))]))
+    layout = Conversations(ints(0, 5), segment, branch, context_len)
     window, lengths = data.draw(st.sampled_from([None, 2])), np.array([time, 4])
     np.testing.assert_array_equal(layout.mask(lengths, window), seen_by_rule(layout, window, lengths))
 

@@ -70,7 +70,7 @@ class ThreadRead:
     tokens: jax.Array
     lengths: jax.Array
     answer: jax.Array
-    sees: jax.Array
+    context_len: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class History:
             tokens=jnp.where(fresh[:, None], wide(opening), wide(more)),
             lengths=lengths,
             answer=jnp.where(fresh, 0, mine.said_length),
-            sees=skip + before + lengths,
+            context_len=skip + before + lengths,
         )
 
     def act(
@@ -232,7 +232,7 @@ class History:
     ) -> Decision:
         policy = backbone.policy
         values = answering.values_at_prompt(policy, ready, last, None, jnp.maximum(read.lengths, 1), central)
-        lengths, ids = read.sees, own
+        lengths, ids = read.context_len, own
         trial = kv.take(cache, read.row) if policy.answers.decodes else None
         if candidates > 1:
             last, lengths, legal, ids, values, trial = jax.tree.map(

@@ -58,7 +58,7 @@ class RowPosition:
     row: jax.Array
     number: jax.Array
     last: jax.Array
-    sees: jax.Array
+    context_len: jax.Array
     whole: jax.Array
     kept: jax.Array
 
@@ -112,8 +112,8 @@ def write_answer(
     place = jnp.arange(answers.shape[1])
     real = (place < kept[:, None]) & whole[:, None]
     at = jnp.where(real, length[:, None] + place, longest)
-    positions = read.sees[:, None] + place
-    where = RowPosition(row, script.answers[row], length - 1, read.sees, whole, jnp.zeros_like(row))
+    positions = read.context_len[:, None] + place
+    where = RowPosition(row, script.answers[row], length - 1, read.context_len, whole, jnp.zeros_like(row))
     script = _put(script, row, at, answers, positions, script.begun[row] - 1)
     script = dataclasses.replace(
         script,
@@ -165,38 +165,38 @@ def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates:
     whole = each(places.whole)
     lengths = spread(decision.lengths)
     inside = (jnp.arange(w) < lengths[..., None]).reshape(n, s * w)
-    answer_of = jnp.where(inside, jnp.repeat(jnp.arange(s), w), -1)
+    completion_of = jnp.where(inside, jnp.repeat(jnp.arange(s), w), -1)
     # The kept candidate stands on the trunk, right behind what it answers; the others, as far as they are read, behind.
     kept = (jnp.arange(k) == places.kept[..., None]).reshape(v, games * k)
     on_trunk, last = spread(kept), spread(each(places.last))
     place = jnp.arange(w)
-    fan = w - 1 if k > 1 else 0
+    branch_len = w - 1 if k > 1 else 0
     trunk = last[..., None] + place
-    behind = room + (jnp.arange(s) * fan)[:, None] + place - 1
-    reads = jnp.where((place == 0) | on_trunk[..., None], trunk, behind)
+    behind = room + (jnp.arange(s) * branch_len)[:, None] + place - 1
+    logits_index = jnp.where((place == 0) | on_trunk[..., None], trunk, behind)
     tokens, positions, segment, branch = script.tokens, script.positions, script.segment, None
-    if fan:
-        answers = spread(decision.answers)[..., :fan].reshape(n, s * fan)
-        places_of = (spread(each(places.sees))[..., None] + place[:fan]).reshape(n, s * fan)
+    if branch_len:
+        answers = spread(decision.answers)[..., :branch_len].reshape(n, s * branch_len)
+        places_of = (spread(each(places.context_len))[..., None] + place[:branch_len]).reshape(n, s * branch_len)
         own = jnp.take_along_axis(script.segment, jnp.clip(last, 0, room - 1), axis=1)
-        real = (place[:fan] < lengths[..., None]) & ~on_trunk[..., None] & spread(whole)[..., None]
-        of_segment = jnp.where(real, own[..., None], -1).reshape(n, s * fan)
+        real = (place[:branch_len] < lengths[..., None]) & ~on_trunk[..., None] & spread(whole)[..., None]
+        of_segment = jnp.where(real, own[..., None], -1).reshape(n, s * branch_len)
         tokens = jnp.concatenate([tokens, answers], axis=1)
         positions = jnp.concatenate([positions, places_of], axis=1)
         segment = jnp.concatenate([segment, of_segment], axis=1)
-        numbers = jnp.broadcast_to(jnp.repeat(jnp.arange(s), fan), (n, s * fan))
+        numbers = jnp.broadcast_to(jnp.repeat(jnp.arange(s), branch_len), (n, s * branch_len))
         branch = jnp.concatenate([jnp.full(script.tokens.shape, -1), numbers], axis=1).astype(jnp.int32)
     wide = jnp.zeros((n, s * w), jnp.float32)
     values = spread(decision.values)[..., None] * (place == 0)
     fields = dict(
         tokens=tokens,
         positions=positions,
-        lengths=script.length if not fan else jnp.full_like(script.length, tokens.shape[1]),
+        lengths=script.length if not branch_len else jnp.full_like(script.length, tokens.shape[1]),
         segment=segment,
         branch=branch,
         policy=jnp.full((n,), -1, jnp.int32).at[places.row.reshape(-1)].max(turns.policy.reshape(-1)),
-        answer_lengths=lengths,
-        sees=spread(each(places.sees) * whole),
+        completion_lengths=lengths,
+        context_len=spread(each(places.context_len) * whole),
         seat=spread(each(turns.seat)),
         episode=spread(each(turns.episode)),
         turn=spread(each(turns.turn)),
@@ -208,14 +208,14 @@ def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates:
         action=spread(action, -1),
         legal=spread(each(turns.legal), True),
         central=None if turns.central is None else tuple(spread(each(x), 1) for x in turns.central),
-        answer_of=answer_of.astype(jnp.int32),
-        reads=jnp.clip(reads, 0, tokens.shape[1] - 1).reshape(n, s * w).astype(jnp.int32),
+        completion_of=completion_of.astype(jnp.int32),
+        logits_index=jnp.clip(logits_index, 0, tokens.shape[1] - 1).reshape(n, s * w).astype(jnp.int32),
         targets=spread(decision.answers).reshape(n, s * w),
         logps=spread(decision.logps).reshape(n, s * w),
         values=values.reshape(n, s * w) * inside,
         advantages=wide,
         returns=wide,
-        answer_at=(places.row * s + places.number).astype(jnp.int32) if k == 1 else None,
+        completion_at=(places.row * s + places.number).astype(jnp.int32) if k == 1 else None,
         n_groups=v * games,
         group_size=k,
     )

@@ -75,7 +75,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         legal=each(turns.legal),
         values=answers(decision.values),
         central=None if turns.central is None else tuple(map(each, turns.central)),
-        answer_at=jnp.arange(n, dtype=jnp.int32).reshape(turns_, games) if candidates == 1 else None,
+        completion_at=jnp.arange(n, dtype=jnp.int32).reshape(turns_, games) if candidates == 1 else None,
     )
     fields |= {name: answers(more.pop(name)) for name in ("group", "member") if name in more}
     prompts, lengths, fits = rows(turns.prompts), rows(turns.lengths), None
@@ -87,7 +87,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         prompts, lengths, answers(decision.answers), answers(decision.lengths),
         answers(decision.logps), skip=rows(turns.skip), **{**fields, **more},
     )  # fmt: skip
-    return samples if fits is None else samples.replace(sees=samples.sees * fits)
+    return samples if fits is None else samples.replace(context_len=samples.context_len * fits)
 
 
 def has_room(turns: Turn, tokens: int) -> jax.Array:
@@ -146,10 +146,10 @@ def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) 
 
 def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[str, jax.Array]:
     """Of all answers but those of turns that look ahead; `dropped` as in `Finished`."""
-    played = samples.answer_lengths > 0
+    played = samples.completion_lengths > 0
     if samples.lookahead:
-        turns = samples.answer_at.shape[0]
-        kept = jnp.broadcast_to((jnp.arange(turns) < turns - samples.lookahead)[:, None], samples.answer_at.shape)
+        turns = samples.completion_at.shape[0]
+        kept = jnp.broadcast_to((jnp.arange(turns) < turns - samples.lookahead)[:, None], samples.completion_at.shape)
         played &= samples.from_time(kept)
     count = jnp.maximum(jnp.sum(played), 1)
 
@@ -162,12 +162,16 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
         n_dropped = jnp.sum(dropped)
         lost = {"dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
     # A conversation is read once, prompts that stand alone once for each answer.
-    tokens = total(samples.sees + samples.answer_lengths) if samples.segment is None else jnp.sum(samples.segment >= 0)
+    tokens = (
+        total(samples.context_len + samples.completion_lengths)
+        if samples.segment is None
+        else jnp.sum(samples.segment >= 0)
+    )
     return {
         "answers": total(samples.loss_weights > 0),
         "tokens": tokens,
-        "prompt_length": total(samples.sees) / jnp.maximum(total(samples.recorded()), 1),
-        "answer_length": total(samples.answer_lengths) / count,
+        "prompt_length": total(samples.context_len) / jnp.maximum(total(samples.recorded()), 1),
+        "answer_length": total(samples.completion_lengths) / count,
         "parse_failure_rate": total(failed) / count,
         **lost,
     }

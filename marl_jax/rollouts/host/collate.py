@@ -65,8 +65,8 @@ class Row:
     tokens: np.ndarray
     positions: np.ndarray
     branch: np.ndarray
-    answer_of: np.ndarray
-    reads: np.ndarray
+    completion_of: np.ndarray
+    logits_index: np.ndarray
     targets: np.ndarray
     logps: np.ndarray
 
@@ -89,13 +89,13 @@ def pack(episode: Episode) -> None:
 def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
     end = max(a.said.start + (0 if a.branch else len(a.said.contents[a.k])) for a in answers)
     tokens, positions, branch = [chat.tokens[:end]], [np.arange(end)], [np.full((end,), -1)]
-    reads = []
+    logits_index = []
     for s, answer in enumerate(answers):
         start, length = answer.said.start, len(answer.sampled.tokens)
-        reads.append(np.arange(start - 1, start - 1 + length))
+        logits_index.append(np.arange(start - 1, start - 1 + length))
         if answer.branch:
             content = answer.said.contents[answer.k]
-            reads[-1][1:] = np.arange(end, end + length - 1)
+            logits_index[-1][1:] = np.arange(end, end + length - 1)
             tokens.append(content)
             positions.append(np.arange(start, start + len(content)))
             branch.append(np.full((len(content),), s))
@@ -103,7 +103,7 @@ def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
     return Row(
         chat, policy, answers, *(_joined(parts, np.int32) for parts in (tokens, positions, branch)),
         np.repeat(np.arange(len(answers), dtype=np.int32), [len(a.sampled.tokens) for a in answers]),
-        _joined(reads, np.int32), _joined([a.sampled.tokens for a in answers], np.int32),
+        _joined(logits_index, np.int32), _joined([a.sampled.tokens for a in answers], np.int32),
         _joined([a.sampled.logps for a in answers], np.float32),
     )  # fmt: skip
 
@@ -155,8 +155,8 @@ def collate(
     """The samples of all episodes that did not fail.
 
     reward_levels  weights of team, agent and process rewards
-    time_order     fill `answer_at`, for advantages over time: `ends` marks the last answer of an episode. Otherwise it
-                   marks the last answer of each member of a group, with which its return is complete
+    time_order     fill `completion_at`, for advantages over time: `ends` marks the last answer of an episode. Otherwise
+                   it marks the last answer of each member of a group, with which its return is complete
     process        (number, how many): rows, groups and episodes are numbered through all processes, whose sizes agree
     """
     rows = _rows(episodes)
@@ -169,8 +169,8 @@ def collate(
     all_of = [(n, s, e, row, answer) for n, (e, row) in enumerate(rows) for s, answer in enumerate(row.answers)]
     at = np.asarray([n for n, *_ in all_of], np.intp), np.asarray([s for _, s, *_ in all_of], np.intp)
     per_answer = {
-        "answer_lengths": (np.int32, [len(a.sampled.tokens) for *_, a in all_of]),
-        "sees": (np.int32, [a.said.start for *_, a in all_of]),
+        "completion_lengths": (np.int32, [len(a.sampled.tokens) for *_, a in all_of]),
+        "context_len": (np.int32, [a.said.start for *_, a in all_of]),
         "seat": (np.int32, [row.chat.seat for *_, row, _ in all_of]),
         "turn": (np.int32, [a.said.turn for *_, a in all_of]),
         "episode": (np.int32, [number * len(episodes) + e for _, _, e, *_ in all_of]),
@@ -188,20 +188,20 @@ def collate(
     rewards = np.repeat(team[..., None], n_seats, axis=-1)
     rewards[*at, per_answer["seat"][at]] += np.asarray(own, np.float32)
     whole = {"lengths": (0, [len(row.tokens) for _, row in rows]), "policy": (-1, [row.policy for _, row in rows]),
-             "opening": (0, [row.chat.opening for _, row in rows])}  # fmt: skip
+             "prompt_len": (0, [row.chat.prompt_len for _, row in rows])}  # fmt: skip
     per_row = {name: np.full((N,), padding, np.int32) for name, (padding, _) in whole.items()}
     for name, (_, values) in whole.items():
         per_row[name][: len(rows)] = values
-    answer_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
+    completion_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
     return Samples(
         **per_row, **per_answer, rewards=rewards,
         **{name: _padded((N, T), rows, name) for name in ("tokens", "positions")},
         branch=_padded((N, T), rows, "branch", -1) if sizes.branches else None,
-        **{name: _padded((N, X), rows, name) for name in ("reads", "targets")},
+        **{name: _padded((N, X), rows, name) for name in ("logits_index", "targets")},
         logps=_padded((N, X), rows, "logps", dtype=np.float32),
-        answer_of=_padded((N, X), rows, "answer_of", -1),
+        completion_of=_padded((N, X), rows, "completion_of", -1),
         **{name: np.zeros((N, X), np.float32) for name in ("values", "advantages", "returns")},
-        answer_at=answer_at, n_groups=count * sizes.groups, group_size=sizes.members,
+        completion_at=completion_at, n_groups=count * sizes.groups, group_size=sizes.members,
     )  # fmt: skip
 
 
@@ -277,17 +277,17 @@ def _time_order(episodes: Sequence[Episode], rows: Sequence[tuple[int, Row]], si
 def place(mesh: Mesh, samples: Samples) -> Samples:
     """The samples of all processes, split over the mesh by their rows.
 
-    Processes have equally many rows of equal sizes, and `answer_at` counts rows as if those of a process stood one
+    Processes have equally many rows of equal sizes, and `completion_at` counts rows as if those of a process stood one
     behind the other; where its devices lie elsewhere on the mesh, it is changed accordingly.
     """
     by_rows = NamedSharding(mesh, PartitionSpec(placement.ROWS))
     count, n = jax.process_count(), samples.n
-    order = samples.answer_at
+    order = samples.completion_at
     if order is not None:
         order = _global_order(order, samples, _rows_of_processes(by_rows, count, n))
         order = jax.device_put(order, placement.replicated(mesh))
     put = lambda x: jax.make_array_from_process_local_data(by_rows, x, (count * n, *x.shape[1:]))  # noqa: E731
-    return jax.tree.map(put, samples.replace(answer_at=None)).replace(answer_at=order)
+    return jax.tree.map(put, samples.replace(completion_at=None)).replace(completion_at=order)
 
 
 def _rows_of_processes(sharding: NamedSharding, count: int, n: int) -> np.ndarray:
@@ -302,5 +302,5 @@ def _global_order(order: np.ndarray, samples: Samples, numbers: np.ndarray) -> n
     """int32 [R, B]: the turns of the games of all processes, with the numbers of rows on the mesh."""
     if jax.process_count() > 1:
         order = np.concatenate(multihost_utils.process_allgather(order), axis=1)
-    row, answer = np.divmod(order, samples.n_answers)
-    return (numbers[row] * samples.n_answers + answer).astype(np.int32)
+    row, answer = np.divmod(order, samples.n_completions)
+    return (numbers[row] * samples.n_completions + answer).astype(np.int32)

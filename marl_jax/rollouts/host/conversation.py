@@ -131,12 +131,12 @@ class TokenChat(Chat):
 
     tokens   of everything said so far, answers without their stop tokens
     said     turns of this chat; those before a fork belong to the chat it came from
-    opening  tokens before the first answer, of a fork too
+    prompt_len  tokens before the first answer, of a fork too
     """
 
     def __init__(self, ask, seat: int, system: str | None, path: tuple[int, ...]):
         super().__init__(seat, path)
-        self.system, self.tokens, self.said, self.opening = system, [], [], 0
+        self.system, self.tokens, self.said, self.prompt_len = system, [], [], 0
         self._ask, self._tokenizer = ask, None
         ask.chats.append(self)
 
@@ -164,7 +164,7 @@ class TokenChat(Chat):
             Reply(speaker.tokenizer.decode(content, skip_special=True), tokens, answer.finish)
             for content, tokens, answer in zip(contents, written, answers, strict=True)
         ]
-        self.opening = self.opening or len(ids)
+        self.prompt_len = self.prompt_len or len(ids)
         self.tokens, self._tokenizer = ids, speaker.tokenizer
         self.said.append(Said(len(ids), self.turn, label, speaker, list(answers), contents, replies, text=text))
         return replies
@@ -175,7 +175,7 @@ class TokenChat(Chat):
 
     def _copy(self, path):
         other = TokenChat(self._ask, self.seat, self.system, path)
-        other.tokens, other.opening, other._tokenizer = self.tokens, self.opening, self._tokenizer
+        other.tokens, other.prompt_len, other._tokenizer = self.tokens, self.prompt_len, self._tokenizer
         return other
 
     def _request(self, speaker: Speaker, length: int, options: dict[str, Any]) -> Sampling:

@@ -16,14 +16,14 @@ class SessionConversation:
     seat     number of the model in the session
     path     tells the conversations of a session apart: by what was asked first, so that their order does not depend
              on who was answered first, and where that is equal by a number
-    opening  tokens before the first answer, of a fork too
+    prompt_len  tokens before the first answer, of a fork too
     calls    ids of the calls, one for each turn
     """
 
     seat: int
     path: tuple[int, ...]
     tokens: list[int]
-    opening: int
+    prompt_len: int
     said: list[Said] = dataclasses.field(default_factory=list)
     calls: list[str] = dataclasses.field(default_factory=list)
 
@@ -43,7 +43,7 @@ def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[Sessi
         if call.after is not None:
             earlier, k = call.after
             before = place[earlier.id]
-            opening = before.opening
+            opening = before.prompt_len
             if before.calls[-1] == earlier.id and before.said[-1].kept is None:
                 before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
         if chat is None:
