@@ -5,7 +5,7 @@
 
 Qwen2.5-0.5B's shape with random weights, `--completions` answers of `--new` tokens to prompts of `--prompt` tokens in
 groups of `--group`, temperature 1, no KL. The rollout is `answering.act` (each prompt is read once, its cache
-repeated); a row of samples is a prompt with all answers of its group. The update is AT-GRPO's `prepare` and
+repeated); a row of samples is a prompt with all answers of its group. The update is AT-GRPO's `compute_advantages` and
 `update.make_update` with its objective and settings, AdamW, master weights and moments in float32, arithmetic in
 bfloat16; laying the new weights out for the sampler is part of the rollout. A random number stands for the reward. Each
 time is the median of `--repeats` steps after a first one.
@@ -82,7 +82,7 @@ def main():
     update = make_update(policy, optimiser, algorithm.objective, algo)
 
     def learn(train_state, samples, key):
-        samples, found = algorithm.prepare(policy, train_state.weights, samples, algo)
+        samples, found = algorithm.compute_advantages(policy, train_state.weights, samples, algo)
         train_state, metrics = update(train_state, samples, key)
         return train_state, {**metrics, **found}
 

@@ -149,7 +149,7 @@ class Samples:
         """[N, S] -> [N, X]: for each token what its answer has; meaningless where there is none."""
         return jnp.take_along_axis(x, jnp.maximum(self.completion_of, 0), axis=1)
 
-    def to_answers(self, x: jax.Array) -> jax.Array:
+    def to_completions(self, x: jax.Array) -> jax.Array:
         """[N, X] -> [N, S]: the sum over the tokens of each answer."""
         x = jnp.where(self.completion_of >= 0, x, 0)
         if self.n_completions == 1:
@@ -159,7 +159,7 @@ class Samples:
 
     def at_first(self, x: jax.Array) -> jax.Array:
         """[N, X] -> [N, S]: what stands at the first token of each answer."""
-        return self.to_answers(x * self.first())
+        return self.to_completions(x * self.first())
 
     def in_time(self, x: jax.Array) -> jax.Array:
         """[N, S, …] -> [R, B, …] in order of time."""

@@ -328,11 +328,11 @@ def test_advantages_of_the_algorithm(added):
     )  # fmt: skip
     algorithm = ALGORITHMS.get("reinforce")
     algo = ConfigDict({"baseline": "mean"})
-    found = algorithm.prepare(None, {}, samples, algo)[0].advantages[:, 0]
+    found = algorithm.compute_advantages(None, {}, samples, algo)[0].advantages[:, 0]
     returns, means = np.array([1, -1, 1, -1, 1]), np.array([1 / 3, 0, 1 / 3, 1 / 3, 0])
     np.testing.assert_allclose(found, returns - means, atol=1e-6)
     algo.baseline = "none"
-    np.testing.assert_allclose(algorithm.prepare(None, {}, samples, algo)[0].advantages[:, 0], returns)
+    np.testing.assert_allclose(algorithm.compute_advantages(None, {}, samples, algo)[0].advantages[:, 0], returns)
 
 
 def test_the_bot_completes_a_line(added):

@@ -66,9 +66,9 @@ def act(
 
 def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values, prefix=None) -> Decision:
     """Answers from the last hidden states [B, D] of what was read: `lengths` tokens of each row, prefix included."""
-    heat = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
+    temperatures = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
     asked = DecodeInputs(
-        policy.model, ready["model"], last, lengths, legal, heat, keys, cache, adapters, policy.dtype, prefix
+        policy.model, ready["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
     )
     return Decision(*policy.answers.sample(asked), values)
 

@@ -227,7 +227,7 @@ class FreeText:
     def truncated(self, samples: Samples):
         """Those of full length that do not end with a stop."""
         stopped = jnp.isin(samples.targets, jnp.asarray(self.stop_ids, jnp.int32)).astype(jnp.int32)
-        return (samples.completion_lengths == self.max_new) & (samples.to_answers(stopped) == 0)
+        return (samples.completion_lengths == self.max_new) & (samples.to_completions(stopped) == 0)
 
 
 def free_text(stop_ids: tuple[int, ...], max_new: int) -> FreeText:

@@ -34,22 +34,22 @@ class Algorithm:
 
     fields     the config fields it reads, each a `marl_jax.fields.Field`
     rollout    from the parts of a run (`marl_jax.setup.Setup`) to the rollout that gathers its samples
-    prepare    (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
+    compute_advantages  (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
     objective  see `learning.update.Objective`
     check      (config) -> problems of a config with this algorithm
     critic     whether it has one
-    examine    from the parts of a run to a function of the parameters that counts something on held-out games; None
+    heldout_eval  from the parts of a run to a function of the parameters that counts something on held-out games; None
     verifies   whether it trains a verifier, which scores answers and gives none
     """
 
     name: str
     fields: Mapping[str, Any]
     rollout: Callable[[Any], Any]
-    prepare: Callable[[Policy, dict, Samples, ConfigDict], tuple[Samples, dict[str, jax.Array]]]
+    compute_advantages: Callable[[Policy, dict, Samples, ConfigDict], tuple[Samples, dict[str, jax.Array]]]
     objective: Any
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
-    examine: Callable[[Any], Callable[[dict], HeldoutMetrics]] | None = None
+    heldout_eval: Callable[[Any], Callable[[dict], HeldoutMetrics]] | None = None
     verifies: bool = False
 
 
@@ -116,7 +116,7 @@ def with_reference(policy: Policy, weights: dict, samples: Samples, algo: Config
         samples = samples.replace(ref_logps=logps(scoring.reference_logps))
     if algo.kl_coef and algo.kl_in == "reward":
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
-        paid = samples.to_answers(kl_rewards(samples, algo))
+        paid = samples.to_completions(kl_rewards(samples, algo))
         samples = samples.replace(rewards=samples.rewards + paid[..., None] * own)
     return samples
 
@@ -145,7 +145,7 @@ class ClippedObjective(Objective):
         """Whether values are learnt by this loss."""
         return self.critic and algo.critic != "role"
 
-    def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Weights of the tokens in the policy's loss and in the critic's."""
         weighed = {"policy": losses.token_weights(samples, algo.loss_agg, samples.max_new)}
         if self.fits_values(algo):
@@ -200,7 +200,7 @@ class ClippedObjective(Objective):
         """Compute the net advantage of each policy: far from 0, a minibatch pushes all its completions one way."""
         own = (samples.policy == jnp.arange(n_policies)[:, None])[..., None] if n_policies > 1 else jnp.ones((1, 1, 1))
         weights = own * samples.loss_weights  # [n, N, S]
-        mean = samples.to_answers(samples.advantages) / jnp.maximum(samples.completion_lengths, 1)
+        mean = samples.to_completions(samples.advantages) / jnp.maximum(samples.completion_lengths, 1)
         total = jnp.maximum(jnp.sum(weights, axis=(1, 2)), 1e-8)
         return {"net_advantage": jnp.sum(weights * mean, axis=(1, 2)) / total}
 

@@ -16,7 +16,9 @@ from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 
 
-def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def compute_advantages(
+    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with the advantages of each candidate within its group, by what its own seat was paid, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
     place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
@@ -43,5 +45,10 @@ def rollout(run) -> TreeRollout | HostRollout:
 
 
 AT_GRPO = Algorithm(
-    "at_grpo", at_grpo_config.FIELDS, rollout, prepare, ClippedObjective(critic=False), check=at_grpo_config.check
+    "at_grpo",
+    at_grpo_config.FIELDS,
+    rollout,
+    compute_advantages,
+    ClippedObjective(critic=False),
+    check=at_grpo_config.check,
 )

@@ -21,7 +21,9 @@ from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 
-def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def compute_advantages(
+    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with the advantages of whole episodes within their groups, seat by seat, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
     returns, ended = episode_returns(samples)  # [G, P, K], [G, K]
@@ -90,4 +92,6 @@ def rollout(run) -> GroupRollout | HostRollout:
     return GroupRollout(**run.rollout_settings(), candidates=algo.group_size, refill=algo.refill)
 
 
-GRPO = Algorithm("grpo", grpo_config.FIELDS, rollout, prepare, ClippedObjective(critic=False), check=grpo_config.check)
+GRPO = Algorithm(
+    "grpo", grpo_config.FIELDS, rollout, compute_advantages, ClippedObjective(critic=False), check=grpo_config.check
+)

@@ -16,7 +16,9 @@ from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 
-def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def compute_advantages(
+    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
     # A batcher asks no critic, and one that reads conversations by itself is not asked while they are sampled.
     unasked = policy.on_host or (policy.keeps_cache and policy.critic == "separate")
@@ -71,5 +73,11 @@ def rollout(run) -> GameRollout | HostRollout:
 
 
 PPO = Algorithm(
-    "ppo", ppo_config.FIELDS, rollout, prepare, ClippedObjective(critic=True), critic=True, check=ppo_config.check
+    "ppo",
+    ppo_config.FIELDS,
+    rollout,
+    compute_advantages,
+    ClippedObjective(critic=True),
+    critic=True,
+    check=ppo_config.check,
 )

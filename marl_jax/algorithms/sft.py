@@ -28,7 +28,9 @@ DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is
 HELD_OUT_KEY = 7
 
 
-def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def compute_advantages(
+    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+) -> tuple[Samples, dict[str, jax.Array]]:
     """The samples as they are."""
     return samples, {}
 
@@ -36,16 +38,16 @@ def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -
 class Likelihood(Objective):
     """Minus the mean log-probability of whole answers."""
 
-    def weigh(self, samples: Samples, algo: ConfigDict) -> jax.Array:
+    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> jax.Array:
         """[N, S], adding up to 1 over a minibatch."""
         return samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
 
     def loss(self, samples: Samples, weighed: jax.Array, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
         """The loss of some rows, and metrics."""
-        answers = samples.to_answers(scores.logps)
+        answers = samples.to_completions(scores.logps)
         loss = -jnp.sum(weighed * answers)
         metrics = {"loss": loss, "probability": jnp.sum(weighed * jnp.exp(answers))}
-        return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_answers(scores.entropy))}
+        return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_completions(scores.entropy))}
 
 
 def rollout(run) -> Demonstrations:
@@ -64,7 +66,8 @@ class Imitation:
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
         self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last: an answer that names nothing
         self._program = Program(
-            lambda params: unseen.examine(params, jax.random.key(HELD_OUT_KEY), DRAWS), "the imitation's evaluation"
+            lambda params: unseen.heldout_eval(params, jax.random.key(HELD_OUT_KEY), DRAWS),
+            "the imitation's evaluation",
         )
 
     def compile_ahead(self, ahead: AotCompiler, params: dict[str, dict]) -> None:
@@ -91,4 +94,6 @@ def _count(answers: DemonstrationAnswers, among: np.ndarray) -> HeldoutCount:
     )
 
 
-SFT = Algorithm("sft", sft_config.FIELDS, rollout, prepare, Likelihood(), examine=Imitation, check=sft_config.check)
+SFT = Algorithm(
+    "sft", sft_config.FIELDS, rollout, compute_advantages, Likelihood(), heldout_eval=Imitation, check=sft_config.check
+)

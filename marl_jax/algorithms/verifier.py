@@ -34,7 +34,9 @@ FOLDER = "labelled"
 """Where in its workdir `--mode=label` writes, one file for each part."""
 
 
-def prepare(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def compute_advantages(
+    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+) -> tuple[Samples, dict[str, jax.Array]]:
     """The samples as they are."""
     return samples, {}
 
@@ -54,11 +56,11 @@ def label_mask(samples: Samples, tokens: str) -> jax.Array:
 class CrossEntropy(Objective):
     """The mean over answers of the mean binary cross-entropy over the tokens with a label."""
 
-    def weigh(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Weights of tokens, adding up to 1 over a minibatch: of those with a label, and of the last ones."""
         mask = label_mask(samples, algo.label_tokens)
         share = samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
-        each = share / jnp.maximum(samples.to_answers(mask), 1.0)
+        each = share / jnp.maximum(samples.to_completions(mask), 1.0)
         last = label_mask(samples, "last")
         return {"label": mask * samples.to_tokens(each), "last": last * samples.to_tokens(share)}
 
@@ -123,7 +125,7 @@ VERIFIER = Algorithm(
     "verifier",
     verifier_config.FIELDS,
     rollout,
-    prepare,
+    compute_advantages,
     CrossEntropy(),
     critic=True,
     check=verifier_config.check,

@@ -73,7 +73,7 @@ class ExactPlay:
             samples = team.own(self._every_answer(seen, number, backbone.policy.answers), backbone.number)
 
             def logps(part: Samples, backbone=backbone) -> jax.Array:
-                return part.to_answers(scoring.answer_logps(backbone.policy, weights[backbone.name], part))
+                return part.to_completions(scoring.answer_logps(backbone.policy, weights[backbone.name], part))
 
             own = team.own_ids(number, backbone.number) >= 0
             likely = jnp.where(own[:, None], jnp.exp(in_parts(logps, samples, self._parts)), likely)

@@ -69,7 +69,7 @@ class GameEvaluation:
         self._by_value = self._seat(setup.seated(best_of=config.best_of))[1] if config.best_of > 1 else {}
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
-        self._examine = setup.algorithm.examine(setup) if setup.algorithm.examine else None
+        self._heldout_eval = setup.algorithm.heldout_eval(setup) if setup.algorithm.heldout_eval else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.games) if is_exact(setup) else None
         if self._with_bots.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
@@ -85,8 +85,8 @@ class GameEvaluation:
         The same games are dealt at every call, so that two evaluations differ by the policy only.
         """
         rows = [self._row(*planned) for planned in self._plan(weights, baselines)]
-        if self._examine is not None:
-            rows.append(self._examined(self._examine(weights)))
+        if self._heldout_eval is not None:
+            rows.append(self._examined(self._heldout_eval(weights)))
         for row in rows:
             log.info("evaluation, %s (%d games, %d distinct)", intervals.describe(row), row["games"], row["distinct"])
         if self._exact is not None:
@@ -100,8 +100,8 @@ class GameEvaluation:
         """Begins to compile what a call needs."""
         for _, match, given, seating in self._plan(weights, baselines):
             match.compile_ahead(ahead, given, seating, self._key)
-        if hasattr(self._examine, "compile_ahead"):
-            self._examine.compile_ahead(ahead, weights)
+        if hasattr(self._heldout_eval, "compile_ahead"):
+            self._heldout_eval.compile_ahead(ahead, weights)
 
     def everyone(self, workdir: Path, weights: dict) -> dict[str, Any]:
         """The table of everyone with everyone, where other runs are among the opponents; {} elsewhere."""

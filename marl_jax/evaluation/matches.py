@@ -164,8 +164,8 @@ class Match:
         if best is None:
             decision, talk = context.act(ready, talk, asked, keys, temperature=temperature, **settings)
         else:
-            heat = best.temperatures(temperature, team.backbones[0].policy.temperature, len(keys))
-            several = dict(temperature=heat, candidates=best.moves)
+            temperatures = best.temperatures(temperature, team.backbones[0].policy.temperature, len(keys))
+            several = dict(temperature=temperatures, candidates=best.moves)
             decision, talk = context.act(ready, talk, asked, best.keys(keys), **several, **settings)
             actions = decision.action.reshape(-1, best.moves)
             policies = contestant.policy(jnp.arange(self.game.n_players), turn + 1)

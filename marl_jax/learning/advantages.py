@@ -94,7 +94,7 @@ def token_gae(
     """
     mask = samples.mask()
     paid = token_rewards * mask
-    outcome = samples.to_tokens(advantages + turn_values - samples.to_answers(paid))
+    outcome = samples.to_tokens(advantages + turn_values - samples.to_completions(paid))
     after = jnp.pad(samples.completion_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
     is_last = (samples.completion_of >= 0) & (samples.completion_of != after)
 

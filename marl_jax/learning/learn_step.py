@@ -50,7 +50,7 @@ def learn_step(
         policy, before = backbone.policy, states[backbone.name]
         sampled, metrics = handle_overlong(policy, setup.team.own(samples, backbone.number), algo)
         with jax.named_scope("advantages"):
-            prepared, more = algorithm.prepare(policy, before.weights, sampled, algo)
+            prepared, more = algorithm.compute_advantages(policy, before.weights, sampled, algo)
         with jax.named_scope("guard"):
             guard = stability.UpdateGuard.before(policy, before, sampled, prepared, algo)
         signal = stability.signal(policy, sampled, prepared)

@@ -34,7 +34,7 @@ def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array 
     weighted = mask * samples.to_tokens(samples.loss_weights)
     if kind == "token":
         return weighted / jnp.maximum(jnp.sum(weighted), 1e-8)
-    counts = samples.to_answers(mask)
+    counts = samples.to_completions(mask)
     answers = jnp.maximum(jnp.sum(samples.loss_weights * (counts > 0)), 1e-8)
     if kind == "sequence":
         return weighted / jnp.maximum(samples.to_tokens(counts), 1.0) / answers
@@ -53,10 +53,10 @@ def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: st
     if kind == "token":
         return difference
     if kind == "sequence":
-        mean = samples.to_answers(difference) / jnp.maximum(samples.completion_lengths, 1.0)
+        mean = samples.to_completions(difference) / jnp.maximum(samples.completion_lengths, 1.0)
         return samples.to_tokens(mean) * mask
     if kind == "product":
-        return samples.to_tokens(samples.to_answers(difference)) * mask
+        return samples.to_tokens(samples.to_completions(difference)) * mask
     raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence', 'product'")
 
 
@@ -102,7 +102,7 @@ def ratio_mask(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: s
     if kind == "probability":
         kept = jnp.abs(jnp.exp(logps) - jnp.exp(old_logps)) <= limit
     elif kind == "sequence":
-        mean_kl = samples.to_answers(kl(old_logps, logps, "k3") * samples.mask())
+        mean_kl = samples.to_completions(kl(old_logps, logps, "k3") * samples.mask())
         mean_kl = samples.to_tokens(mean_kl / jnp.maximum(samples.completion_lengths, 1.0))
         kept = (samples.advantages >= 0) | (mean_kl <= limit)
     else:

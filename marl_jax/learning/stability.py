@@ -41,7 +41,7 @@ def worth_keeping(samples: Samples, counted: jax.Array) -> jax.Array:
       samples: samples with advantages and returns.
       counted: bool [N, S], the completions of the learner, over which returns are averaged for each seat.
     """
-    advantages, returns = samples.to_answers(samples.advantages), samples.at_first(samples.returns)
+    advantages, returns = samples.to_completions(samples.advantages), samples.at_first(samples.returns)
     own = jax.nn.one_hot(samples.seat, samples.n_seats) * counted[..., None]  # [N, S, P]
     mean = jnp.sum(own * returns[..., None], axis=(0, 1)) / jnp.maximum(jnp.sum(own, axis=(0, 1)), 1.0)
     average = returns >= mean[samples.seat] - 1e-5 * jnp.abs(mean[samples.seat])  # all, where all returns are equal
@@ -139,7 +139,7 @@ class UpdateGuard:
     def drop(self, state: TrainState) -> jax.Array:
         """Compute the mean loss of log-probability of a completion, float32 [n]; gains do not offset losses."""
         logps = scoring.answer_logps(self.policy, state.weights, self.rows)
-        lost = jnp.maximum(self.rows.to_answers((self.logps - logps) * self.rows.mask()), 0.0)  # [R, S]
+        lost = jnp.maximum(self.rows.to_completions((self.logps - logps) * self.rows.mask()), 0.0)  # [R, S]
         lost = jnp.where(self.weight > 0, lost, 0.0)  # [n, R, S]; unscored completions may hold anything
         return jnp.sum(lost, axis=(1, 2)) / jnp.maximum(jnp.sum(self.weight, axis=(1, 2)), 1.0)
 

@@ -29,9 +29,9 @@ from models.sharding import ways
 
 
 class Objective:
-    """Base class of the losses of algorithms; `weigh` and `loss` are required."""
+    """Base class of the losses of algorithms; `loss_weights_for` and `loss` are required."""
 
-    def weigh(self, samples: Samples, algo: ConfigDict) -> Any:
+    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> Any:
         """Compute the weights with which the terms of the loss are summed, a tree of arrays [N, …].
 
         Called once for a whole minibatch. The weights hold the means of the loss, so that the gradients of the parts of
@@ -203,7 +203,7 @@ def active_first(picks: jax.Array, active: jax.Array, parts: int) -> jax.Array:
 @jax.named_scope("forward_backward")
 def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, state: TrainState, samples: Samples):
     """(gradients in float32, metrics) of a minibatch, by parts."""
-    weighed = objective.weigh(samples, algo)
+    weighed = objective.loss_weights_for(samples, algo)
     trained = policy.cast_for_compute(state.trained)  # once, not in every layer of every part
 
     def loss(trained, samples, weighed, packed=None):

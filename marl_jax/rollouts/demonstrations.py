@@ -71,7 +71,7 @@ class Demonstrations(GameRollout):
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return self.context.samples(talk, played, places), finished, games
 
-    def examine(self, params: dict, key: jax.Array, draws: int) -> DemonstrationAnswers:
+    def heldout_eval(self, params: dict, key: jax.Array, draws: int) -> DemonstrationAnswers:
         """How a policy answers in the bot's games, fresh ones, most likely answers only.
 
         A bot may have several ways: right is what it plays in one of so many draws.

@@ -219,8 +219,8 @@ def test_rows_of_several_answers_get_what_turns_get(settings, monkeypatch):
     monkeypatch.setattr(ppo.scoring, "score", given)
     turns, rows, places = turn_by_turn(np.random.default_rng(3))
     policy, algo = tiny_play.policy(), tiny_play.ppo(**settings)
-    prepare = quick_jit(lambda samples: ppo.prepare(policy, {}, samples, algo)[0])
-    expected, found = prepare(turns), prepare(rows)
+    compute_advantages = quick_jit(lambda samples: ppo.compute_advantages(policy, {}, samples, algo)[0])
+    expected, found = compute_advantages(turns), compute_advantages(rows)
     assert expected.n == (TURNS - LOOKAHEAD) * GAMES and found.n == GAMES * SEATS
     assert float(jnp.sum(expected.loss_weights)) == float(jnp.sum(found.loss_weights)) > 10
     for (t, b), (row, place) in places.items():

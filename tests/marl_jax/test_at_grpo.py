@@ -264,7 +264,7 @@ def test_property_holds_and_a_broken_program_fails_it(check, broken):
 def test_groups_rewards_and_advantages_are_those_of_a_walk_in_plain_python(changes):
     roll = program(**changes)
     start, samples, _, _ = played(**changes)
-    ready, metrics = at_grpo.prepare(None, {}, rolled(**changes)[1], tiny_puzzle.algo())
+    ready, metrics = at_grpo.compute_advantages(None, {}, rolled(**changes)[1], tiny_puzzle.algo())
     advantage = np.asarray(ready.at_first(ready.advantages)).reshape(TURNS, ROWS, K)
     equal = 0
     for b in range(ROWS):
@@ -332,7 +332,7 @@ def test_k_answers_of_one_prefill_have_the_probabilities_that_the_learner_comput
     np.testing.assert_allclose(scores.logps * mask, samples.logps * mask, atol=1e-5)
     actions = np.asarray(samples.action)
     assert actions.shape[1] == K and (actions != actions[:, :1]).any()
-    assert float(jnp.std(samples.to_answers(samples.logps))) > 1e-3
+    assert float(jnp.std(samples.to_completions(samples.logps))) > 1e-3
     if settings.get("long_names"):
         assert len(np.unique(samples.completion_lengths)) > 1
 
@@ -368,7 +368,7 @@ def test_a_role_can_be_a_bot(team_term):
         np.testing.assert_allclose(samples.rewards[0, ..., 1], promised, atol=1e-6)
         assert (promised != 0).all()
     given = rolled(continuation="first", **settings)[1]
-    ready, metrics = at_grpo.prepare(None, {}, given, tiny_puzzle.algo())
+    ready, metrics = at_grpo.compute_advantages(None, {}, given, tiny_puzzle.algo())
     assert int(metrics["groups"]) == TURNS * ROWS // 2
     assert (ready.loss_weights <= given.loss_weights).all() and ready.loss_weights.any()
 
@@ -397,7 +397,7 @@ def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
     optimiser = make_optimiser(optim, 2, 1)
     algo = tiny_puzzle.algo(filter_zero_std_groups=False)
     weights = jnp.broadcast_to((samples.policy == 1)[:, None] * 1.0, samples.loss_weights.shape)
-    rows, _ = at_grpo.prepare(policy, {}, samples.replace(loss_weights=weights), algo)
+    rows, _ = at_grpo.compute_advantages(policy, {}, samples.replace(loss_weights=weights), algo)
     train_state = new_train_state(trained, frozen, optimiser)
     update = make_update(policy, optimiser, at_grpo.AT_GRPO.objective, algo)
     learnt, _ = jax.jit(update)(train_state, rows, jax.random.key(0))

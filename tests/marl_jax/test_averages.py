@@ -81,7 +81,7 @@ def test_advantages_are_whole_returns_less_the_baseline_of_the_seat():
     usual = np.array([0.3, -0.2], np.float32)
     weights = {**params["main"], "baseline": jnp.asarray(usual)}
     algo = tiny_play.ppo(gamma=1.0, lam=0.5, **ROLE)
-    ready, metrics = quick_jit(lambda w, s: PPO.prepare(policy, w, s, algo))(weights, samples)
+    ready, metrics = quick_jit(lambda w, s: PPO.compute_advantages(policy, w, s, algo))(weights, samples)
     assert float(metrics["baseline/seat_1"]) == pytest.approx(-0.2)
 
     paid, seat, ends = (np.asarray(samples.in_time(x)) for x in (samples.rewards, samples.seat, samples.ends))
@@ -129,7 +129,7 @@ def loss_of(logps, algo):
     """The clipped loss of two answers that a magnet would give with probabilities e^-2 and e^-0.5."""
     objective = ClippedObjective(critic=True)
     scores = Scores(logps, jnp.array([[0.7], [0.3]]), jnp.zeros((2, 1)))
-    return objective.loss(PULLED, objective.weigh(PULLED, algo), scores, algo)
+    return objective.loss(PULLED, objective.loss_weights_for(PULLED, algo), scores, algo)
 
 
 def test_the_magnet_pulls_the_policy_to_it():

@@ -39,7 +39,7 @@ def names(policy):
 class Watched:
     """PPO's objective, which also gives away the scores."""
 
-    weigh = ALGORITHMS.get("ppo").objective.weigh
+    loss_weights_for = ALGORITHMS.get("ppo").objective.loss_weights_for
 
     def loss(self, samples, weighed, scores, algo):
         loss, metrics = ALGORITHMS.get("ppo").objective.loss(samples, weighed, scores, algo)

@@ -216,7 +216,7 @@ def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkey
         return dataclasses.replace(state, skipped=state.skipped + 1), {"loss": jnp.zeros(())}
 
     monkeypatch.setattr("marl_jax.learning.learn_step.update_active_rows", record)
-    nothing = dataclasses.replace(frozen.algorithm, prepare=lambda policy, weights, rows, algo: (rows, {}))
+    nothing = dataclasses.replace(frozen.algorithm, compute_advantages=lambda policy, weights, rows, algo: (rows, {}))
     with jax.set_mesh(frozen.mesh):
         after, _ = learn_step(dataclasses.replace(frozen, algorithm=nothing), None, states, samples,
                                     jax.random.key(1))  # fmt: skip

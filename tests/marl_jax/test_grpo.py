@@ -58,8 +58,8 @@ def learn(samples, algo, change=0.0):
 
     @quick_jit
     def learnt(samples, change):
-        rows, metrics = algorithm.prepare(POLICY, {}, samples, algo)
-        weighed = algorithm.objective.weigh(rows, algo)
+        rows, metrics = algorithm.compute_advantages(POLICY, {}, samples, algo)
+        weighed = algorithm.objective.loss_weights_for(rows, algo)
 
         def loss(logps):
             scores = Scores(logps, jnp.zeros_like(logps), jnp.zeros_like(logps))
@@ -213,8 +213,10 @@ def test_every_episode_is_whole():
 def test_advantages_are_those_of_the_returns_of_episodes():
     params, _, samples, _, _ = played()
     algo = tiny_puzzle.algo("grpo")
-    prepare = quick_jit(lambda w, s: ALGORITHMS.get("grpo").prepare(tiny_puzzle.policy(), w, s, algo))
-    rows, metrics = prepare(params["main"], samples)
+    compute_advantages = quick_jit(
+        lambda w, s: ALGORITHMS.get("grpo").compute_advantages(tiny_puzzle.policy(), w, s, algo)
+    )
+    rows, metrics = compute_advantages(params["main"], samples)
     found = np.asarray(samples.in_time(rows.at_first(rows.advantages)))
     counts, groups = in_time(samples, "loss_weights") > 0, 0
     episodes, rewards, seats = (in_time(samples, name) for name in ("episode", "rewards", "seat"))
@@ -247,7 +249,7 @@ def candidates(long_names):
     params = {"main": {**frozen, **trained}}
     samples, *_ = jax.jit(rollout.run)(params, rollout.init(jax.random.key(0), params), jax.random.key(1))
     algo = tiny_puzzle.algo(filter_zero_std_groups=False)
-    rows = quick_jit(lambda s: ALGORITHMS.get("at_grpo").prepare(policy, {}, s, algo)[0])(samples)
+    rows = quick_jit(lambda s: ALGORITHMS.get("at_grpo").compute_advantages(policy, {}, s, algo)[0])(samples)
     return policy, trained, frozen, rows
 
 

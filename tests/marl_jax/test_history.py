@@ -12,7 +12,7 @@ import pytest
 from envs.games import registry as games
 from envs.games.bots import make_bot
 from marl_jax.agents.seating import Seating
-from marl_jax.algorithms.ppo import prepare
+from marl_jax.algorithms.ppo import compute_advantages
 from marl_jax.algorithms.sft import HELD_OUT_KEY, Imitation
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.demonstrations import Demonstrations
@@ -131,7 +131,7 @@ def test_what_was_sampled_stays_as_it_was():
 
 def prepared_by(policy, weights, samples, **changes):
     """The samples with PPO's advantages."""
-    return quick_jit(lambda w, s: prepare(policy, w, s, tiny_play.ppo(**changes))[0])(weights, samples)
+    return quick_jit(lambda w, s: compute_advantages(policy, w, s, tiny_play.ppo(**changes))[0])(weights, samples)
 
 
 def test_a_conversation_of_one_answer_is_a_prompt_that_stands_alone():

@@ -72,9 +72,9 @@ def test_other_rows_and_another_order_of_arrival_give_the_same_samples():
 
 
 @functools.partial(quick_jit, static_argnames="model")
-def full_logps(model, params, tokens, targets, heat):
+def full_logps(model, params, tokens, targets, temperatures):
     hidden, _ = model.forward(params, tokens, dtype=jnp.float32)
-    return token_logprobs(model, params, hidden, targets, heat)[0]
+    return token_logprobs(model, params, hidden, targets, temperatures)[0]
 
 
 def test_log_probs_are_those_of_the_learner():
@@ -91,8 +91,8 @@ def test_log_probs_are_those_of_the_learner():
     tokens = np.zeros((len(contexts), MAX_LENGTH), np.int32)
     for line, (context, targets) in zip(tokens, contexts, strict=True):
         line[: len(context) + len(targets)] = context + targets
-    heat = np.full(len(tokens), temperature, np.float32)
-    logps = np.asarray(full_logps(model, params, tokens, np.roll(tokens, -1, 1), heat))
+    temperatures = np.full(len(tokens), temperature, np.float32)
+    logps = np.asarray(full_logps(model, params, tokens, np.roll(tokens, -1, 1), temperatures))
     for line, (context, targets), logp in zip(logps, contexts, expected, strict=True):
         np.testing.assert_allclose(line[len(context) - 1 :][: len(targets)], logp, atol=2e-5)
 

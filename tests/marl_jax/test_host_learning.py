@@ -11,10 +11,12 @@ from marl_jax.algorithms import ALGORITHMS
 from tests.marl_jax.tiny_host import answers_of, conversation, free_policy, make_rollout, tree
 
 
-def prepare(name, samples, **changes):
+def compute_advantages(name, samples, **changes):
     algo = getattr(algorithms, name)(**changes)
     algo.update(dict(tis_clip=0.0, minibatches=1, kl_coef=0.0))
-    prepared, metrics = ALGORITHMS.get(name).prepare(free_policy(), {}, jax.tree.map(jnp.asarray, samples), algo)
+    prepared, metrics = ALGORITHMS.get(name).compute_advantages(
+        free_policy(), {}, jax.tree.map(jnp.asarray, samples), algo
+    )
     return jax.tree.map(np.asarray, prepared), metrics
 
 
@@ -51,7 +53,7 @@ async def fails_at_times(ask, example):
 @pytest.mark.parametrize("task", [conversation, fails_at_times])
 def test_grpo_compares_what_each_seat_earned_in_the_episodes_of_an_example(task):
     samples = roll(task, n_examples=7, samples=3)
-    prepared, metrics = prepare("grpo", samples, group_size=3, filter_zero_std_groups=False)
+    prepared, metrics = compute_advantages("grpo", samples, group_size=3, filter_zero_std_groups=False)
     earned = {}
     for n, s, _ in answers_of(samples):
         episode = int(samples.episode[n, s])
@@ -75,7 +77,7 @@ def test_labelled_answers_are_compared_with_their_like():
         return Outcome(1)
 
     samples = roll(phases, n_examples=2, samples=3)
-    prepared, _ = prepare("grpo", samples, group_size=3)
+    prepared, _ = compute_advantages("grpo", samples, group_size=3)
     ranks = standardised([0, 1, 2])
     check(prepared, {
         (n, s): ranks[samples.member[n, s]] * (1 if samples.turn[n, s] == 0 else -1) for n, s, _ in answers_of(samples)
@@ -84,7 +86,7 @@ def test_labelled_answers_are_compared_with_their_like():
 
 def test_at_grpo_compares_the_candidates_of_a_turn():
     samples = roll(tree, candidates=3, samples=1)
-    prepared, _ = prepare("at_grpo", samples, group_size=3, filter_zero_std_groups=False)
+    prepared, _ = compute_advantages("at_grpo", samples, group_size=3, filter_zero_std_groups=False)
     groups = {}
     for n, s, _ in answers_of(samples):
         groups.setdefault(int(samples.group[n, s]), []).append((n, s))
@@ -99,7 +101,7 @@ def test_at_grpo_compares_the_candidates_of_a_turn():
 @pytest.mark.parametrize("task", [conversation, fails_at_times])
 def test_ppo_follows_each_seat_through_its_episode(task):
     samples = roll(task, n_examples=7, samples=2, time_order=True)
-    prepared, _ = prepare("ppo", samples, gamma=1.0, lam=1.0, whiten="none")
+    prepared, _ = compute_advantages("ppo", samples, gamma=1.0, lam=1.0, whiten="none")
     order = {}
     for n, s, _ in answers_of(samples):
         key = int(samples.episode[n, s])

@@ -22,7 +22,7 @@ def prepared(samples, algo, monkeypatch, values, reference):
     scores = Scores(samples.logps, 0 * samples.logps, jnp.asarray(values, jnp.float32))
     monkeypatch.setattr(ppo, "score_in_parts", lambda *_: scores)
     monkeypatch.setattr(algorithm, "score_in_parts", lambda *_: jnp.asarray(reference, jnp.float32))
-    return ppo.prepare(ON_HOST, {}, samples, algo)[0]
+    return ppo.compute_advantages(ON_HOST, {}, samples, algo)[0]
 
 
 class Debates:
@@ -112,7 +112,7 @@ def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypa
         if place[1]:
             np.testing.assert_allclose(rows.advantages[row, x], advantages[place], atol=1e-4)
     objective = ALGORITHMS.get("ppo").objective
-    weighed = objective.weigh(rows, algo)
+    weighed = objective.loss_weights_for(rows, algo)
 
     def ours(logps, values):
         return objective.loss(rows, weighed, Scores(logps, 0 * logps, values), algo)[0]

@@ -96,8 +96,8 @@ def test_loss_and_gradient_are_those_of_the_paper(paper, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr("marl_jax.algorithms.algorithm.score_in_parts", lambda *a: flat(REF))
     algorithm = ALGORITHMS.get("grpo")
-    rows, _ = algorithm.prepare(types.SimpleNamespace(critic="none"), {}, samples, algo)
-    weighed = algorithm.objective.weigh(rows, algo)
+    rows, _ = algorithm.compute_advantages(types.SimpleNamespace(critic="none"), {}, samples, algo)
+    weighed = algorithm.objective.loss_weights_for(rows, algo)
 
     def loss(logps):
         return algorithm.objective.loss(rows, weighed, Scores(logps, 0 * logps, 0 * logps), algo)[0]

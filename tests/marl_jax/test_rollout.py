@@ -200,7 +200,9 @@ def test_the_sampler_reports_what_the_learner_computes(kind):
     mask, first = samples.mask(), samples.first()
     np.testing.assert_allclose(scores.logps * mask, samples.logps * mask, atol=1e-5)
     np.testing.assert_allclose(scores.values * first, samples.values * first, atol=1e-5)
-    assert float(jnp.std(samples.to_answers(samples.logps))) > 1e-3 < float(jnp.std(samples.at_first(samples.values)))
+    assert (
+        float(jnp.std(samples.to_completions(samples.logps))) > 1e-3 < float(jnp.std(samples.at_first(samples.values)))
+    )
     if policy.width > 1:
         assert len(np.unique(samples.completion_lengths)) > 1
 

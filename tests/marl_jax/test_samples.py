@@ -33,7 +33,7 @@ def test_by_hand():
     assert rows.completion_lengths.tolist() == [[2, 1], [0, 3], [0, 0]]
     assert rows.mask().tolist() == [[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]
     assert rows.first().tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    assert rows.to_answers(TOKENS).tolist() == [[1 + 2, 3], [0, 6 + 7 + 8], [0, 0]]
+    assert rows.to_completions(TOKENS).tolist() == [[1 + 2, 3], [0, 6 + 7 + 8], [0, 0]]
     assert rows.at_first(TOKENS).tolist() == [[1, 3], [0, 6], [0, 0]]
     spread = rows.to_tokens(jnp.array([[5.0, 6.0], [7.0, 8.0], [9.0, 9.0]])) * rows.mask()
     assert spread.tolist() == [[5, 5, 6, 0], [0, 8, 8, 8], [0, 0, 0, 0]]
@@ -42,7 +42,7 @@ def test_by_hand():
 
 def test_one_answer_a_row_is_no_special_case():
     one = by_hand([[0, 0, -1], [0, 0, 0]])
-    assert one.to_answers(jnp.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])).tolist() == [[3], [7]]
+    assert one.to_completions(jnp.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])).tolist() == [[3], [7]]
     assert one.first().tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
@@ -72,7 +72,7 @@ def moved(completion_of, x, y):
     """(samples, sums over tokens, first tokens, copies, first tokens of copies)"""
     rows = by_hand(completion_of, n_completions=SIZE)
     copied = rows.to_tokens(y) * rows.mask()
-    return rows, rows.to_answers(x), rows.at_first(x), copied, rows.at_first(copied)
+    return rows, rows.to_completions(x), rows.at_first(x), copied, rows.at_first(copied)
 
 
 @settings(max_examples=40, deadline=None)

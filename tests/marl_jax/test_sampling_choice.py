@@ -100,11 +100,11 @@ def test_any_names_and_any_mask(names, legal, temperature, seed):
     choices = make_choices(names, END)
     closed = lists(choices)
     seeds = ((seed + np.arange(B)) % 2**32).astype(np.uint32)
-    mask, heat = np.tile(legal, (B, 1)), np.full((B,), temperature, np.float32)
-    result = jax.device_get(sampled(PARAMS, choices, mask, heat, seeds))
+    mask, temperatures = np.tile(legal, (B, 1)), np.full((B,), temperature, np.float32)
+    result = jax.device_get(sampled(PARAMS, choices, mask, temperatures, seeds))
     action = result.action
     assert np.array(legal)[action].all()
-    logps, entropy = jax.device_get(learnt(PARAMS, choices, mask, action, heat))
+    logps, entropy = jax.device_get(learnt(PARAMS, choices, mask, action, temperatures))
     np.testing.assert_allclose(result.logps, logps, atol=1e-4)
     for i, a in enumerate(action[:4].tolist()):
         n = len(closed[a])
@@ -114,7 +114,7 @@ def test_any_names_and_any_mask(names, legal, temperature, seed):
         assert not np.any(result.logps[i, n:]) and not np.any(entropy[i, n:])
         assert result.cache.lengths[i] == 5 + n - 1, "all tokens of the answer but the last are read"
     everyone = np.arange(B) % 5
-    logps, _ = learnt(PARAMS, choices, mask, everyone, heat)
+    logps, _ = learnt(PARAMS, choices, mask, everyone, temperatures)
     assert not np.isnan(logps).any()
     total = np.exp(np.asarray(logps).sum(axis=1)[:5])
     np.testing.assert_allclose(total[np.array(legal)].sum(), 1.0, atol=1e-5)
@@ -125,8 +125,8 @@ def test_the_only_legal_name_is_certain():
     """Its tokens are forced: log-probability 0, entropy 0, whatever the temperature."""
     choices = make_choices([(1, 2, 3), (1, 2, 4), (5,)])
     legal = np.tile([False, True, False], (B, 1))
-    heat = np.linspace(0, 3, B, dtype=np.float32)
-    result = sampled(PARAMS, choices, legal, heat, np.arange(B, dtype=np.uint32))
+    temperatures = np.linspace(0, 3, B, dtype=np.float32)
+    result = sampled(PARAMS, choices, legal, temperatures, np.arange(B, dtype=np.uint32))
     assert set(result.action.tolist()) == {1} and not np.any(result.logps)
     logps, entropy = learnt(PARAMS, choices, legal, result.action, np.ones((B,), np.float32))
     assert not np.any(logps) and not np.any(entropy)
@@ -144,8 +144,8 @@ def test_actions_follow_the_distribution_of_their_names(temperature):
     names = [(1,), (1, 2), (1, 2, 3), (4, 5), (6,)]
     choices, n = make_choices(names, END), 4096
     legal = [True, True, True, False, True]
-    heat = np.full((n,), temperature, np.float32)
-    result = sampled(PARAMS, choices, np.tile(legal, (n, 1)), heat, np.arange(n, dtype=np.uint32))
+    temperatures = np.full((n,), temperature, np.float32)
+    result = sampled(PARAMS, choices, np.tile(legal, (n, 1)), temperatures, np.arange(n, dtype=np.uint32))
     counts = np.bincount(result.action, minlength=5)
     probs = [np.exp(sum(by_hand(lists(choices), legal, a, temperature))) if legal[a] else 0.0 for a in range(5)]
     assert counts[3] == 0
@@ -175,10 +175,10 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_slot():
     rng = np.random.default_rng(0)
     legal = rng.random((B, 5)) < 0.6
     legal[:, 0] |= ~legal.any(axis=1)
-    heat, seeds = rng.random(B).astype(np.float32), np.arange(B, dtype=np.uint32)
-    result = sampled(PARAMS, choices, legal, heat, seeds)
+    temperatures, seeds = rng.random(B).astype(np.float32), np.arange(B, dtype=np.uint32)
+    result = sampled(PARAMS, choices, legal, temperatures, seeds)
     order = rng.permutation(B)
-    other = sampled(PARAMS, choices, legal[order], heat[order], seeds[order])
+    other = sampled(PARAMS, choices, legal[order], temperatures[order], seeds[order])
     np.testing.assert_array_equal(other.tokens, np.asarray(result.tokens)[order])
     np.testing.assert_allclose(other.logps, np.asarray(result.logps)[order], atol=1e-6)
 
@@ -191,11 +191,11 @@ def test_the_learners_gradient_is_finite_and_right():
     action = np.arange(B) % 5
     legal[np.arange(B), action] = True
     legal[-1] = False  # padding
-    heat = np.full((B,), 0.8, np.float32)
+    temperatures = np.full((B,), 0.8, np.float32)
 
     @quick_jit
     def loss(params):
-        logps, entropy = train_state(params, choices, legal, action, heat)
+        logps, entropy = train_state(params, choices, legal, action, temperatures)
         return jnp.sum(logps * jnp.linspace(-1, 1, B)[:, None]) + 0.3 * jnp.sum(entropy)
 
     gradient = quick_jit(jax.grad(loss.__wrapped__))(PARAMS)

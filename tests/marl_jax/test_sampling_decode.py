@@ -107,10 +107,10 @@ def test_chunked_equals_unchunked(steps):
 
 
 def test_log_probs_equal_the_learners():
-    heat = [1.0, 0.7, 1.6, 0.3]
-    requests = [Sampling(temperature=t, max_new_tokens=20, seed=i) for i, t in enumerate(heat)]
+    temperatures = [1.0, 0.7, 1.6, 0.3]
+    requests = [Sampling(temperature=t, max_new_tokens=20, seed=i) for i, t in enumerate(temperatures)]
     tokens, logps, _ = answers(requests)
-    for mine, theirs in zip(logps, learner_logprobs(PROMPTS, tokens, heat), strict=True):
+    for mine, theirs in zip(logps, learner_logprobs(PROMPTS, tokens, temperatures), strict=True):
         np.testing.assert_allclose(mine[:20], theirs, atol=1e-4)
 
 

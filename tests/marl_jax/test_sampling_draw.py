@@ -43,9 +43,11 @@ def test_evenly_spaced_numbers_hit_each_token_in_proportion(vocab):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_samples_follow_the_distribution(temperature):
     logits, n = random_logits(300, seed=1), 20_000
-    heat = np.full((n,), temperature, np.float32)
+    temperatures = np.full((n,), temperature, np.float32)
     uniform = draw.row_uniform(row_keys(np.arange(n, dtype=np.uint32)), np.full((n,), 7))
-    tokens, logps = categorical(draw.scaled(jnp.broadcast_to(logits, (n, 300)), heat), uniform, np.zeros((n,), bool))
+    tokens, logps = categorical(
+        draw.scaled(jnp.broadcast_to(logits, (n, 300)), temperatures), uniform, np.zeros((n,), bool)
+    )
     counts = np.bincount(np.asarray(tokens), minlength=300)
     assert goodness(counts, softmax(logits / temperature)) > 0.01
     assert goodness(counts, softmax(logits / (temperature * 1.1))) < 1e-6, "the test must see a wrong temperature"

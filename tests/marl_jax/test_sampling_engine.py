@@ -209,10 +209,10 @@ def test_choice_log_probs_equal_the_learners(engine, roles, ids):
     model, params = model_and_params()
     legal = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 1, 1, 1, 0]], bool)
     mine = engine if ids is None else roles
-    heat = np.float32([1.0, 0.5, 2.0])
+    temperatures = np.float32([1.0, 0.5, 2.0])
     for seed in range(5):
         conversation = mine.prefill(PROMPTS, slots=SLOTS, adapter_ids=ids)
-        result, conversation = mine.choose(conversation, CHOICES, legal, temperature=heat, seeds=seed)
+        result, conversation = mine.choose(conversation, CHOICES, legal, temperature=temperatures, seeds=seed)
         assert legal[np.arange(3), result.action].all()
         history = conversation.history
         assert [h[len(p) :] for h, p in zip(history, PROMPTS, strict=True)] == [
@@ -221,7 +221,7 @@ def test_choice_log_probs_equal_the_learners(engine, roles, ids):
         hidden = learner_hidden(history, ids)
         where = np.array([[len(p) - 1 + i for i in range(CHOICES.width)] for p in PROMPTS])
         before = jnp.take_along_axis(hidden[:3], jnp.asarray(where)[..., None], axis=1)
-        logps, _ = LEARNT(model, params, before, CHOICES, legal, result.action, heat)
+        logps, _ = LEARNT(model, params, before, CHOICES, legal, result.action, temperatures)
         np.testing.assert_allclose(result.logps, logps, atol=1e-4)
 
 

@@ -153,7 +153,7 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
 
     def loss_of(params):
         scores = scoring.score(setup.backbone.policy, params, samples)
-        return objective.loss(samples, objective.weigh(samples, algo), scores, algo)
+        return objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo)
 
     loss, metrics = jax.jit(loss_of)(nothing)
     np.testing.assert_allclose([loss, metrics["probability"]], [np.log(4), 0.25], rtol=1e-5)
@@ -174,7 +174,7 @@ def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again()
 
 def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
     setup, optimiser = perfect[0], optimiser_of(perfect[0].config)
-    imitation, prompt, held_out = sft.SFT.examine(setup), setup.backbone.prompt, setup.game.held_out()
+    imitation, prompt, held_out = sft.SFT.heldout_eval(setup), setup.backbone.prompt, setup.game.held_out()
     openings = {prompt.opening_text(held_out.reset_level(i), 0) for i in range(held_out.n_levels)}
     states, _ = at_start(setup, setup.rollout, optimiser, jax.random.key(0))
     params = all_weights(states)

@@ -47,7 +47,7 @@ def policy(lora=None):
 @functools.cache
 def prepare_program(algo, n_policies):
     """Advantages, compiled once for all tests with these settings."""
-    return jax.jit(lambda weights, samples: GRPO.prepare(policy(n_policies), weights, samples, algo)[0])
+    return jax.jit(lambda weights, samples: GRPO.compute_advantages(policy(n_policies), weights, samples, algo)[0])
 
 
 def prepared(samples, n_policies=None, **changes):
@@ -80,7 +80,7 @@ def test_the_loss_reports_the_kl_and_the_extreme_ratios():
     shift = jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)  # one token fell by 25 nats
     scores = Scores(samples.logps + shift, jnp.zeros((16, 5)), jnp.zeros((16, 5)))
     objective = ClippedObjective(critic=False)
-    metrics = jax.jit(lambda s: objective.loss(s, objective.weigh(s, algo), scores, algo)[1])(samples)
+    metrics = jax.jit(lambda s: objective.loss(s, objective.loss_weights_for(s, algo), scores, algo)[1])(samples)
     np.testing.assert_allclose(metrics["log_ratio_min"], -25, rtol=1e-6)
     np.testing.assert_allclose(metrics["log_ratio_max"], 0.5, rtol=1e-5)
     expected = ((np.exp(-25) - 1 + 25) + (np.exp(0.5) - 1 - 0.5)) / 80

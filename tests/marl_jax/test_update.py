@@ -40,7 +40,7 @@ def played(**settings):
 def prepare_program(algo, **settings):
     """Advantages, compiled once for all tests with these settings."""
     policy = played(**settings)[0]
-    return jax.jit(lambda w, s: PPO.prepare(policy, w, s, algo)[0])
+    return jax.jit(lambda w, s: PPO.compute_advantages(policy, w, s, algo)[0])
 
 
 @functools.cache
@@ -52,8 +52,8 @@ def update_program(algo, optimiser, **settings):
 def prepared(algo, samples=None, **settings):
     """The samples of a rollout, or these, with their advantages."""
     _, trained, frozen, own = played(**settings)
-    prepare = prepare_program(FrozenConfigDict(algo), **settings)
-    return prepare({**frozen, **trained}, own if samples is None else samples)
+    compute_advantages = prepare_program(FrozenConfigDict(algo), **settings)
+    return compute_advantages({**frozen, **trained}, own if samples is None else samples)
 
 
 def step(algo, rows=None, optimiser=SGD, program=None, **settings):

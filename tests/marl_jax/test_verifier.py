@@ -129,7 +129,7 @@ def test_the_loss_by_hand():
     algo = tiny_verifier.get_config().algo
     objective = algorithm.CrossEntropy()
     scores = scoring.Scores(logits, logits, logits)
-    loss, metrics = objective.loss(samples, objective.weigh(samples, algo), scores, algo)
+    loss, metrics = objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     each = [-np.log(p[0, 0]), -np.log(1 - p[1, 2:4]).mean(), -np.log(p[2, 2:5]).mean()]
     assert float(loss) == pytest.approx(np.mean(each), rel=1e-5)

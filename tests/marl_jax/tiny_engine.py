@@ -131,9 +131,9 @@ def learner_logprobs(prompts, answers, temperature=1.0, ids=None, dtype=jnp.floa
     rows = [list(p) + list(a) for p, a in zip(prompts, answers, strict=True)]
     hidden = learner_hidden(rows, ids, dtype)
     targets = np.roll(_padded(rows), -1, axis=1)
-    heat = np.ones((len(targets),), np.float32)
-    heat[: len(rows)] = temperature
-    logps = np.asarray(_logprobs(*model_and_params(), hidden, targets, heat))
+    temperatures = np.ones((len(targets),), np.float32)
+    temperatures[: len(rows)] = temperature
+    logps = np.asarray(_logprobs(*model_and_params(), hidden, targets, temperatures))
     return [line[len(p) - 1 : len(p) + len(a) - 1] for line, p, a in zip(logps, prompts, answers, strict=False)]
 
 
