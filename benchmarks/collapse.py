@@ -37,7 +37,7 @@ from marl_jax.agents.answers import free_text
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms.grpo import GRPO
 from marl_jax.learning.learn_step import learn_step
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import TrainState, new_train_state
 from marl_jax.samples import Samples, from_prompts
 from models import lora
@@ -150,7 +150,7 @@ class Learner:
             team=types.SimpleNamespace(own=lambda samples, number: samples),
             max_active_rows=lambda backbone, n, algo: n,
         )
-        self._optimizer = make_optimiser(config.optim, updates, config.algo.epochs * config.algo.minibatches)
+        self._optimizer = make_optimizer(config.optim, updates, config.algo.epochs * config.algo.minibatches)
         bound = FEATURES**-0.5
         adapter = {
             "a": jax.random.uniform(key, (1, 1, FEATURES, RANK), minval=-bound, maxval=bound),

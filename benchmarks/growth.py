@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults
 from marl_jax import setup as setups
 from marl_jax.dryrun import programs
-from marl_jax.learning.learn_step import all_weights, optimiser_of
+from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.learning.update import new_train_state
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.web.charts import HEIGHT, WIDTH, Series, chart
@@ -113,7 +113,7 @@ class Ready:
     case: Case
     setup: setups.Setup
     rollout: GameRollout
-    optimiser: object
+    optimizer: object
     state: programs.AbstractState
     play: jax.stages.Compiled
     learn: jax.stages.Compiled
@@ -126,13 +126,13 @@ def compiled(case: Case) -> Ready:
     if case.longer > 1:
         settings = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
         rollout = Longer(**settings, longer=case.longer)
-    optimiser = optimiser_of(setup.config)
-    state = programs.abstract_state(setup, rollout, optimiser)
+    optimizer = optimizer_for(setup.config)
+    state = programs.abstract_state(setup, rollout, optimizer)
     traced = programs.trace_play(setup, rollout, state)
     play = programs.compiled(setup, traced)
     samples = programs.results_of(traced, play)[0]
-    learn = programs.compiled(setup, programs.trace_learn(setup, optimiser, state, samples))
-    return Ready(case, setup, rollout, optimiser, state, play, learn)
+    learn = programs.compiled(setup, programs.trace_learn(setup, optimizer, state, samples))
+    return Ready(case, setup, rollout, optimizer, state, play, learn)
 
 
 def measure(ready: Ready, repeats: int) -> dict:
@@ -141,7 +141,7 @@ def measure(ready: Ready, repeats: int) -> dict:
     key = jax.random.key(0)
     backbones = ready.setup.backbones
     train_states = {
-        backbone.name: new_train_state(*backbone.weights_at_start(), ready.optimiser) for backbone in backbones
+        backbone.name: new_train_state(*backbone.weights_at_start(), ready.optimizer) for backbone in backbones
     }
     train_states = place(train_states, ready.state.train_states)
     state = place(jax.jit(ready.rollout.init)(key, all_weights(train_states)), ready.state.rollout)

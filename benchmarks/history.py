@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from benchmarks.sampler import report
 from experiments import hanabi_selfplay
 from marl_jax import setup as setups
-from marl_jax.learning.learn_step import all_weights, optimiser_of
+from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.setup.train_programs import at_start, programs
 from models import registry, tokenizers
 
@@ -52,11 +52,11 @@ def measure(args, context: str, text: str) -> dict:
 
     config = make_config(args, context, text)
     setup = setups.make(config, jax.devices()[:1], find)
-    rollout, optimiser = setup.rollout, optimiser_of(config)
+    rollout, optimizer = setup.rollout, optimizer_for(config)
     key, laps = jax.random.key(0), []
     with jax.set_mesh(setup.mesh):
-        states, rollout_state = at_start(setup, rollout, optimiser, key)
-        roll, learn, _ = programs(setup, rollout, optimiser, states, rollout_state)
+        states, rollout_state = at_start(setup, rollout, optimizer, key)
+        roll, learn, _ = programs(setup, rollout, optimizer, states, rollout_state)
         began = time.perf_counter()
         for step in range(args.repeats + 2):
             step_key = jax.random.fold_in(key, step)

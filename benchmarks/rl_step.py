@@ -30,7 +30,7 @@ from configs import algorithms, defaults
 from marl_jax.agents import answering
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices.aot import compiler_options
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
 
@@ -72,14 +72,14 @@ def main():
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     share = args.group if args.share is None else args.share
     policy = make_policy(args.model, args.new, dtype, remat=args.remat)
-    algo, optim = algorithms.at_grpo(args.group), defaults.optimiser()
+    algo, optim = algorithms.at_grpo(args.group), defaults.optimizer()
     algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps))
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
-    optimiser = make_optimiser(optim, 1, 1)
+    optimizer = make_optimizer(optim, 1, 1)
     cfg, n = policy.model.cfg, args.completions
 
     algorithm = ALGORITHMS.get(algo.name)
-    update = make_update(policy, optimiser, algorithm.objective, algo)
+    update = make_update(policy, optimizer, algorithm.objective, algo)
 
     def learn(train_state, samples, key):
         samples, found = algorithm.compute_advantages(policy, train_state.weights, samples, algo)
@@ -89,7 +89,7 @@ def main():
     options = compiler_options()
     play = jax.jit(lambda *given: rollout(policy, args.group, share, *given), compiler_options=options)
     learn = jax.jit(learn, donate_argnums=(0,), compiler_options=options)
-    start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimiser))
+    start = jax.jit(lambda key: new_train_state(*policy.init(policy.model.init(key), key), optimizer))
     train_state = start(jax.random.key(0))
     prompts = jax.random.randint(jax.random.key(0), (n // args.group, args.prompt), 0, cfg.vocab_size)
 

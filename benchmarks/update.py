@@ -38,7 +38,7 @@ from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices.aot import compiler_options
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import TrainState, make_update, new_train_state
 from marl_jax.samples import Samples, from_prompts, row_length
 from models import lora, registry
@@ -66,18 +66,18 @@ class Case:
         """A train state with random weights, to be jitted or evaluated in shapes only."""
         key = jax.random.key(0)
         weights = self.policy.init(self.policy.model.init(key, self.param_dtype), key)
-        return new_train_state(*weights, self.optimiser())
+        return new_train_state(*weights, self.optimizer())
 
-    def optimiser(self):
-        optim = defaults.optimiser()
+    def optimizer(self):
+        optim = defaults.optimizer()
         optim.update(dict(lr=1e-6, schedule="constant", warmup=0, adam_state_dtype=self.moments))
-        return make_optimiser(optim, 1, 1)
+        return make_optimizer(optim, 1, 1)
 
     def compile(self) -> None:
         """Compiles the update from shapes alone."""
         algo = algorithms.grpo()
         algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
-        update = make_update(self.policy, self.optimiser(), ALGORITHMS.get("grpo").objective, algo)
+        update = make_update(self.policy, self.optimizer(), ALGORITHMS.get("grpo").objective, algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler_options())
         start = time.perf_counter()
         shapes = jax.eval_shape(self.make_train_state)

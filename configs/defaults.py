@@ -36,6 +36,6 @@ def policy(**changes) -> ConfigDict:
     return config
 
 
-def optimiser(**changes) -> ConfigDict:
+def optimizer(**changes) -> ConfigDict:
     """AdamW with a schedule, for `config.optim`."""
     return run_fields.group("optim", **changes)

@@ -16,7 +16,7 @@ def automatic() -> ConfigDict:
 
 
 def sharded() -> ConfigDict:
-    """Parameters and optimiser state in one part per device (FSDP); the batch is split the same way."""
+    """Parameters and optimizer state in one part per device (FSDP); the batch is split the same way."""
     return run_fields.group("mesh", data=1, fsdp=-1)
 
 

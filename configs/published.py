@@ -54,7 +54,7 @@ UNGUARDED = dict(guard="off")
 """Settings that switch off this project's check of every update."""
 
 MAPORL_OPTIM = dict(lr=1e-5, b1=0.9, b2=0.95)
-"""The optimiser of MAPoRL, AdamW under LoRA: `config.optim.update(published.MAPORL_OPTIM)`."""
+"""The optimizer of MAPoRL, AdamW under LoRA: `config.optim.update(published.MAPORL_OPTIM)`."""
 
 
 def maporl(turns: int = 3, released: bool = False, **changes) -> ConfigDict:

@@ -86,7 +86,7 @@ def train(steps: int, lr: float):
     """The shape of the model, and its weights after so many steps."""
     cfg = dataclasses.replace(registry.get("tiny").config, **model_configs.tiny().shape.to_dict())
     model = build(cfg)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_onecycle_schedule(steps, lr)))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_onecycle_schedule(steps, lr)))
 
     def loss(params, ids, answers):
         hidden, _ = model.forward(params, ids[:, :-1], dtype=jnp.float32)
@@ -96,11 +96,11 @@ def train(steps: int, lr: float):
     @jax.jit
     def update(params, state, ids, answers):
         found, gradients = jax.value_and_grad(loss)(params, ids, answers)
-        changes, state = optimiser.update(gradients, state, params)
+        changes, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, changes), state, found
 
     params = model.init(jax.random.key(0))
-    state = optimiser.init(params)
+    state = optimizer.init(params)
     for step, (ids, answers) in enumerate(batches(steps)):
         params, state, found = update(params, state, ids, answers)
         if step % 25 == 0 or step == steps - 1:

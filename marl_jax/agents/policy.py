@@ -188,7 +188,7 @@ class Policy:
         return ready
 
     def cast_for_compute(self, trained: dict) -> dict:
-        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one optimiser step.
+        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one optimizer step.
 
         Norms and the critic's head are used in float32. Embedding, head and biases keep their dtype because the
         gradients of many pieces of a batch are added up in it.

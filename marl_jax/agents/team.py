@@ -3,7 +3,7 @@
     L1  all seats have one policy                              one backbone, one set of weights
     L2  a policy for each role, LoRA adapters on one base      one backbone, a row picks its adapter in the forward pass
     L3  policies with models of their own, of any shape and    a backbone each, with its own tokenizer, prompts,
-        tokenizer, or copies of one model trained apart        weights, optimiser and samples
+        tokenizer, or copies of one model trained apart        weights, optimizer and samples
 
 Weights are a dict by the names of the backbones. With one backbone `Team` only passes on what it is asked. With
 several, each seat reads and writes in the tokens of its own model, in rows as long as the longest needs; for learning,
@@ -133,7 +133,7 @@ class Backbone:
         )
 
     def _sorted(self, trained: dict, frozen: dict) -> tuple[dict, dict]:
-        """Where no policy learns, everything is only read: no optimiser, no critic, nothing in checkpoints."""
+        """Where no policy learns, everything is only read: no optimizer, no critic, nothing in checkpoints."""
         return (trained, frozen) if any(self.learns) else ({}, self.policy.acting_params({**frozen, **trained}))
 
 

@@ -17,7 +17,7 @@ from marl_jax import setup as setups
 from marl_jax.dryrun import collectives, programs
 from marl_jax.dryrun.cost_model import matrix_flops
 from marl_jax.dryrun.programs import Traced
-from marl_jax.learning.learn_step import optimiser_of
+from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.samples import Samples
 from marl_jax.setup import Setup
 from models import cache as kv
@@ -91,13 +91,13 @@ def forecast(
     half  is told what is known once the rollout is compiled: compilers of large models take minutes
     """
     setup = setups.make(config, devices, find)
-    rollout, optimiser = setup.rollout, optimiser_of(config)
-    state = programs.abstract_state(setup, rollout, optimiser)
+    rollout, optimizer = setup.rollout, optimizer_for(config)
+    state = programs.abstract_state(setup, rollout, optimizer)
     found, refused = {}, {}
 
     play = programs.trace_play(setup, rollout, state)
     counted = Counted.of(setup, play.traced.out_info[0])
-    beside = held(state.of_each("optimiser"))
+    beside = held(state.of_each("optimizer"))
     done, seconds = _compile(setup, "play", play, beside, refused)
     if done is not None:
         found["play"] = _program(setup, play, done, beside, counted.cache, counted.play_flops, seconds)
@@ -108,7 +108,7 @@ def forecast(
     known = Forecast(config.rollout.games, len(devices), dict(setup.mesh.shape), counted, found, refused)
     half(known)
 
-    learn = programs.trace_learn(setup, optimiser, state, samples)
+    learn = programs.trace_learn(setup, optimizer, state, samples)
     beside = held(state.rollout)
     done, seconds = _compile(setup, "learn", learn, beside, refused)
     if done is not None:

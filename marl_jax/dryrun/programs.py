@@ -81,14 +81,14 @@ class AbstractState:
         return {name: getattr(train_state, field) for name, train_state in self.train_states.items()}
 
 
-def abstract_state(setup: Setup, rollout, optimiser) -> AbstractState:
+def abstract_state(setup: Setup, rollout, optimizer) -> AbstractState:
     """Shapes, dtypes and places of everything that `train.py` starts with."""
     everywhere = NamedSharding(setup.mesh, PartitionSpec())
     key = jax.eval_shape(lambda: jax.random.key(0))
     train_states = {}
     for backbone in setup.backbones:
         trained, frozen = backbone.abstract()
-        state = jax.eval_shape(optimiser.init, trained)
+        state = jax.eval_shape(optimizer.init, trained)
         state = placed(state, placement.like_parameters(setup.mesh, state, trained))
         skipped = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
         averages = jax.eval_shape(averages_of(setup, backbone), trained)
@@ -144,12 +144,12 @@ def trace_play(setup: Setup, rollout, state: AbstractState) -> Traced:
     return Traced(traced, dict(**given, rollout=state.rollout))
 
 
-def trace_learn(setup: Setup, optimiser, state: AbstractState, samples: Any) -> Traced:
+def trace_learn(setup: Setup, optimizer, state: AbstractState, samples: Any) -> Traced:
     """The update of `train.py` on the samples of a rollout."""
-    learn = jax.jit(functools.partial(learn_step, setup, optimiser), donate_argnums=(0,))
+    learn = jax.jit(functools.partial(learn_step, setup, optimizer), donate_argnums=(0,))
     with _mesh(setup):
         traced = learn.trace(state.train_states, samples, state.key)
-    given = dict(parameters="trained", optimiser="optimiser", frozen="frozen", averages="averages")
+    given = dict(parameters="trained", optimizer="optimizer", frozen="frozen", averages="averages")
     return Traced(traced, {**{kind: state.of_each(field) for kind, field in given.items()}, "samples": samples})
 
 

@@ -129,7 +129,7 @@ def count(number: float) -> str:
 def markdown(results: list[dict[str, Any]]) -> str:
     """Rows for a table: what each case needs on a chip, by kind, in GiB."""
     head = (
-        "case", "topology, mesh", "games", "parameters", "optimiser", "frozen", "rollout: temporaries (cache)",
+        "case", "topology, mesh", "games", "parameters", "optimizer", "frozen", "rollout: temporaries (cache)",
         "update: temporaries", "most at once", "of", "fits", "largest games",
     )  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
@@ -141,7 +141,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
         mesh = ", ".join(f"{axis} {ways}" for axis, ways in r["mesh"].items() if ways > 1)
         cells = [
             f"{_case(r)}, {lora}", f"{r['topology']}: {mesh}", r["games"],
-            given("parameters"), given("optimiser"), given("frozen"),
+            given("parameters"), given("optimizer"), given("frozen"),
             f"{_temporaries(r, 'play')} ({gib(play['cache'])})" if play else _temporaries(r, "play"),
             _temporaries(r, "learn"),
             gib(r["needs"]), gib(r["limit"]), {True: "yes", False: "no", None: "–"}[r["fits"]],

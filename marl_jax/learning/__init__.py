@@ -1,1 +1,1 @@
-"""From samples to better weights: advantages, losses, what is read, the optimiser."""
+"""From samples to better weights: advantages, losses, what is read, the optimizer."""

@@ -14,14 +14,14 @@ from ml_collections import ConfigDict
 from marl_jax.agents.team import Backbone
 from marl_jax.learning import averages, stability
 from marl_jax.learning.advantages import handle_overlong
-from marl_jax.learning.optimizer import learning_rate, make_optimiser
+from marl_jax.learning.optimizer import learning_rate, make_optimizer
 from marl_jax.learning.update import TrainState, make_update, update_active_rows
 from marl_jax.samples import Samples
 
 
-def optimiser_of(config: ConfigDict):
-    """The optimiser of a run."""
-    return make_optimiser(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
+def optimizer_for(config: ConfigDict):
+    """The optimizer of a run."""
+    return make_optimizer(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
 
 
 def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
@@ -31,7 +31,7 @@ def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
 
 
 def learn_step(
-    setup: Any, optimiser, states: dict[str, TrainState], samples: Samples, key: jax.Array,
+    setup: Any, optimizer, states: dict[str, TrainState], samples: Samples, key: jax.Array,
     step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, factor: int = 1,
 ):  # fmt: skip
     """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
@@ -55,7 +55,7 @@ def learn_step(
             guard = stability.UpdateGuard.before(policy, before, sampled, prepared, algo)
         signal = stability.signal(policy, sampled, prepared)
         scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
-        update = make_update(policy, optimiser, algorithm.objective, algo)
+        update = make_update(policy, optimizer, algorithm.objective, algo)
         if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
             update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
         most = setup.max_active_rows(backbone, prepared.n, algo)
@@ -65,7 +65,7 @@ def learn_step(
             with jax.named_scope("guard"):
                 state, checked = guard.check(before, state)
             updated |= checked
-        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimiser)
+        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimizer)
         updated |= {} if rate is None else {"learning_rate": rate * scale}
         updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
         followed = averages.ema_update(policy, state.averages, state.trained, prepared, algo)
@@ -94,7 +94,7 @@ def merge_metrics(found: dict[str, dict]) -> dict:
     if len(found) == 1:
         return next(iter(found.values()))
     metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
-    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimiser_steps"), jnp.sum)
+    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimizer_steps"), jnp.sum)
     over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
     shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
     for metric in shared:

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW with a schedule, clipping by the global norm, and a learning rate of its own for the critic."""
+"""The optimizer: AdamW with a schedule, clipping by the global norm, and a learning rate of its own for the critic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(optim.lr / start, optim.lr, max(start - 1, 1)), after], [start])
 
 
-def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> optax.GradientTransformation:
+def make_optimizer(optim: ConfigDict, steps: int, updates_per_step: int) -> optax.GradientTransformation:
     """AdamW with clipping by the global norm; the critic may have its own learning rate."""
     optim = _by_updates(optim, updates_per_step)
     ratio = optim.critic_lr / optim.lr if optim.critic_lr else 1.0
@@ -45,10 +45,10 @@ def make_optimiser(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
 
 
 def learning_rate(optim: ConfigDict, steps: int, updates_per_step: int, state: Any) -> jax.Array | None:
-    """Return the scheduled rate of the next optimiser step; None for an optimiser without a schedule.
+    """Return the scheduled rate of the next optimizer step; None for an optimizer without a schedule.
 
     Args:
-      state: the optimiser's state, whose count says how far the schedule has advanced.
+      state: the optimizer's state, whose count says how far the schedule has advanced.
     """
     is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
     found = [x for x in jax.tree.leaves(state, is_leaf=is_schedule) if is_schedule(x)]

@@ -154,7 +154,7 @@ class UpdateGuard:
         state = dataclasses.replace(
             new,
             trained=where_policies(accepted, new.trained, old.trained),
-            optimiser=where_policies(accepted, new.optimiser, old.optimiser),
+            optimizer=where_policies(accepted, new.optimizer, old.optimizer),
             lr_factor=factor,
         )
         return state, {"completion_drop": drop, "rejected": (~accepted).astype(jnp.float32)}

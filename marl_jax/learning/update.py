@@ -1,6 +1,6 @@
 """The update: epochs over minibatches in one XLA program, with the train state donated. It knows no algorithm by name.
 
-A minibatch may be cut into parts whose gradients are added before the optimiser moves. Rows that do not contribute to
+A minibatch may be cut into parts whose gradients are added before the optimizer moves. Rows that do not contribute to
 the loss (bots, groups whose answers were all paid alike) are gathered in the last parts, and a part of nothing else is
 not read. A policy without an answer in a minibatch is not changed by it: neither its parameters nor its moments, which
 would go on moving it. An update whose loss or gradient is not finite changes nothing and is counted.
@@ -63,7 +63,7 @@ class TrainState:
 
     trained    weights that learn: {"model" or "adapters", "critic"}
     frozen     weights that are only read: {"model"} under LoRA, {"reference"} with a KL
-    optimiser  the optimiser's state
+    optimizer  the optimizer's state
     skipped    int32 [], updates skipped in a row because something was not finite
     averages   what follows without a gradient: {"magnet", "baseline"}, see `averages.py`
     lr_factor  float32 [n], factor on the learning rate of each policy, which the guard lowers; see `stability.py`
@@ -71,7 +71,7 @@ class TrainState:
 
     trained: dict
     frozen: dict
-    optimiser: Any
+    optimizer: Any
     skipped: jax.Array
     averages: dict = dataclasses.field(default_factory=dict)
     lr_factor: jax.Array | None = None
@@ -85,7 +85,7 @@ class TrainState:
 def new_train_state(
     trained: dict,
     frozen: dict,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
     averages: Callable[[dict], dict] = lambda trained: {},
 ) -> TrainState:
@@ -95,7 +95,7 @@ def new_train_state(
     """
 
     def begin(trained):
-        return optimiser.init(trained), jnp.zeros((), jnp.int32), averages(trained), jnp.ones(n_policies(trained))
+        return optimizer.init(trained), jnp.zeros((), jnp.int32), averages(trained), jnp.ones(n_policies(trained))
 
     if mesh is None:
         return TrainState(trained, frozen, *begin(trained))
@@ -110,12 +110,12 @@ def n_policies(trained: dict) -> int:
 
 
 def make_update(
-    policy: Policy, optimiser: optax.GradientTransformation, objective: Objective, algo: ConfigDict
+    policy: Policy, optimizer: optax.GradientTransformation, objective: Objective, algo: ConfigDict
 ) -> Callable:
     """Build `update(train_state, samples, key, lr_scale) -> (train_state, metrics)`.
 
     The samples have their advantages already. `lr_scale`, float32 [n] with one entry per policy, multiplies the step
-    of the optimiser; None leaves it as it is.
+    of the optimizer; None leaves it as it is.
     """
 
     def update(
@@ -127,7 +127,7 @@ def make_update(
             picked = take(samples, picked)
             grads, metrics = summed_gradients(policy, objective, algo, state, picked)
             learns = learning(policy, picked)
-            state, metrics = apply_gradients(policy, optimiser, state, grads, metrics, learns, lr_scale)
+            state, metrics = apply_gradients(policy, optimizer, state, grads, metrics, learns, lr_scale)
             metrics |= objective.minibatch_metrics(picked, len(learns))
             return state, {**metrics, "active": jnp.any(picked.active())}
 
@@ -149,7 +149,7 @@ def make_update(
             "skipped": jnp.sum(skipped),
             "skipped_in_a_row": state.skipped,
             "answers_trained": jnp.sum(samples.loss_weights > 0),
-            "optimiser_steps": jnp.sum(active & (skipped == 0)),
+            "optimizer_steps": jnp.sum(active & (skipped == 0)),
         }
         return state, metrics | objective.summary(samples, algo)
 
@@ -262,36 +262,36 @@ def learning(policy: Policy, samples: Samples) -> jax.Array:
     return jnp.any(mine & samples.active()[:, None], axis=0)
 
 
-@jax.named_scope("optimiser")
+@jax.named_scope("optimizer")
 def apply_gradients(
     policy: Policy,
-    optimiser,
+    optimizer,
     state: TrainState,
     grads: dict,
     metrics: dict,
     learns: jax.Array,
     lr_scale: jax.Array | None = None,
 ) -> tuple[TrainState, dict]:
-    """Take one optimiser step and return the new train state and metrics.
+    """Take one optimizer step and return the new train state and metrics.
 
     A loss or gradient that is not finite changes nothing.
 
     Args:
       learns: bool [n], the policies with a completion in the minibatch. The others keep their parameters and moments.
-        The optimiser's counts, which the learning-rate schedule reads, always advance.
+        The optimizer's counts, which the learning-rate schedule reads, always advance.
       lr_scale: float32 [n], factor on the step of each policy. It is applied after Adam, which would undo a factor
         on the gradients.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-    updates, moments = optimiser.update(grads, state.optimiser, state.trained)
+    updates, moments = optimizer.update(grads, state.optimizer, state.trained)
     if lr_scale is not None:
         updates = map_policies(lambda scale, x: x * scale.astype(x.dtype), lr_scale, updates)
     trained = optax.apply_updates(state.trained, policy.mask_frozen_adapters(updates))
     state = dataclasses.replace(
         state,
         trained=where_policies(finite & learns, trained, state.trained),
-        optimiser=where_policies(finite & learns, moments, state.optimiser, counts=finite),
+        optimizer=where_policies(finite & learns, moments, state.optimizer, counts=finite),
         skipped=jnp.where(finite, 0, state.skipped + 1),
     )
     return state, {**metrics, "grad_norm": norm, "skipped": (~finite).astype(jnp.int32)}
@@ -315,8 +315,8 @@ def where_policies(chosen: jax.Array, new: Any, old: Any, counts: jax.Array | No
 
     Args:
       chosen: bool [n]. Weights that all policies share are new if any policy is chosen.
-      new, old: trees of trained weights, or optimiser states over them.
-      counts: bool [], the same choice for the counts of an optimiser; by default whether any policy is chosen.
+      new, old: trees of trained weights, or optimizer states over them.
+      counts: bool [], the same choice for the counts of an optimizer; by default whether any policy is chosen.
     """
 
     def one(path, new, old):

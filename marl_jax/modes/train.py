@@ -21,7 +21,7 @@ from marl_jax.devices.aot import AotCompiler, Recompiles
 from marl_jax.devices.resharding import SamplerParams
 from marl_jax.errors import RunError
 from marl_jax.evaluation import records
-from marl_jax.learning.learn_step import all_weights, optimiser_of
+from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.modes import evaluate, report
 from marl_jax.running import processes
 from marl_jax.running.checkpoint import Checkpoints
@@ -94,10 +94,10 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
 
     # ---------------------------------------------------------------------- what is trained, and where it stands
     key = jax.random.key(config.seed)
-    rollout, optimiser = setup.rollout, optimiser_of(config)
+    rollout, optimizer = setup.rollout, optimizer_for(config)
     train_mesh, sample_mesh = (functools.partial(jax.set_mesh, mesh) for mesh in (setup.mesh, setup.sample_mesh))
     with train_mesh():
-        states, rollout_state = at_start(setup, rollout, optimiser, key)
+        states, rollout_state = at_start(setup, rollout, optimizer, key)
 
     c = config.checkpoint
     best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, the best is that of training success
@@ -127,7 +127,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         log.info("new run in %s", workdir)
 
     # ------------------------------------------------------------------------------------------------- programs
-    roll, learn, after_update = programs(setup, rollout, optimiser, states, rollout_state)
+    roll, learn, after_update = programs(setup, rollout, optimizer, states, rollout_state)
     if restored is not None:
         learn.factor = restored.meta.get("update_factor", 1)
     sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), AotCompiler()

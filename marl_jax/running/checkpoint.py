@@ -184,7 +184,7 @@ class Checkpoints:
         like: the state to fill, of arrays or `jax.ShapeDtypeStruct` with the shardings wanted now; None restores as
             NumPy arrays in plain dictionaries.
         run: what must agree with the entry "run" of the meta; a difference raises `CheckpointError` with the fields.
-        partial: `like` has only some of the entries (the parameters without the optimiser).
+        partial: `like` has only some of the entries (the parameters without the optimizer).
         """
         self._settle()
         damaged: list[int] = []

@@ -135,8 +135,8 @@ class Monitor:
         """
         state = self.state
         state.updates += 1
-        tried = metrics["optimiser_steps"] > 0 or metrics["skipped"] > 0
-        lost = tried and (metrics["optimiser_steps"] == 0 or metrics.get("rejected", 0.0) >= 1)
+        tried = metrics["optimizer_steps"] > 0 or metrics["skipped"] > 0
+        lost = tried and (metrics["optimizer_steps"] == 0 or metrics.get("rejected", 0.0) >= 1)
         state.unchanged += int(lost)
         state.skipped = state.skipped + 1 if lost else 0 if tried else state.skipped
         informative = metrics.get("informative_share", 1.0) > 0

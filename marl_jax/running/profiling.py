@@ -1,7 +1,7 @@
 """Where the time goes: seconds of each phase of a step, and a trace for TensorBoard and Perfetto.
 
 In a trace (`--profile`, in the folder `profile` of a run) the phases of the loop are named on the host's lines, and the
-parts of the programs in the names of their operations: prompt, answer, rules; advantages, forward_backward, optimiser.
+parts of the programs in the names of their operations: prompt, answer, rules; advantages, forward_backward, optimizer.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ CHECKPOINT = {
 
 MESH = {
     "data": Field(-1, _WAYS, "copies of the model, each with its part of the batch"),
-    "fsdp": Field(1, _WAYS, "parts of the parameters and the optimiser state; the batch is split the same way"),
+    "fsdp": Field(1, _WAYS, "parts of the parameters and the optimizer state; the batch is split the same way"),
     "tensor": Field(1, _WAYS, "parts of heads and feed-forward, over neighbouring devices"),
     "sampling": Field(
         "same",

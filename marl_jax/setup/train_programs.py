@@ -21,10 +21,10 @@ from marl_jax.setup import Setup
 from marl_jax.setup.warm_start import MissingWeights
 
 
-def at_start(setup: Setup, rollout, optimiser, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
+def at_start(setup: Setup, rollout, optimizer, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
     """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
     states = {
-        b.name: new_train_state(*_initial_weights(b), optimiser, setup.mesh, averages_of(setup, b))
+        b.name: new_train_state(*_initial_weights(b), optimizer, setup.mesh, averages_of(setup, b))
         for b in setup.backbones
     }
     weights = all_weights(states)
@@ -56,14 +56,14 @@ def _check_starts(backbones: tuple[Backbone, ...]) -> None:
             backbone.source.refuse(backbone)
 
 
-def programs(setup: Setup, rollout, optimiser, states: dict[str, TrainState], rollout_state: Any):
+def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], rollout_state: Any):
     """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
     everywhere = placement.replicated(setup.mesh)
     kept_states = placement.shardings_of(states)
 
     def make_learn(factor: int) -> Program:
         return Program(
-            functools.partial(learn_step, setup, optimiser, factor=factor),
+            functools.partial(learn_step, setup, optimizer, factor=factor),
             "the update",
             donate_argnums=(0,),
             out_shardings=(kept_states, everywhere),
@@ -137,7 +137,7 @@ def arrays(rollout, rollout_state: Any) -> Any:
 def saved(states: dict[str, TrainState], rollout_state: Any) -> dict:
     """What a checkpoint holds; weights that are only read come from where they came from at first."""
     learning = {name: state for name, state in states.items() if state.trained}
-    fields = ("trained", "optimiser", "skipped", "averages", "lr_factor")
+    fields = ("trained", "optimizer", "skipped", "averages", "lr_factor")
     state = {field: {name: getattr(one, field) for name, one in learning.items()} for field in fields}
     if not any(state["averages"].values()):
         del state["averages"]

@@ -42,7 +42,7 @@ def changed(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def damaged_normaliser(at, text):
+def damaged_normalizer(at, text):
     """A tokenizer.model whose compiled normaliser has other bytes somewhere."""
 
     def change(folder):
@@ -67,8 +67,8 @@ def damaged_normaliser(at, text):
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "accepted: ids of"),
         (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648 among 2 tokens"),
-        (damaged_normaliser(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
-        (damaged_normaliser(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
+        (damaged_normalizer(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
+        (damaged_normalizer(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
     ],
 )
 def test_a_bad_tokenizer_folder_is_a_line_for_the_user(tmp_path, change, words):

@@ -75,7 +75,7 @@ def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin
         checkpoints = Checkpoints(tmp_path / name, read_only=True)
         states[name] = checkpoints.restore().state
         checkpoints.close()
-    assert set(states["added"]) == {"trained", "optimiser", "skipped", "lr_factor", "rollout"}
+    assert set(states["added"]) == {"trained", "optimizer", "skipped", "lr_factor", "rollout"}
     jax.tree.map(np.testing.assert_array_equal, states["original"], states["added"])
     ours, theirs = (read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("added", "original"))
     assert ours[0]["answers_trained"] == theirs[0]["answers_trained"] > 0

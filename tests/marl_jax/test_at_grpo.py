@@ -17,7 +17,7 @@ from marl_jax.agents import scoring
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.seating import Seating
 from marl_jax.algorithms import at_grpo
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import make_update, new_train_state
 from marl_jax.rollouts.games import row_keys
 from marl_jax.rollouts.tree import TreeRollout
@@ -392,14 +392,14 @@ def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
 def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():
     policy, trained, frozen, samples = with_model(lora=2, long_names=True)
     policy = dataclasses.replace(policy, lora=dataclasses.replace(policy.lora, learns=(False, True)))
-    optim = defaults.optimiser()
+    optim = defaults.optimizer()
     optim.update(dict(lr=0.1, weight_decay=0.1, warmup=0))  # decay would move it without any gradient
-    optimiser = make_optimiser(optim, 2, 1)
+    optimizer = make_optimizer(optim, 2, 1)
     algo = tiny_puzzle.algo(filter_zero_std_groups=False)
     weights = jnp.broadcast_to((samples.policy == 1)[:, None] * 1.0, samples.loss_weights.shape)
     rows, _ = at_grpo.compute_advantages(policy, {}, samples.replace(loss_weights=weights), algo)
-    train_state = new_train_state(trained, frozen, optimiser)
-    update = make_update(policy, optimiser, at_grpo.AT_GRPO.objective, algo)
+    train_state = new_train_state(trained, frozen, optimizer)
+    update = make_update(policy, optimizer, at_grpo.AT_GRPO.objective, algo)
     learnt, _ = jax.jit(update)(train_state, rows, jax.random.key(0))
     for name, old in trained["adapters"].items():
         for part in "ab":

@@ -18,7 +18,7 @@ from marl_jax.algorithms.ppo import PPO
 from marl_jax.dryrun import programs
 from marl_jax.errors import ConfigError
 from marl_jax.learning import averages
-from marl_jax.learning.learn_step import algo_at, optimiser_of
+from marl_jax.learning.learn_step import algo_at, optimizer_for
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -216,9 +216,9 @@ def test_averages_resume_as_if_never_interrupted(tmp_path):
 def test_compiling_ahead_knows_the_averages():
     config = magnetic()
     setup = setups.make(config)
-    optimiser, rollout = optimiser_of(config), setup.rollout
+    optimizer, rollout = optimizer_for(config), setup.rollout
     with jax.set_mesh(setup.mesh):
-        states, _ = at_start(setup, rollout, optimiser, jax.random.key(0))
-    described = programs.abstract_state(setup, rollout, optimiser).train_states
+        states, _ = at_start(setup, rollout, optimizer, jax.random.key(0))
+    described = programs.abstract_state(setup, rollout, optimizer).train_states
     shape = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding.spec), tree)  # noqa: E731
     assert shape(states) == shape(described) and states["main"].averages["magnet"]

@@ -24,7 +24,7 @@ def make_state(seed=0):
     params = {"embed": jax.random.normal(jax.random.key(seed), (64, 32)), "norm": jnp.ones(7, jnp.bfloat16)}
     return {
         "params": params,
-        "optimiser": optax.adamw(1e-3).init(params),
+        "optimizer": optax.adamw(1e-3).init(params),
         "key": jax.random.key(seed + 1),
         "step": jnp.int32(seed),
     }

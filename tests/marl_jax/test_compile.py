@@ -42,8 +42,8 @@ def test_bytes_of_every_kind_are_those_of_the_shards(made):
     parameters = 4 * (SPLIT / PARTS + WHOLE)
     play, learn = found.programs["play"], found.programs["learn"]
     assert play.given["parameters"] == learn.given["parameters"] == parameters
-    assert learn.given["optimiser"] == 2 * parameters + 4 + 4  # Adam's moments, its count and that of the schedule
-    assert play.beside == learn.given["optimiser"]  # it stays on the chip while games are played
+    assert learn.given["optimizer"] == 2 * parameters + 4 + 4  # Adam's moments, its count and that of the schedule
+    assert play.beside == learn.given["optimizer"]  # it stays on the chip while games are played
     assert learn.beside == play.given["rollout"]
     assert learn.total == sum(learn.given.values()) + learn.temporaries + learn.outputs + learn.beside
     assert found.needs == max(play.total, learn.total) and not found.refused
@@ -79,7 +79,7 @@ def test_the_text_and_the_file_say_what_was_found(made):
         "tiny_run, ppo, tiny (all weights) on cpu:8",
         "fsdp 8",
         "a note",
-        "optimiser",
+        "optimizer",
         "all-gather",
         "fits: ",
     ):

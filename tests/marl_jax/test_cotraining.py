@@ -15,8 +15,8 @@ from marl_jax import setup as setups
 from marl_jax.agents.policy import LoraSpec
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import update
-from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.modes import train
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.running.checkpoint import Checkpoints
@@ -59,23 +59,23 @@ def adapters():
     samples = samples.replace(completion_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
     algo = algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0)
     # Clipping by the norm of all gradients would let one adapter's answers change the length of another one's step.
-    optimiser = make_optimiser(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
+    optimizer = make_optimizer(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
     key = jax.random.key(0)
     trained, frozen = policy.init(policy.model.init(key), key)
     trained["adapters"] = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), trained["adapters"])
-    state = update.new_train_state(trained, frozen, optimiser)
-    step = quick_jit(update.make_update(policy, optimiser, ALGORITHMS.get("ppo").objective, algo))
+    state = update.new_train_state(trained, frozen, optimizer)
+    step = quick_jit(update.make_update(policy, optimizer, ALGORITHMS.get("ppo").objective, algo))
     return state, jax.tree.map(jnp.asarray, samples), step
 
 
 def of_adapter(tree, number):
-    """The part of an adapter, of parameters or of the optimiser's moments."""
+    """The part of an adapter, of parameters or of the optimizer's moments."""
     return [np.asarray(x)[:, number] for x in jax.tree.leaves(tree["adapters"])]
 
 
 def everything(state, number):
     """Parameters and both moments of an adapter."""
-    adam = next(part for part in state.optimiser if hasattr(part, "mu"))
+    adam = next(part for part in state.optimizer if hasattr(part, "mu"))
     return [of_adapter(tree, number) for tree in (state.trained, adam.mu, adam.nu)]
 
 
@@ -117,13 +117,13 @@ def test_moments_stay_where_an_adapter_does_not_learn(kind):
     rng = np.random.default_rng(0)
     draw = lambda: {"q": {"b": jnp.asarray(rng.normal(size=(2, 2, 3, 4)), jnp.float32)}}  # noqa: E731
     policy = dataclasses.replace(free_policy(), lora=LoraSpec(2, 3, 4.0, ("q",), learns=(True, True)))
-    optimiser = make_optimiser(run_fields.group("optim", adam_state_dtype=kind), 10, 1)
+    optimizer = make_optimizer(run_fields.group("optim", adam_state_dtype=kind), 10, 1)
     trained = {"adapters": draw(), "critic": {"bias": jnp.ones(())}}
-    state = update.new_train_state(trained, {}, optimiser)
+    state = update.new_train_state(trained, {}, optimizer)
 
     def step(state, learns):
         grads = {"adapters": draw(), "critic": {"bias": jnp.ones(())}}
-        return update.apply_gradients(policy, optimiser, state, grads, {"loss": jnp.ones(())}, jnp.asarray(learns))[0]
+        return update.apply_gradients(policy, optimizer, state, grads, {"loss": jnp.ones(())}, jnp.asarray(learns))[0]
 
     first = step(state, [True, True])
     second = step(first, [True, False])
@@ -132,7 +132,7 @@ def test_moments_stay_where_an_adapter_does_not_learn(kind):
     assert equal(everything(second, 1), everything(first, 1)) and not equal(everything(second, 0), everything(first, 0))
     assert second.trained["critic"]["bias"] != first.trained["critic"]["bias"], "the adapters share it"
     assert equal(third.trained, second.trained) and equal(everything(third, 0), everything(second, 0))
-    counts = [next(part for part in s.optimiser if hasattr(part, "mu")).count for s in (first, second, third)]
+    counts = [next(part for part in s.optimizer if hasattr(part, "mu")).count for s in (first, second, third)]
     assert counts == [1, 2, 3], "the schedule of the learning rate is the run's"
 
 
@@ -163,10 +163,10 @@ def mixed(tmp_path_factory):
 
 def start(setup):
     """The train states of a run, and its update."""
-    optimiser = optimiser_of(setup.config)
+    optimizer = optimizer_for(setup.config)
     with jax.set_mesh(setup.mesh):
-        states = {b.name: update.new_train_state(*b.weights_at_start(), optimiser, setup.mesh) for b in setup.backbones}
-    return states, quick_jit(functools.partial(learn_step, setup, optimiser))
+        states = {b.name: update.new_train_state(*b.weights_at_start(), optimizer, setup.mesh) for b in setup.backbones}
+    return states, quick_jit(functools.partial(learn_step, setup, optimizer))
 
 
 def test_models_of_different_tokenizers_exchange_text(mixed):
@@ -208,7 +208,7 @@ def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkey
     assert frozen.learns == tuple(name == "bytes" for name in frozen.team.policies)
     states, _ = start(frozen)
     assert equal(states["pairs"].weights, {"model": load(folder)[1]}) and not states["pairs"].trained
-    assert not [x for x in jax.tree.leaves(states["pairs"].optimiser) if x.ndim], "no moments"
+    assert not [x for x in jax.tree.leaves(states["pairs"].optimizer) if x.ndim], "no moments"
     updated = []
 
     def record(update, state, rows, key, max_rows):
@@ -222,7 +222,7 @@ def test_a_frozen_model_is_given_to_no_update_and_stays_as_it_came(mixed, monkey
                                     jax.random.key(1))  # fmt: skip
     assert len(updated) == 1 and updated[0] is states["bytes"]
     assert after["pairs"] is states["pairs"] and after["bytes"] is not states["bytes"]
-    assert set(saved(after, {})["optimiser"]) == {"bytes"}
+    assert set(saved(after, {})["optimizer"]) == {"bytes"}
 
 
 # ------------------------------------------------------------------------------------------------------ blocks of turns

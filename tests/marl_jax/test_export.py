@@ -24,7 +24,7 @@ def make_run(workdir, rank):
     trained, frozen = made.backbone.weights_at_start()
     trained = jax.tree.map(lambda x: x + jnp.linspace(0, 0.5, x.size).reshape(x.shape).astype(x.dtype), trained)
     checkpoints = Checkpoints(workdir)
-    checkpoints.save(7, {"trained": {"main": trained}, "optimiser": jnp.zeros(3)}, {})
+    checkpoints.save(7, {"trained": {"main": trained}, "optimizer": jnp.zeros(3)}, {})
     checkpoints.close()
     return config, made, trained, frozen
 

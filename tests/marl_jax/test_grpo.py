@@ -15,7 +15,7 @@ from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import update as updates
-from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
+from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
 from marl_jax.samples import from_prompts
 from marl_jax.schema import batches
 from tests.marl_jax import tiny_play, tiny_puzzle
@@ -294,11 +294,11 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
 
 def test_minibatches_and_their_parts_keep_groups_together():
     policy, trained, frozen, rows = candidates(True)
-    optimiser, objective = optax.sgd(0.1), ALGORITHMS.get("at_grpo").objective
+    optimizer, objective = optax.sgd(0.1), ALGORITHMS.get("at_grpo").objective
 
     def learnt(rows, **settings):
-        train_state = updates.new_train_state(trained, frozen, optimiser)
-        update = updates.make_update(policy, optimiser, objective, tiny_puzzle.algo(minibatches=1, **settings))
+        train_state = updates.new_train_state(trained, frozen, optimizer)
+        update = updates.make_update(policy, optimizer, objective, tiny_puzzle.algo(minibatches=1, **settings))
         return jax.jit(update)(train_state, rows, jax.random.key(0))
 
     whole, _ = learnt(separate(rows, policy))
@@ -319,13 +319,13 @@ def test_a_step_of_every_form_fits_together(form):
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        rollout, optimiser = setup.rollout, optimiser_of(config)
-        new = lambda t, f: updates.new_train_state(t, f, optimiser)  # noqa: E731
+        rollout, optimizer = setup.rollout, optimizer_for(config)
+        new = lambda t, f: updates.new_train_state(t, f, optimizer)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
         params = all_weights(train_states)
         state = jax.eval_shape(rollout.init, key, params)
         samples, after, _ = jax.eval_shape(rollout.__call__, params, state, key)
-        learnt, metrics = jax.eval_shape(functools.partial(learn_step, setup, optimiser), train_states, samples, key)
+        learnt, metrics = jax.eval_shape(functools.partial(learn_step, setup, optimizer), train_states, samples, key)
     assert samples.n == batches.rows(config)
     assert samples.n_completions == (config.algo.group_size if config.algo.name == "at_grpo" else 1)
     jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), state, after)

@@ -14,7 +14,7 @@ from marl_jax.devices.resharding import SamplerParams
 from marl_jax.evaluation import games, matches, records
 from marl_jax.evaluation.matches import Match
 from marl_jax.interactive.game_table import PolicySeat
-from marl_jax.learning.learn_step import optimiser_of
+from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.setup.train_programs import at_start, programs
 from tests.marl_jax import tiny_history as tiny
@@ -165,10 +165,10 @@ def sampled(devices: int):
     config.model.shape = dict(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.mesh.update(dict(data=devices, fsdp=1, tensor=1))
     setup = setups.make(config, jax.devices()[:devices])
-    rollout, optimiser, key = setup.rollout, optimiser_of(config), jax.random.key(0)
+    rollout, optimizer, key = setup.rollout, optimizer_for(config), jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        states, state = at_start(setup, rollout, optimiser, key)
-        play, _, _ = programs(setup, rollout, optimiser, states, state)
+        states, state = at_start(setup, rollout, optimizer, key)
+        play, _, _ = programs(setup, rollout, optimizer, states, state)
     with jax.set_mesh(setup.sample_mesh):
         samples, _, metrics = play(SamplerParams(setup.team.sampling_layout, setup.reshards)(states), state, key)
     return jax.device_get((samples, metrics))

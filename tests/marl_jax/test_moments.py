@@ -19,10 +19,10 @@ def gradients(step):
     return {"w": jax.random.normal(key, (4, 64)) * scale + 0.3 * scale, "b": jax.random.normal(key, (8,))}
 
 
-def directions(optimiser, steps=20):
-    state, found = optimiser.init(params()), []
+def directions(optimizer, steps=20):
+    state, found = optimizer.init(params()), []
     for step in range(steps):
-        direction, state = optimiser.update(gradients(step), state)
+        direction, state = optimizer.update(gradients(step), state)
         found.append(direction)
     return jax.tree.map(lambda *x: np.stack(x), *found), state
 

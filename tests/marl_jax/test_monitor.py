@@ -11,7 +11,7 @@ from marl_jax.schema import conditions
 
 
 def metrics(success=0.5, informative=0.5, steps=2, skipped=0, rejected=0.0):
-    found = dict(success=success, informative_share=informative, optimiser_steps=steps, skipped=skipped)
+    found = dict(success=success, informative_share=informative, optimizer_steps=steps, skipped=skipped)
     return found | dict(rejected=rejected, zero_std_groups=1 - informative)
 
 

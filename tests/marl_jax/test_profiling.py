@@ -12,7 +12,7 @@ from marl_jax.running.profiling import Clock, ProfilerTrace
 from tests.marl_jax import tiny_run
 
 PHASES = ("reshard", "rollout", "update", "evaluation")
-PARTS = ("prompt", "answer", "rules", "advantages", "forward_backward", "optimiser")
+PARTS = ("prompt", "answer", "rules", "advantages", "forward_backward", "optimizer")
 
 
 @pytest.fixture(scope="module")

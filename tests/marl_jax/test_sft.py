@@ -15,7 +15,7 @@ from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.algorithms import sft
 from marl_jax.errors import ConfigError, RunError
-from marl_jax.learning.learn_step import all_weights, learn_step, optimiser_of
+from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -161,11 +161,11 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
 
 def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again():
     setup = setups.make(get_config())
-    optimiser = optimiser_of(setup.config)
+    optimizer = optimizer_for(setup.config)
     key = jax.random.key(0)
-    states, state = at_start(setup, setup.rollout, optimiser, key)
+    states, state = at_start(setup, setup.rollout, optimizer, key)
     samples, *_ = jax.jit(setup.rollout.__call__)(all_weights(states), state, key)
-    learn, losses = jax.jit(functools.partial(learn_step, setup, optimiser)), []
+    learn, losses = jax.jit(functools.partial(learn_step, setup, optimizer)), []
     for i in range(60):
         states, metrics = learn(states, samples, jax.random.key(i))
         losses.append(float(metrics["loss"]))
@@ -173,10 +173,10 @@ def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again()
 
 
 def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
-    setup, optimiser = perfect[0], optimiser_of(perfect[0].config)
+    setup, optimizer = perfect[0], optimizer_for(perfect[0].config)
     imitation, prompt, held_out = sft.SFT.heldout_eval(setup), setup.backbone.prompt, setup.game.held_out()
     openings = {prompt.opening_text(held_out.reset_level(i), 0) for i in range(held_out.n_levels)}
-    states, _ = at_start(setup, setup.rollout, optimiser, jax.random.key(0))
+    states, _ = at_start(setup, setup.rollout, optimizer, jax.random.key(0))
     params = all_weights(states)
     answers = jax.device_get(imitation._program(params))
     read = [setup.backbone.tokenizer.decode(np.trim_zeros(row, "b").tolist()) for row in answers.prompts[0]]

@@ -17,7 +17,7 @@ from marl_jax import setup as setups
 from marl_jax.agents.team import Backbone
 from marl_jax.devices import placement
 from marl_jax.devices.resharding import SamplerParams
-from marl_jax.learning.learn_step import optimiser_of
+from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.learning.moments import scale_by_adam
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.train_programs import at_start, programs, resumed, saved
@@ -80,10 +80,10 @@ class Run:
         config.mesh.update(dict(zip(("data", "fsdp", "tensor"), MESHES[mesh], strict=True), sampling=sampling))
         self.setup = setup = setups.make(config, jax.devices()[: int(np.prod(MESHES[mesh]))])
         self.key, self.steps = jax.random.key(0), []
-        rollout, optimiser = setup.rollout, optimiser_of(config)
+        rollout, optimizer = setup.rollout, optimizer_for(config)
         with jax.set_mesh(setup.mesh), mock.patch.object(Backbone, "params", placed_parameters):
-            self.train_states, self.state = at_start(setup, rollout, optimiser, self.key)
-            self.play, self.learn, _ = programs(setup, rollout, optimiser, self.train_states, self.state)
+            self.train_states, self.state = at_start(setup, rollout, optimizer, self.key)
+            self.play, self.learn, _ = programs(setup, rollout, optimizer, self.train_states, self.state)
         self.sampler = SamplerParams(setup.team.sampling_layout, setup.reshards)
 
     def sample(self):
@@ -137,7 +137,7 @@ def assert_close(parameters, others):
 
 def gradients(train_state):
     """The first moments: after one step they are a share of the gradients, and then of those of two steps."""
-    return train_state.optimiser[1].mu
+    return train_state.optimizer[1].mu
 
 
 def assert_in_place(setup, train_states):
@@ -146,9 +146,9 @@ def assert_in_place(setup, train_states):
         train_state, wanted = train_states[backbone.name], backbone.abstract()
         places = (
             placement.shardings_of(wanted),
-            placement.like_parameters(setup.mesh, train_state.optimiser, wanted[0]),
+            placement.like_parameters(setup.mesh, train_state.optimizer, wanted[0]),
         )
-        state = ((train_state.trained, train_state.frozen), train_state.optimiser)
+        state = ((train_state.trained, train_state.frozen), train_state.optimizer)
         for x, place in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
             assert x.sharding.is_equivalent_to(place, x.ndim)
 
@@ -180,7 +180,7 @@ def test_state_lies_where_its_parameters_do_after_updates_too(case):
     made = run(case, "all")
     assert_in_place(made.setup, made.train_states)
     if case == "full":  # adapters are small and mostly whole
-        state = jax.tree.leaves(made.train_states["main"].optimiser)
+        state = jax.tree.leaves(made.train_states["main"].optimizer)
         assert sum(x.addressable_shards[0].data.nbytes for x in state) < 0.5 * sum(x.nbytes for x in state)
 
 

@@ -18,7 +18,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.learning import groups, losses, stability, update
-from marl_jax.learning.optimizer import learning_rate, make_optimiser
+from marl_jax.learning.optimizer import learning_rate, make_optimizer
 from marl_jax.samples import from_prompts
 from tests.marl_jax import tiny_play
 
@@ -101,12 +101,12 @@ def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
 
 def test_the_learning_rate_of_the_next_step():
     optim = algorithms.schema.group("optim", lr=0.1, warmup=2, schedule="linear")
-    optimiser = make_optimiser(optim, 10, 2)
+    optimizer = make_optimizer(optim, 10, 2)
     params, rates = {"model": {"w": jnp.ones((2, 2))}}, []
-    state = optimiser.init(params)
+    state = optimizer.init(params)
     for _ in range(20):
         rates.append(float(learning_rate(optim, 10, 2, state)))
-        _, state = optimiser.update(params, state, params)
+        _, state = optimizer.update(params, state, params)
     np.testing.assert_allclose(rates[:4], [0.025, 0.05, 0.075, 0.1], rtol=1e-5)
     assert rates[4] == pytest.approx(0.1) and rates[-1] == pytest.approx(0.1 / 16, rel=1e-3)
     assert learning_rate(optim, 10, 2, optax.sgd(0.1).init(params)) is None
@@ -141,15 +141,15 @@ def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
     scale = stability.signal_scale(jnp.asarray([8 / 512, 0.5, 1.0, 0.0]), 0.5)
     np.testing.assert_allclose(scale, [0.1768, 1.0, 1.0, 0.0], atol=1e-4)
     np.testing.assert_array_equal(stability.signal_scale(jnp.asarray([0.0, 0.3]), 0.0), 1.0)
-    optimiser = make_optimiser(algorithms.schema.group("optim", warmup=0), 10, 1)
+    optimizer = make_optimizer(algorithms.schema.group("optim", warmup=0), 10, 1)
     p = policy()
     trained, frozen = tiny_play.weights(p)
     grads = jax.tree.map(lambda x: jnp.ones_like(x) * 1e-3, trained)
 
     def largest(scale):
-        state = update.new_train_state(trained, frozen, optimiser)
+        state = update.new_train_state(trained, frozen, optimizer)
         learns, metrics = jnp.ones((1,), bool), {"loss": jnp.ones(())}
-        step = jax.jit(lambda state: update.apply_gradients(p, optimiser, state, grads, metrics, learns, scale)[0])
+        step = jax.jit(lambda state: update.apply_gradients(p, optimizer, state, grads, metrics, learns, scale)[0])
         after = step(state)
         return max(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after.trained, trained)))
 

@@ -188,7 +188,7 @@ def test_rewards_that_are_constant_or_not_finite_change_nothing_and_raise_an_ala
     config.steps, config.algo.filter_zero_std_groups = 4, True
     config.checkpoint.update(dict(every=1, keep=9))
     rows = run(config, tmp_path)
-    assert [row["informative_share"] for row in rows] == [row["optimiser_steps"] for row in rows] == [0.0] * 4
+    assert [row["informative_share"] for row in rows] == [row["optimizer_steps"] for row in rows] == [0.0] * 4
     assert [(row["step"], row["kind"]) for row in read_events(tmp_path)] == [(3, "alarm")]
     assert caplog.text.count("No group of the last 3 updates has different rewards") == 1
     checkpoints = Checkpoints(tmp_path, read_only=True)

@@ -13,7 +13,7 @@ from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.errors import ConfigError
 from marl_jax.learning.learn_step import all_weights, learn_step
-from marl_jax.learning.optimizer import make_optimiser
+from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import new_train_state, update_active_rows
 from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints
@@ -40,15 +40,15 @@ def quick_compilation():
 
 
 def start(config):
-    """(setup, optimiser, train states) of a config."""
+    """(setup, optimizer, train states) of a config."""
     validate.check(config)
     setup = setups.make(config)
-    optimiser = make_optimiser(config.optim, config.steps, 1)
+    optimizer = make_optimizer(config.optim, config.steps, 1)
     with jax.set_mesh(setup.mesh):
         return (
             setup,
-            optimiser,
-            {backbone.name: new_train_state(*backbone.weights_at_start(), optimiser) for backbone in setup.backbones},
+            optimizer,
+            {backbone.name: new_train_state(*backbone.weights_at_start(), optimizer) for backbone in setup.backbones},
         )
 
 
@@ -61,10 +61,10 @@ def sampled(setup, train_states):
 
 @pytest.fixture(scope="module")
 def team(folder):
-    """(setup, optimiser, train states, samples) of one step of AT-GRPO."""
-    setup, optimiser, train_states = start(tiny_team.config(folder))
+    """(setup, optimizer, train states, samples) of one step of AT-GRPO."""
+    setup, optimizer, train_states = start(tiny_team.config(folder))
     samples = sampled(setup, train_states)
-    return setup, optimiser, train_states, jax.device_get(samples)
+    return setup, optimizer, train_states, jax.device_get(samples)
 
 
 def test_models_differ_in_family_shape_and_tokenizer(team):
@@ -108,8 +108,8 @@ def test_what_the_sampler_reports_is_what_each_learner_computes(team):
 
 
 def test_samples_of_one_agent_change_its_own_model_only(team):
-    setup, optimiser, train_states, samples = team
-    learn = quick_jit(functools.partial(learn_step, setup, optimiser))
+    setup, optimizer, train_states, samples = team
+    learn = quick_jit(functools.partial(learn_step, setup, optimizer))
     kept = {}
     for name, keeps in {"both": (1, 1), "planner": (1, 0), "executor": (0, 1)}.items():
         weights = samples.loss_weights * np.asarray(keeps, np.float32)[samples.seat]
@@ -129,7 +129,7 @@ def test_samples_of_one_agent_change_its_own_model_only(team):
 
 def test_rows_of_others_are_left_out_of_the_update(team):
     """Half of the rows are each model's, so an update on that half is the update on all of them."""
-    setup, optimiser, train_states, samples = team
+    setup, optimizer, train_states, samples = team
     n = samples.n
     assert [setup.max_active_rows(backbone, n, setup.config.algo) for backbone in setup.backbones] == [n // 2] * 2
     taken = []
@@ -152,11 +152,11 @@ def test_rows_of_others_are_harmless_behind_long_rules(folder):
     config = tiny_team.config(folder)
     config.env.text = "full"
     config.algo.filter_zero_std_groups = True  # leaves room among the rows to learn from, which others' fill
-    setup, optimiser, train_states = start(config)
+    setup, optimizer, train_states = start(config)
     assert all(backbone.policy.prefix for backbone in setup.backbones)
     samples = sampled(setup, train_states)
     with jax.set_mesh(setup.mesh):
-        learn = quick_jit(functools.partial(learn_step, setup, optimiser))
+        learn = quick_jit(functools.partial(learn_step, setup, optimizer))
         _, metrics = learn(train_states, samples, jax.random.key(2))
     for backbone in setup.backbones:
         assert backbone.row < len(backbone.policy.prefix), "or the test cannot fail"
@@ -249,12 +249,12 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):
-        rollout, optimiser = setup.rollout, make_optimiser(config.optim, config.steps, 1)
-        new = lambda t, f: new_train_state(t, f, optimiser)  # noqa: E731
+        rollout, optimizer = setup.rollout, make_optimizer(config.optim, config.steps, 1)
+        new = lambda t, f: new_train_state(t, f, optimizer)  # noqa: E731
         train_states = {backbone.name: jax.eval_shape(new, *backbone.abstract()) for backbone in setup.backbones}
         params = all_weights(train_states)
         samples, *_ = jax.eval_shape(rollout.__call__, params, jax.eval_shape(rollout.init, key, params), key)
-        learn = functools.partial(learn_step, setup, optimiser)
+        learn = functools.partial(learn_step, setup, optimizer)
         learnt, metrics = jax.eval_shape(learn, train_states, samples, key)
     assert jax.tree.structure(learnt) == jax.tree.structure(train_states)
     assert {"planner/loss", "executor/loss", "loss", "skipped_in_a_row"} <= metrics.keys()
@@ -278,7 +278,7 @@ def test_policies_without_a_model_of_their_own_share_one_or_copy_it(folder):
 
 def test_a_frozen_model_is_only_read(folder, team):
     config = tiny_team.config(folder, executor=dict(frozen=True))
-    setup, optimiser, train_states = start(config)
+    setup, optimizer, train_states = start(config)
     assert [backbone.name for backbone in setup.trained_backbones] == ["planner"]
     assert not train_states["executor"].trained
     weights = all_weights(train_states)
@@ -287,7 +287,7 @@ def test_a_frozen_model_is_only_read(folder, team):
     assert setup.team.with_snapshot(weights, snapshot)["executor"]["model"] is weights["executor"]["model"]
     samples = team[3].replace(loss_weights=team[3].loss_weights * (team[3].seat == 0))
     with jax.set_mesh(setup.mesh):
-        learnt, _ = quick_jit(functools.partial(learn_step, setup, optimiser))(train_states, samples, jax.random.key(0))
+        learnt, _ = quick_jit(functools.partial(learn_step, setup, optimizer))(train_states, samples, jax.random.key(0))
     as_it_came = load(tiny_team.other_folder(folder))[1]
     jax.tree.map(np.testing.assert_array_equal, learnt["executor"].weights, {"model": as_it_came})
     same = jax.tree.map(np.array_equal, learnt["planner"].trained["model"], train_states["planner"].trained["model"])

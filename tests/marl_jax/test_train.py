@@ -253,7 +253,7 @@ def test_a_rollback_continues_from_the_last_good_checkpoint_and_resumes_exactly(
     assert kinds == [(5, "alarm"), (5, "rollback")]
     good, rolled_back = state(tmp_path / "whole", 4)[1], state(tmp_path / "whole", 5)[1]  # one was saved at once
     jax.tree.map(np.testing.assert_array_equal, good["trained"], rolled_back["trained"])
-    jax.tree.map(np.testing.assert_array_equal, good["optimiser"], rolled_back["optimiser"])
+    jax.tree.map(np.testing.assert_array_equal, good["optimizer"], rolled_back["optimizer"])
     expected = state(tmp_path / "whole")
     for kept in (4, 5):  # killed just before the rollback, and just after it
         shutil.copytree(tmp_path / "whole", tmp_path / f"broken_{kept}")

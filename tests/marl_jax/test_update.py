@@ -14,7 +14,7 @@ from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax.agents import critics, scoring
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import losses, update
-from marl_jax.learning import optimizer as optimisers
+from marl_jax.learning import optimizer as optimizers
 from models import registry
 from models.model import build
 from tests.marl_jax import tiny_play
@@ -44,9 +44,9 @@ def prepare_program(algo, **settings):
 
 
 @functools.cache
-def update_program(algo, optimiser, **settings):
+def update_program(algo, optimizer, **settings):
     """One update, compiled once for all tests with these settings."""
-    return jax.jit(update.make_update(played(**settings)[0], optimiser, PPO.objective, algo))
+    return jax.jit(update.make_update(played(**settings)[0], optimizer, PPO.objective, algo))
 
 
 def prepared(algo, samples=None, **settings):
@@ -56,13 +56,13 @@ def prepared(algo, samples=None, **settings):
     return compute_advantages({**frozen, **trained}, own if samples is None else samples)
 
 
-def step(algo, rows=None, optimiser=SGD, program=None, **settings):
+def step(algo, rows=None, optimizer=SGD, program=None, **settings):
     """One update with these settings: (train state, metrics)."""
     _, trained, frozen, _ = played(**settings)
-    train_state = update.new_train_state(trained, frozen, optimiser)
+    train_state = update.new_train_state(trained, frozen, optimizer)
     if rows is None:
         rows = prepared(algo, **settings)
-    program = program or update_program(FrozenConfigDict(algo), optimiser, **settings)
+    program = program or update_program(FrozenConfigDict(algo), optimizer, **settings)
     return program(train_state, rows, jax.random.key(0))
 
 
@@ -137,7 +137,7 @@ def test_minibatches_of_nothing_do_not_blur_the_metrics():
     rows = prepared(tiny_play.ppo(minibatches=8))
     one = rows.replace(loss_weights=rows.loss_weights.at[1:].set(0.0))  # seven of eight have nothing
     still = optax.sgd(0.0)
-    (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimiser=still) for m in (8, 1))
+    (_, several), (_, together) = (step(tiny_play.ppo(minibatches=m), rows=one, optimizer=still) for m in (8, 1))
     for name in ("entropy", "loss", "ratio", "grad_norm", "logprob_diff"):
         assert float(several[name]) == pytest.approx(float(together[name]), rel=1e-5, abs=1e-6), name
 
@@ -205,14 +205,14 @@ def test_only_active_rows_are_read_where_few_are(active, counted_rows):
 def test_an_update_that_is_not_finite_is_skipped_and_counted():
     algo = tiny_play.ppo(minibatches=2, epochs=2)
     rows = prepared(algo)
-    optimiser = optax.adam(1e-2)
-    train_state, metrics = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimiser=optimiser)
+    optimizer = optax.adam(1e-2)
+    train_state, metrics = step(algo, rows=rows.replace(advantages=rows.advantages * jnp.nan), optimizer=optimizer)
     assert int(metrics["skipped"]) == int(metrics["skipped_in_a_row"]) == 4
     assert max(moved(train_state).values()) == 0
-    assert int(optax.tree_utils.tree_get(train_state.optimiser, "count")) == 0
+    assert int(optax.tree_utils.tree_get(train_state.optimizer, "count")) == 0
     # One bad row spoils one minibatch of an epoch; the others go on, and the row of skips is broken.
     spoilt = rows.replace(returns=rows.returns.at[0].set(jnp.inf))
-    train_state, metrics = step(algo, rows=spoilt, optimiser=optimiser)
+    train_state, metrics = step(algo, rows=spoilt, optimizer=optimizer)
     assert int(metrics["skipped"]) == 2 and int(metrics["skipped_in_a_row"]) <= 2
     assert moved(train_state)["model"] > 0 and all(
         bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(train_state.trained)
@@ -266,10 +266,10 @@ def test_stale_samples_are_weighed():
 
 @pytest.mark.parametrize(("kind", "middle"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
 def test_schedules(kind, middle):
-    optim = defaults.optimiser()
+    optim = defaults.optimizer()
     optim.update(dict(lr=1.0, schedule=kind, min_lr_ratio=0.1))
     optim.warmup_updates = 4
-    rate = optimisers.schedule(optim, 24)
+    rate = optimizers.schedule(optim, 24)
     np.testing.assert_allclose([float(rate(i)) for i in range(4)], [0.25, 0.5, 0.75, 1.0], rtol=1e-5)
     assert float(rate(14)) == pytest.approx(middle, rel=1e-5)
     assert float(rate(24)) == pytest.approx(1.0 if kind == "constant" else 0.1, rel=1e-4)
@@ -278,7 +278,7 @@ def test_schedules(kind, middle):
 @pytest.mark.parametrize("family", ["qwen2.5-0.5b-instruct", "smollm2-135m", "dialogpt-medium"])
 def test_norms_and_biases_do_not_decay(family):
     params = jax.eval_shape(build(registry.get(family).config).init, jax.random.key(0))
-    decays = jax.tree_util.tree_leaves_with_path(optimisers.decays(params))
+    decays = jax.tree_util.tree_leaves_with_path(optimizers.decays(params))
     decays = {jax.tree_util.keystr(path, simple=True, separator="."): flag for path, flag in decays}
     spared = {name for name, flag in decays.items() if not flag}
     assert spared == {name for name in decays if "norm" in name or "bias" in name} and 0 < len(spared) < len(decays)
@@ -292,10 +292,10 @@ def test_a_trunk_that_learns_is_in_float32_though_the_base_is_not(kind):
 
 
 def test_the_critic_may_have_its_own_rate():
-    optim = defaults.optimiser()
+    optim = defaults.optimizer()
     optim.update(dict(lr=1e-3, critic_lr=1e-2, schedule="constant", warmup=0, max_grad_norm=0.0))
-    optimiser = optimisers.make_optimiser(optim, 10, 1)
+    optimizer = optimizers.make_optimizer(optim, 10, 1)
     params = {"model": {"w": jnp.ones((2, 2))}, "critic": {"weight": jnp.ones(2)}}
-    changes, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), optimiser.init(params), params)
+    changes, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
     np.testing.assert_allclose(changes["model"]["w"], -1e-3, rtol=1e-4)
     np.testing.assert_allclose(changes["critic"]["weight"], -1e-2, rtol=1e-4)
