@@ -32,20 +32,20 @@ def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
 
 def learn_step(
     setup: Any, optimizer, states: dict[str, TrainState], samples: Samples, key: jax.Array,
-    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, factor: int = 1,
+    step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, accum_multiplier: int = 1,
 ):  # fmt: skip
     """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
 
     Args:
       setup: the parts of the run, a `marl_jax.setup.Setup`.
       lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
-      factor: multiplier of the parts in which minibatches are read.
+      accum_multiplier: multiplier of the parts in which minibatches are read.
 
     Returns:
       The train states after the update, and metrics.
     """
     algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
-    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * factor})
+    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * accum_multiplier})
     for backbone in setup.trained_backbones:
         policy, before = backbone.policy, states[backbone.name]
         sampled, metrics = handle_overlong(policy, setup.team.own(samples, backbone.number), algo)

@@ -38,7 +38,7 @@ class AutoMicrobatch:
         self._make, self._algo, self._ways = make, algo, ways
         self._programs: dict[int, Program] = {}
         self._checked: set[Any] = set()
-        self.factor = 1
+        self.accum_multiplier = 1
 
     @property
     def jitted(self) -> Any:
@@ -51,35 +51,42 @@ class AutoMicrobatch:
 
     def __call__(self, states: dict, samples: Samples, *rest: Any) -> Any:
         sizes = tuple(leaf.shape for leaf in jax.tree.leaves(samples))
-        if (self.factor, sizes) not in self._checked:
-            while self.factor > 1 and not self._divides(samples.n, self.factor):  # it is that of another mesh
-                self.factor //= 2
+        if (self.accum_multiplier, sizes) not in self._checked:
+            while self.accum_multiplier > 1 and not self._divides(
+                samples.n, self.accum_multiplier
+            ):  # it is that of another mesh
+                self.accum_multiplier //= 2
             if (free := free_bytes()) is not None:
                 self._fit(max(SPARE * free, 1.0), states, samples, *rest)
-            self._checked.add((self.factor, sizes))
+            self._checked.add((self.accum_multiplier, sizes))
         return self._program()(states, samples, *rest)
 
     def _program(self) -> Program:
-        if self.factor not in self._programs:
-            self._programs[self.factor] = self._make(self.factor)
-        return self._programs[self.factor]
+        if self.accum_multiplier not in self._programs:
+            self._programs[self.accum_multiplier] = self._make(self.accum_multiplier)
+        return self._programs[self.accum_multiplier]
 
     def _fit(self, free: float, *args: Any) -> None:
         """Raises the factor until the update needs no more than `free` bytes, or nothing is left to divide."""
-        asked, before = None, self.factor
+        asked, before = None, self.accum_multiplier
         while processes.anyone((needs := self._program().bytes_needed(*args)) > free):
             asked = asked or needs
-            factor = self._next(args[1].n, needs / free)
-            if factor is None:
+            accum_multiplier = self._next(args[1].n, needs / free)
+            if accum_multiplier is None:
                 break
-            del self._programs[self.factor]
-            self.factor = factor
-        if self.factor > before:
+            del self._programs[self.accum_multiplier]
+            self.accum_multiplier = accum_multiplier
+        if self.accum_multiplier > before:
             parts = self._algo.grad_accum_steps
             log.info(
                 "the update would need %.1f GiB, and %.1f are free: minibatches are read in %d parts instead of %d, "
-                "which need %.1f GiB", asked / GIB, free / GIB, parts * self.factor, parts * before, needs / GIB,
-            )  # fmt: skip
+                "which need %.1f GiB",
+                asked / GIB,
+                free / GIB,
+                parts * self.accum_multiplier,
+                parts * before,
+                needs / GIB,
+            )
         if needs > free:
             log.warning(
                 "the update needs %.1f GiB, %.1f are free, and minibatches cannot be read in more parts; if it fails, "
@@ -88,17 +95,17 @@ class AutoMicrobatch:
 
     def _next(self, rows: int, excess: float) -> int | None:
         """The next factor by which the rows divide, about as large as the excess asks for; None if there is none."""
-        excess, factor, found = max(processes.gather(min(excess, 1e6))), 2 * self.factor, None
-        while self._divides(rows, factor):
-            found = factor
-            if factor >= excess * self.factor:
+        excess, accum_multiplier, found = max(processes.gather(min(excess, 1e6))), 2 * self.accum_multiplier, None
+        while self._divides(rows, accum_multiplier):
+            found = accum_multiplier
+            if accum_multiplier >= excess * self.accum_multiplier:
                 break
-            factor *= 2
+            accum_multiplier *= 2
         return found
 
-    def _divides(self, rows: int, factor: int) -> bool:
+    def _divides(self, rows: int, accum_multiplier: int) -> bool:
         per_way = rows // (self._algo.minibatches * self._ways)
-        parts = self._algo.grad_accum_steps * factor
+        parts = self._algo.grad_accum_steps * accum_multiplier
         return parts <= per_way if self._algo.get("pack", 0) else per_way % parts == 0
 
 

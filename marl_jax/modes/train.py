@@ -129,7 +129,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     # ------------------------------------------------------------------------------------------------- programs
     roll, learn, after_update = programs(setup, rollout, optimizer, states, rollout_state)
     if restored is not None:
-        learn.factor = restored.meta.get("update_factor", 1)
+        learn.accum_multiplier = restored.meta.get("accum_multiplier", 1)
     sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), AotCompiler()
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
@@ -216,7 +216,11 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                     metric = monitor.state.mean_success
                 if wanted or improves or last or stopping or reacts:
                     kept = saved(states, arrays(rollout, rollout_state))
-                    noted = {"run": identity(setup), "update_factor": learn.factor, "monitor": monitor.saved()}
+                    noted = {
+                        "run": identity(setup),
+                        "accum_multiplier": learn.accum_multiplier,
+                        "monitor": monitor.saved(),
+                    }
                     noted |= {} if rollout.jitted else {"rollout": rollout_state}
                     checkpoints.save(step, kept, noted, metric)
                     rollout.checkpointed(checkpoints.durable)

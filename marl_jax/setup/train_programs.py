@@ -61,9 +61,9 @@ def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], ro
     everywhere = placement.replicated(setup.mesh)
     kept_states = placement.shardings_of(states)
 
-    def make_learn(factor: int) -> Program:
+    def make_learn(accum_multiplier: int) -> Program:
         return Program(
-            functools.partial(learn_step, setup, optimizer, factor=factor),
+            functools.partial(learn_step, setup, optimizer, accum_multiplier=accum_multiplier),
             "the update",
             donate_argnums=(0,),
             out_shardings=(kept_states, everywhere),

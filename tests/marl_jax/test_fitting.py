@@ -31,34 +31,34 @@ def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch
         config.algo.pack = 2
     config.steps = 2
     whole = trained(tmp_path / "whole", config)
-    assert whole.meta["update_factor"] == 1
+    assert whole.meta["accum_multiplier"] == 1
 
     monkeypatch.setattr(microbatching, "free_bytes", lambda: 1.0)  # nothing fits
     with caplog.at_level("INFO"):
         cut = trained(tmp_path / "cut", config)
-    assert cut.meta["update_factor"] == parts and f"in {parts} parts instead of 1" in caplog.text
+    assert cut.meta["accum_multiplier"] == parts and f"in {parts} parts instead of 1" in caplog.text
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)  # noqa: E731
     jax.tree.map(close, whole.state["trained"], cut.state["trained"])
 
     if kind == "rows":  # a run that continues does not begin to look again
         config.steps = 3
         monkeypatch.setattr(microbatching, "free_bytes", lambda: 1e15)
-        assert trained(tmp_path / "cut", config).meta["update_factor"] == parts
+        assert trained(tmp_path / "cut", config).meta["accum_multiplier"] == parts
 
 
 def test_no_more_parts_than_needed(monkeypatch):
     tried = []
 
     class Update:
-        def __init__(self, factor):
-            self.factor = factor
+        def __init__(self, accum_multiplier):
+            self.accum_multiplier = accum_multiplier
 
         def bytes_needed(self, *_):
-            tried.append(self.factor)
-            return 10.0 + 80.0 / self.factor  # what does not depend on the parts, and what does
+            tried.append(self.accum_multiplier)
+            return 10.0 + 80.0 / self.accum_multiplier  # what does not depend on the parts, and what does
 
         def __call__(self, states, samples):
-            return self.factor
+            return self.accum_multiplier
 
     def update(free, rows, **algo):
         tried.clear()
