@@ -20,6 +20,6 @@ def sharded() -> ConfigDict:
     return run_fields.group("mesh", data=1, fsdp=-1)
 
 
-def tensor_parallel(ways: int) -> ConfigDict:
-    """Heads and feed-forward over `ways` neighbouring devices, the rest by FSDP."""
-    return run_fields.group("mesh", data=1, fsdp=-1, tensor=ways)
+def tensor_parallel(num_shards: int) -> ConfigDict:
+    """Heads and feed-forward over `num_shards` neighbouring devices, the rest by FSDP."""
+    return run_fields.group("mesh", data=1, fsdp=-1, tensor=num_shards)

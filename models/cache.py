@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from models import tpu_attention
 from models.config import ModelConfig
-from models.sharding import ways
+from models.sharding import num_shards
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +66,7 @@ def empty_pages(cfg: ModelConfig, pages: int, size: int, dtype=jnp.bfloat16) -> 
 def page_nbytes(cfg: ModelConfig, size: int, dtype=jnp.bfloat16) -> int:
     """Bytes that a page of `empty_pages` has in all layers, on each device of the tensor axis of the mesh in scope."""
     arrays = jax.tree.leaves(jax.eval_shape(lambda: empty_pages(cfg, 1, size, dtype)))
-    return sum(x.size * x.dtype.itemsize // ways("K", x.shape[2]) for x in arrays)
+    return sum(x.size * x.dtype.itemsize // num_shards("K", x.shape[2]) for x in arrays)
 
 
 def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array, table: jax.Array | None = None):
@@ -93,7 +93,7 @@ def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Arr
         return old.at[page, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
     news = (k, v) if len(layer) == 2 else (tpu_attention.combine(k, v, *layer[0].shape[2:]),)
-    parts = 1 if table is None else ways("B", batch)
+    parts = 1 if table is None else num_shards("B", batch)
     if parts == 1:
         return tuple(one(old, new, page, slot) for old, new in zip(layer, news, strict=True))
     page = _local(page, parts, total)
@@ -114,7 +114,7 @@ def pick(layer, batch: int, table: jax.Array | None):
     """
     if table is None:
         return layer
-    parts = ways("B", batch)
+    parts = num_shards("B", batch)
 
     def one(x, table):
         found = x.at[table].get(mode="fill", fill_value=jnp.nan)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from models.decoder import to_logits
 from models.model import Model
-from models.sharding import constrain, ways
+from models.sharding import constrain, num_shards
 
 
 def token_logprobs(
@@ -25,7 +25,7 @@ def token_logprobs(
     Time is cut rather than the flattened batch, so that a batch split over a mesh stays split.
     """
     batch, time, _ = hidden.shape
-    width = max(1, min(time, chunk * ways("B", batch) // max(batch, 1)))
+    width = max(1, min(time, chunk * num_shards("B", batch) // max(batch, 1)))
     padded = lambda x: jnp.pad(x, ((0, 0), (0, -time % width), *((0, 0),) * (x.ndim - 2)))  # noqa: E731
     weight = params["embed"] if model.cfg.tie_embeddings else params["head"].T
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))
@@ -80,7 +80,7 @@ def _score_backward(width, kept, grads):
 
     # Each part into which a mesh splits the batch has a sum of its own: a common one would go over the network once for
     # every piece.
-    parts = (n,) if (n := ways("B", len(hidden))) > 1 else ()
+    parts = (n,) if (n := num_shards("B", len(hidden))) > 1 else ()
     letters = "BDV" if parts else "DV"
     nothing = constrain(jnp.zeros((*parts, *weight.T.shape), jnp.float32), letters)
     given = (hidden, targets, *sums, *grads)

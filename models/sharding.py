@@ -39,7 +39,7 @@ def platform() -> str:
     return mesh.abstract_device.platform
 
 
-def ways(letter: str, size: int) -> int:
+def num_shards(letter: str, size: int) -> int:
     """Into how many parts the mesh in scope splits an activation axis of this size."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     (names,) = partition_spec(letter, (size,), sizes, ACTIVATION_RULES)

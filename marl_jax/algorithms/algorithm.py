@@ -20,7 +20,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.learning import losses
 from marl_jax.learning.update import Objective
 from marl_jax.samples import Samples, split, unsplit
-from models.sharding import ways
+from models.sharding import num_shards
 
 
 def no_conditions(config: ConfigDict) -> Iterator[str]:
@@ -86,7 +86,7 @@ def score_in_parts(
     if not algo.get("pack", 0):
         return in_parts(lambda s: function(s, None), samples, parts)
     answered = jnp.any(samples.completion_lengths > 0, axis=1)
-    places = packing.plan(samples, algo.pack, answered, parts * ways("B", samples.n))
+    places = packing.plan(samples, algo.pack, answered, parts * num_shards("B", samples.n))
     size = len(places.table) // parts
 
     def one(i):

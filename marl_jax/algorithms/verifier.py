@@ -110,7 +110,7 @@ def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.B
 def rollout(run) -> labelled.LabelledAnswers:
     """The labelled answers of the train part."""
     c = run.config
-    parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_ways(run.mesh)
+    parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
     if c.algo.answers % parts:
         raise ConfigError([not_divisible("algo.answers", c.algo.answers, parts, "the parts of a batch")])
     readable = labelled.Readable(run.backbone.tokenizer, read_part(c, run.workdir, "train"), c.task.max_length)

@@ -20,8 +20,8 @@ from models.sharding import MESH_AXES
 def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
     """Ways of each axis on so many devices; an axis of -1 takes what the others leave."""
     wanted = {axis: config.mesh[axis] for axis in MESH_AXES}
-    fixed = math.prod(ways for ways in wanted.values() if ways != -1)
-    words = " x ".join(f"{axis} {ways}" for axis, ways in wanted.items())
+    fixed = math.prod(num_shards for num_shards in wanted.values() if num_shards != -1)
+    words = " x ".join(f"{axis} {num_shards}" for axis, num_shards in wanted.items())
     if n_devices % fixed or (-1 not in wanted.values() and fixed != n_devices):
         divisors = [n for n in range(1, n_devices + 1) if n_devices % n == 0]
         needs = f"{'a multiple of ' if -1 in wanted.values() else ''}{fixed}"
@@ -29,7 +29,7 @@ def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
         raise ConfigError(
             [f"config.mesh is {words}, which needs {needs} devices; there are {n_devices}, accepted: {accepted}"]
         )
-    return {axis: n_devices // fixed if ways == -1 else ways for axis, ways in wanted.items()}
+    return {axis: n_devices // fixed if num_shards == -1 else num_shards for axis, num_shards in wanted.items()}
 
 
 def make(config: ConfigDict, devices=None) -> Mesh:
@@ -57,6 +57,6 @@ def for_sampling(mesh: Mesh, kind: str) -> Mesh:
     return Mesh(mesh.devices.reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def batch_ways(mesh: Mesh) -> int:
+def batch_shards(mesh: Mesh) -> int:
     """In how many parts a batch is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

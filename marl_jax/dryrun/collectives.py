@@ -27,12 +27,12 @@ class Collective:
     """One instruction: `size` bytes a chip holds before it is scattered or after it is gathered, run `times` times.
 
     axes  of the mesh along which chips talk, e.g. ("fsdp",)
-    ways  how many of them talk to each other
+    num_shards  how many of them talk to each other
     """
 
     kind: str
     size: float
-    ways: int
+    num_shards: int
     axes: tuple[str, ...]
     times: int
 
@@ -41,7 +41,7 @@ class Collective:
         """Bytes that leave a chip in all, by the ring algorithm (a permutation sends what it has)."""
         if self.kind == "collective-permute":
             return self.size * self.times
-        share = (self.ways - 1) / self.ways
+        share = (self.num_shards - 1) / self.num_shards
         return self.size * self.times * share * (2 if self.kind == "all-reduce" else 1)
 
 
@@ -69,7 +69,7 @@ class Total:
 
     kind: str
     axes: tuple[str, ...]
-    ways: int
+    num_shards: int
     count: int
     size: float
     sent: float
@@ -79,15 +79,15 @@ def totals(collectives: Sequence[Collective]) -> list[Total]:
     """Collectives added up by kind and axes."""
     table: dict[tuple, list[Collective]] = {}
     for c in collectives:
-        table.setdefault((KINDS.index(c.kind), c.axes, c.ways), []).append(c)
+        table.setdefault((KINDS.index(c.kind), c.axes, c.num_shards), []).append(c)
     return [
         Total(
-            KINDS[kind], axes, ways,
+            KINDS[kind], axes, num_shards,
             count=sum(c.times for c in members),
             size=sum(c.size * c.times for c in members),
             sent=sum(c.sent for c in members),
         )
-        for (kind, axes, ways), members in sorted(table.items())
+        for (kind, axes, num_shards), members in sorted(table.items())
     ]  # fmt: skip
 
 
@@ -170,15 +170,15 @@ def _bytes(shape: str) -> float:
     return total
 
 
-def _whole(kind: str, shape: str, ways: int, started: bool) -> float:
+def _whole(kind: str, shape: str, num_shards: int, started: bool) -> float:
     """Bytes of the whole: what is gathered, or what there was before it was scattered."""
     if kind == "collective-permute" and started:  # what goes, what comes, and two counters
         return _bytes(shape.replace("u32[]", "")) / 2
     total = _bytes(shape)
     if kind == "reduce-scatter":
-        return total * ways / (ways + 1) if started else total * ways
+        return total * num_shards / (num_shards + 1) if started else total * num_shards
     if kind == "all-gather" and started:  # its type has the parts that go in and the whole that comes out
-        return total * ways / (ways + 1)
+        return total * num_shards / (num_shards + 1)
     return total
 
 
@@ -210,9 +210,9 @@ def _along(mesh: str, axes: str) -> list[int]:
         stride *= sizes[name]
     places = [0]
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
-        ways = int(part) if part else sizes[name]
-        step = strides[name] * (sizes[name] // (int(before) * ways) if part else 1)
-        places = [place + i * step for place in places for i in range(ways)]
+        num_shards = int(part) if part else sizes[name]
+        step = strides[name] * (sizes[name] // (int(before) * num_shards) if part else 1)
+        places = [place + i * step for place in places for i in range(num_shards)]
     return places
 
 

@@ -67,7 +67,7 @@ def step(result: Mapping, chips: int, assumed: Assumptions = ASSUMED) -> Step:
     inside = traffic(result, within) / speed(chip, assumed)
     updates = result["epochs"] * result["minibatches"]
     mesh = result["mesh"]
-    gradients = result["programs"]["learn"]["given"]["parameters"] * mesh["fsdp"] / fsdp_ways(mesh, within)
+    gradients = result["programs"]["learn"]["given"]["parameters"] * mesh["fsdp"] / fsdp_shards(mesh, within)
     outside = updates * 2 * (slices - 1) / slices * gradients / chip.outside
     hidden = min(assumed.overlap * (inside + outside), compute)
     return Step(chips, compute, inside, outside, compute + inside + outside - hidden)
@@ -83,15 +83,15 @@ def growth(total: Mapping, mesh: Mapping[str, int], within: int) -> float:
     """How much more of a collective's bytes a chip sends once the fsdp axis fills a slice of `within` chips."""
     if "fsdp" not in total["axes"]:
         return 1.0
-    share = lambda ways: (ways - 1) / ways  # noqa: E731
+    share = lambda num_shards: (num_shards - 1) / num_shards  # noqa: E731
     # A product that passes weights around a ring is made of permutations between two chips, but the ring is the axis.
-    ways = mesh["fsdp"] if total["kind"] == "collective-permute" else total["ways"]
-    if ways < mesh["fsdp"]:  # within a part of the axis, which stays as large as it is
+    num_shards = mesh["fsdp"] if total["kind"] == "collective-permute" else total["num_shards"]
+    if num_shards < mesh["fsdp"]:  # within a part of the axis, which stays as large as it is
         return 1.0
-    return share(ways // mesh["fsdp"] * fsdp_ways(mesh, within)) / share(ways)
+    return share(num_shards // mesh["fsdp"] * fsdp_shards(mesh, within)) / share(num_shards)
 
 
-def fsdp_ways(mesh: Mapping[str, int], within: int) -> int:
+def fsdp_shards(mesh: Mapping[str, int], within: int) -> int:
     """The fsdp axis once it fills a slice of `within` chips."""
     return within // (mesh["data"] * mesh["tensor"])
 

@@ -15,20 +15,20 @@ MOST = 16  # times the games of the config: nobody plans further, and compilers 
 ATTEMPTS = 4
 
 
-def step_of(config: ConfigDict, ways: int) -> int:
+def step_of(config: ConfigDict, num_shards: int) -> int:
     """The smallest number of games that splits as the config and the mesh demand; all others are multiples of it."""
     trial = config.copy_and_resolve_references()
     # Every condition is that of a multiple, and its divisor is one of the numbers that rows are cut by.
-    most = ways * batches.parts(config) * config.algo.get("group_size", 1)
-    for games in range(ways, most + 1, ways):
+    most = num_shards * batches.parts(config) * config.algo.get("group_size", 1)
+    for games in range(num_shards, most + 1, num_shards):
         trial.rollout.games = games
         try:
             validate.check(trial)
-            batches.check_batches(trial, ways)
+            batches.check_batches(trial, num_shards)
         except ConfigError:
             continue
         return games
-    raise ConfigError([f"config.rollout.games: no number up to {most} splits over {ways} parts of the mesh"])
+    raise ConfigError([f"config.rollout.games: no number up to {most} splits over {num_shards} parts of the mesh"])
 
 
 def search(

@@ -107,10 +107,10 @@ def abstract_state(setup: Setup, rollout, optimizer) -> AbstractState:
 
 def by_rows(tree: Any, setup: Setup, axis: int) -> Any:
     """Shapes split over the mesh by their rows, which are an axis; what has none or does not divide is whole."""
-    ways = meshes.batch_ways(setup.mesh)
+    num_shards = meshes.batch_shards(setup.mesh)
 
     def one(x):
-        rows = (*(None,) * axis, placement.ROWS) if x.ndim > axis and x.shape[axis] % ways == 0 else ()
+        rows = (*(None,) * axis, placement.ROWS) if x.ndim > axis and x.shape[axis] % num_shards == 0 else ()
         return NamedSharding(setup.mesh, PartitionSpec(*rows))
 
     return placed(tree, jax.tree.map(one, tree))

@@ -52,7 +52,7 @@ def finite(size: float) -> float | None:
 def as_text(result: dict) -> str:
     """A result of `as_json` for a reader."""
     lora = f"LoRA rank {result['lora']}" if result["lora"] else "all weights"
-    mesh = " x ".join(f"{axis} {ways}" for axis, ways in result["mesh"].items())
+    mesh = " x ".join(f"{axis} {num_shards}" for axis, num_shards in result["mesh"].items())
     counted = result["counted"]
     lines = [
         f"{result['experiment']}, {result['algorithm']}, {result['model']} ({lora}) on {result['topology']}",
@@ -84,7 +84,7 @@ def _program(name: str, p: dict, chips: int) -> list[str]:
     ]
     for t in p["traffic"]:
         lines += [
-            f"  {t['kind']:<18}{t['count']:>8,} x over {'+'.join(t['axes']) or '-'} ({t['ways']}): "
+            f"  {t['kind']:<18}{t['count']:>8,} x over {'+'.join(t['axes']) or '-'} ({t['num_shards']}): "
             f"{amount(t['size'])}, sent {amount(t['sent'])} a chip"
         ]
     return lines
@@ -138,7 +138,7 @@ def markdown(results: list[dict[str, Any]]) -> str:
         any_ = learn or play or {"given": {}}
         given = lambda kind, source=any_: gib(source["given"].get(kind, 0.0))  # noqa: E731
         lora = f"LoRA {r['lora']}" if r["lora"] else "all weights"
-        mesh = ", ".join(f"{axis} {ways}" for axis, ways in r["mesh"].items() if ways > 1)
+        mesh = ", ".join(f"{axis} {num_shards}" for axis, num_shards in r["mesh"].items() if num_shards > 1)
         cells = [
             f"{_case(r)}, {lora}", f"{r['topology']}: {mesh}", r["games"],
             given("parameters"), given("optimizer"), given("frozen"),
@@ -182,8 +182,14 @@ def traffic_table(results: list[dict[str, Any]]) -> str:
         for name, program in r["programs"].items():
             for t in program["traffic"]:
                 cells = [
-                    _case(r), r["topology"], NAMES[name].split()[0], t["kind"], f"{'+'.join(t['axes'])} ({t['ways']})",
-                    f"{t['count']:,}", gib(t["size"]), gib(t["sent"]),
-                ]  # fmt: skip
+                    _case(r),
+                    r["topology"],
+                    NAMES[name].split()[0],
+                    t["kind"],
+                    f"{'+'.join(t['axes'])} ({t['num_shards']})",
+                    f"{t['count']:,}",
+                    gib(t["size"]),
+                    gib(t["sent"]),
+                ]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

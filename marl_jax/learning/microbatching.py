@@ -31,11 +31,11 @@ class AutoMicrobatch:
 
     make   from a factor of `algo.grad_accum_steps` to the update's program
     algo   of the run, with the parts that the user asked for
-    ways   parts of a batch on the mesh
+    num_shards  parts of a batch on the mesh
     """
 
-    def __init__(self, make: Callable[[int], Program], algo: ConfigDict, ways: int):
-        self._make, self._algo, self._ways = make, algo, ways
+    def __init__(self, make: Callable[[int], Program], algo: ConfigDict, num_shards: int):
+        self._make, self._algo, self._num_shards = make, algo, num_shards
         self._programs: dict[int, Program] = {}
         self._checked: set[Any] = set()
         self.accum_multiplier = 1
@@ -104,7 +104,7 @@ class AutoMicrobatch:
         return found
 
     def _divides(self, rows: int, accum_multiplier: int) -> bool:
-        per_way = rows // (self._algo.minibatches * self._ways)
+        per_way = rows // (self._algo.minibatches * self._num_shards)
         parts = self._algo.grad_accum_steps * accum_multiplier
         return parts <= per_way if self._algo.get("pack", 0) else per_way % parts == 0
 

@@ -25,7 +25,7 @@ from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.learning.update import TrainState, where_policies
 from marl_jax.samples import Samples, rows
-from models.sharding import ways
+from models.sharding import num_shards
 
 SHRINK = 0.5
 """Factor on the learning rate of a policy whose update was rejected."""
@@ -121,7 +121,7 @@ class UpdateGuard:
             return None
         sampled = rows(sampled, slice(prepared.n))
         samples = sampled.replace(advantages=prepared.advantages, returns=prepared.returns)
-        count = -(-min(algo.guard_completions, samples.n) // ways("B", samples.n)) * ways("B", samples.n)
+        count = -(-min(algo.guard_completions, samples.n) // num_shards("B", samples.n)) * num_shards("B", samples.n)
         kept = worth_keeping(samples, samples.loss_weights > 0) & samples.recorded()
         own = _own(policy, samples) & jnp.any(kept, axis=1)  # [n, N]
         # Every policy gets rows at equal distances among its own, and thereby completions of many groups.

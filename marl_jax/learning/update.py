@@ -25,7 +25,7 @@ from marl_jax.agents.scoring import Scores
 from marl_jax.devices import placement
 from marl_jax.samples import Samples, split
 from marl_jax.samples import rows as take
-from models.sharding import ways
+from models.sharding import num_shards
 
 
 class Objective:
@@ -227,7 +227,7 @@ def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, sta
 
 def _over_packed_rows(part, algo, samples: Samples, weighed):
     """The same over packed rows, as many parts as they fill, `algo.grad_accum_steps` at most."""
-    multiple = algo.grad_accum_steps * ways("B", samples.n)
+    multiple = algo.grad_accum_steps * num_shards("B", samples.n)
     places = packing.plan(samples, algo.pack, samples.active(), multiple)
     size = len(places.table) // algo.grad_accum_steps
 

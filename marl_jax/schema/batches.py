@@ -37,33 +37,33 @@ def games_step(config: ConfigDict) -> int:
     return math.lcm(step, config.algo.get("group_size", 1))
 
 
-def check_batches(config: ConfigDict, ways: int, sampling_ways: int | None = None) -> None:
+def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | None = None) -> None:
     """Refuses batches that the parts do not divide, with the nearest sizes that do.
 
-    ways           parts of a batch that is learnt from
-    sampling_ways  parts of a batch of games, where that is another number; the first divides it
+    num_shards     parts of a batch that is learnt from
+    sampling_shards  parts of a batch of games, where that is another number; the first divides it
     """
     if config.task.name:
         return
     problems = []
-    play_ways = sampling_ways or ways
-    if config.rollout.games % play_ways:
-        near = " or ".join(map(str, nearest(config.rollout.games, play_ways)))
-        axes = "mesh.data x mesh.fsdp" if play_ways == ways else f"mesh.sampling {config.mesh.sampling!r}"
+    play_shards = sampling_shards or num_shards
+    if config.rollout.games % play_shards:
+        near = " or ".join(map(str, nearest(config.rollout.games, play_shards)))
+        axes = "mesh.data x mesh.fsdp" if play_shards == num_shards else f"mesh.sampling {config.mesh.sampling!r}"
         problems.append(
-            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_ways} parts of the batch "
+            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_shards} parts of the batch "
             f"({axes}); nearest: {near}"
         )
-    if config.eval.games % play_ways:
-        near = " or ".join(map(str, nearest(config.eval.games, play_ways)))
-        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_ways}; nearest: {near}")
-    total, all_parts = rows(config), parts(config) * ways
+    if config.eval.games % play_shards:
+        near = " or ".join(map(str, nearest(config.eval.games, play_shards)))
+        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_shards}; nearest: {near}")
+    total, all_parts = rows(config), parts(config) * num_shards
     if not problems and total % all_parts:
-        step = math.lcm(play_ways, all_parts // math.gcd(all_parts, total // config.rollout.games))
+        step = math.lcm(play_shards, all_parts // math.gcd(all_parts, total // config.rollout.games))
         near = " or ".join(map(str, nearest(config.rollout.games, step)))
         problems.append(
             f"config.rollout.games is {config.rollout.games}: {total} rows do not split into algo.minibatches x "
-            f"algo.grad_accum_steps = {parts(config)} x {ways} parts of the mesh; nearest: {near}"
+            f"algo.grad_accum_steps = {parts(config)} x {num_shards} parts of the mesh; nearest: {near}"
         )
     if problems:
         raise ConfigError(problems)

@@ -117,7 +117,7 @@ def exists(*parts: str) -> bool:
 
 
 def _machines(c: ConfigDict) -> Iterator[str]:
-    if sum(ways == -1 for ways in c.mesh.values()) > 1:
+    if sum(num_shards == -1 for num_shards in c.mesh.values()) > 1:
         yield f"config.mesh has more than one -1 ({dict(c.mesh)}); accepted: one axis that takes the devices left"
     if c.mesh.sampling == "tensor" and c.mesh.tensor == 1:
         yield "config.mesh.sampling is 'tensor' with mesh.tensor 1, which splits nothing; accepted: same, replicated"

@@ -22,7 +22,7 @@ from marl_jax.schema.conditions import CONDITIONS
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _FLOATS = choice("float32", "bfloat16")
-_WAYS = Rule("a whole number from 1 up, or -1 for the devices left", lambda x: x == -1 or integer(1).holds(x))
+_SHARDS = Rule("a whole number from 1 up, or -1 for the devices left", lambda x: x == -1 or integer(1).holds(x))
 
 RUN = {
     "name": Field("", TEXT, "name of the experiment; '' is the name of its file"),
@@ -236,9 +236,9 @@ CHECKPOINT = {
 }
 
 MESH = {
-    "data": Field(-1, _WAYS, "copies of the model, each with its part of the batch"),
-    "fsdp": Field(1, _WAYS, "parts of the parameters and the optimizer state; the batch is split the same way"),
-    "tensor": Field(1, _WAYS, "parts of heads and feed-forward, over neighbouring devices"),
+    "data": Field(-1, _SHARDS, "copies of the model, each with its part of the batch"),
+    "fsdp": Field(1, _SHARDS, "parts of the parameters and the optimizer state; the batch is split the same way"),
+    "tensor": Field(1, _SHARDS, "parts of heads and feed-forward, over neighbouring devices"),
     "sampling": Field(
         "same",
         choice("same", "replicated", "tensor"),

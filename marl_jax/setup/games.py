@@ -131,7 +131,7 @@ def make(
     """The parts of a run whose world is a game; arguments as for `setup.make`."""
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
-    check_batches(config, meshes.batch_ways(mesh), meshes.batch_ways(sample_mesh))
+    check_batches(config, meshes.batch_shards(mesh), meshes.batch_shards(sample_mesh))
     game = games.make(config.env.name, **config.env.params.to_dict())
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)

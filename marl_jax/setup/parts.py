@@ -89,7 +89,7 @@ class Setup:
         policies = [self.seating.policies(seat) for seat in range(n_seats)]
         seats = sum(any(learning.get(self.team.policies[p], False) for p in found) for found in policies)
         most = n * seats // n_seats
-        parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_ways(self.mesh)
+        parts = algo.minibatches * algo.grad_accum_steps * meshes.batch_shards(self.mesh)
         return n if most % parts else most
 
     def seat_labels(self) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ class TaskSetup(Setup):
         if c.task.n_episodes % (samples * count):
             what = f"samples of an example x processes = {samples * count}"
             raise ConfigError([not_divisible("task.n_episodes", c.task.n_episodes, samples * count, what)])
-        parts = batches.parts(c) * meshes.batch_ways(self.mesh)
+        parts = batches.parts(c) * meshes.batch_shards(self.mesh)
         return dict(
             runner=self.runner(c.rollout.temperature, c.seed, candidates),
             n_examples=c.task.n_episodes // samples,
@@ -213,14 +213,16 @@ def _fixed_shapes(config: ConfigDict) -> bool:
 
 def _check_sizes(config: ConfigDict, mesh) -> None:
     """Refuses what cannot be divided among processes and devices."""
-    count, ways = jax.process_count(), meshes.batch_ways(mesh)
+    count, num_shards = jax.process_count(), meshes.batch_shards(mesh)
     local = local_mesh(meshes.for_sampling(mesh, config.mesh.sampling))
-    parts = 1 if local is None else meshes.batch_ways(local)
+    parts = 1 if local is None else meshes.batch_shards(local)
     problems = []
     if config.task.rows % parts:
         problems.append(not_divisible("task.rows", config.task.rows, parts, "the devices that sample rows"))
-    if ways % count:
-        problems.append(f"config.mesh splits a batch {ways} ways for {count} processes; accepted: a multiple of these")
+    if num_shards % count:
+        problems.append(
+            f"config.mesh splits a batch {num_shards} ways for {count} processes; accepted: a multiple of these"
+        )
     if problems:
         raise ConfigError(problems)
 

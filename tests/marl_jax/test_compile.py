@@ -53,7 +53,7 @@ def test_bytes_of_every_kind_are_those_of_the_shards(made):
 def test_parameters_are_gathered_and_gradients_added_up_over_the_mesh(made):
     _, found = made
     gathered = [t for t in found.programs["play"].traffic if t.kind == "all-gather"]
-    assert {t.axes for t in gathered} == {("fsdp",)} and {t.ways for t in gathered} == {PARTS}
+    assert {t.axes for t in gathered} == {("fsdp",)} and {t.num_shards for t in gathered} == {PARTS}
     assert sum(t.size for t in gathered) >= 4 * (SPLIT - 264 * 16)  # all but the embedding, whose rows are looked up
     assert any(t.kind in ("all-reduce", "reduce-scatter") for t in found.programs["learn"].traffic)
 
@@ -162,9 +162,9 @@ def test_the_search_ends_where_nobody_plans_further():
 
 def test_the_step_of_batches():
     config = tiny_run.get_config()  # four turns, two minibatches
-    assert largest.step_of(config, ways=8) == 8
+    assert largest.step_of(config, num_shards=8) == 8
     config.algo.grad_accum_steps = 4
-    assert largest.step_of(config, ways=8) == 16  # 2 x 4 x 8 parts of 4 x games samples
+    assert largest.step_of(config, num_shards=8) == 16  # 2 x 4 x 8 parts of 4 x games samples
 
 
 # ----------------------------------------------------------------------------------------------------------- topologies

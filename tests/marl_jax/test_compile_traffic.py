@@ -93,10 +93,24 @@ def test_a_compiled_program_gathers_the_weights_of_every_layer():
 # ----------------------------------------------------------------------------------------------------- the cost model
 
 
-def result(ways=16, **changes):
+def result(num_shards=16, **changes):
     """A compiled case with round numbers: 16 v5e chips by FSDP, one gather and one reduction."""
-    gather = dict(kind="all-gather", axes=["fsdp"], ways=ways, count=1, size=16e9, sent=16e9 * (ways - 1) / ways)
-    reduce = dict(kind="all-reduce", axes=["fsdp"], ways=ways, count=1, size=8e9, sent=16e9 * (ways - 1) / ways)
+    gather = dict(
+        kind="all-gather",
+        axes=["fsdp"],
+        num_shards=num_shards,
+        count=1,
+        size=16e9,
+        sent=16e9 * (num_shards - 1) / num_shards,
+    )
+    reduce = dict(
+        kind="all-reduce",
+        axes=["fsdp"],
+        num_shards=num_shards,
+        count=1,
+        size=8e9,
+        sent=16e9 * (num_shards - 1) / num_shards,
+    )
     play = dict(flops=16 * 197e12, traffic=[gather], given=dict(parameters=1e9))
     learn = dict(flops=16 * 394e12, traffic=[reduce], given=dict(parameters=1e9))
     case = dict(
@@ -130,8 +144,8 @@ def test_in_a_slice_rings_grow_and_between_slices_gradients_travel():
 
 
 def test_permutations_and_tensor_axes_keep_their_size():
-    ring = dict(kind="collective-permute", axes=["fsdp"], ways=2, count=1, size=15e9, sent=15e9)
-    heads = dict(kind="all-reduce", axes=["tensor"], ways=4, count=1, size=1e9, sent=1.5e9)
+    ring = dict(kind="collective-permute", axes=["fsdp"], num_shards=2, count=1, size=15e9, sent=15e9)
+    heads = dict(kind="all-reduce", axes=["tensor"], num_shards=4, count=1, size=1e9, sent=1.5e9)
     programs = dict(play=dict(flops=0.0, traffic=[ring, heads], given={}))
     case = result(programs=programs, mesh=dict(data=1, fsdp=4, tensor=4))
     assert cost_model.traffic(case, 16) == pytest.approx(16.5e9)
@@ -140,7 +154,7 @@ def test_permutations_and_tensor_axes_keep_their_size():
 
 def test_collectives_over_a_part_of_an_axis_keep_their_size():
     """The compiler also cuts an axis of 16 in groups of 2 or 8; a larger slice does not change those."""
-    part = dict(kind="all-gather", axes=["fsdp"], ways=8, sent=7.0)
+    part = dict(kind="all-gather", axes=["fsdp"], num_shards=8, sent=7.0)
     assert cost_model.growth(part, dict(data=1, fsdp=16, tensor=1), 256) == 1.0
 
 
@@ -152,6 +166,6 @@ def test_the_tables():
         and rows[2].endswith("| 100% |")
         and "| 1,024 | 16,384 |" in rows[3]
     )
-    large = result(ways=64, topology="v5e:8x8", chips=64, games=1024, mesh=dict(data=1, fsdp=64, tensor=1))
+    large = result(num_shards=64, topology="v5e:8x8", chips=64, games=1024, mesh=dict(data=1, fsdp=64, tensor=1))
     check = cost_model.check_table([result(), large]).splitlines()
     assert len(check) == 3 and check[2].endswith("| v5e:4x4 | v5e:8x8 | 29.34 | 29.34 |")

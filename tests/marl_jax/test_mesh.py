@@ -21,7 +21,7 @@ def config_with(data=1, fsdp=1, tensor=1, games=256, turns=16, minibatches=4):
 def test_one_axis_takes_the_devices_left():
     made = mesh.make(config_with(data=-1, tensor=2), jax.devices())
     assert dict(made.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
-    assert made.size == jax.device_count() == 8 and mesh.batch_ways(made) == 4
+    assert made.size == jax.device_count() == 8 and mesh.batch_shards(made) == 4
 
 
 def test_some_of_the_devices():

@@ -11,7 +11,15 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from models.logprobs import token_logprobs
 from models.model import build
-from models.sharding import ACTIVATION_RULES, MESH_AXES, PARAM_RULES, constrain, param_shardings, partition_spec, ways
+from models.sharding import (
+    ACTIVATION_RULES,
+    MESH_AXES,
+    PARAM_RULES,
+    constrain,
+    num_shards,
+    param_shardings,
+    partition_spec,
+)
 from tests.models.tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -139,11 +147,11 @@ def test_partition_spec_leaves_whole_what_does_not_divide():
 
 
 def test_ways_counts_the_parts_of_an_axis():
-    assert ways("B", 8) == 1
+    assert num_shards("B", 8) == 1
     with jax.set_mesh(mesh_of((2, 4, 1))):
-        assert (ways("B", 16), ways("B", 6), ways("B", 5), ways("V", 64)) == (8, 2, 1, 1)
+        assert (num_shards("B", 16), num_shards("B", 6), num_shards("B", 5), num_shards("V", 64)) == (8, 2, 1, 1)
     with jax.set_mesh(mesh_of((2, 1, 4))):
-        assert (ways("B", 6), ways("V", 64)) == (2, 4)
+        assert (num_shards("B", 6), num_shards("V", 64)) == (2, 4)
 
 
 def test_constrain_pins_an_activation_and_needs_no_mesh():

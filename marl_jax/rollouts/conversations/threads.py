@@ -23,7 +23,7 @@ from marl_jax.agents.answers import Reply
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Backbone, Team
 from models import cache as kv
-from models.sharding import ways
+from models.sharding import num_shards
 
 LONG_ONES = 8  # openings and long turns are read an eighth of the games at a time: few come at the same turn
 
@@ -204,7 +204,7 @@ class History:
         games = len(read.row)
         if narrow == read.tokens.shape[1]:
             return all_rows(cache, narrow, lengths)
-        if ways("B", games) > 1:  # conversations stay on their devices
+        if num_shards("B", games) > 1:  # conversations stay on their devices
             return jax.lax.cond(
                 jnp.any(waits),
                 lambda: all_rows(cache, read.tokens.shape[1], lengths),
