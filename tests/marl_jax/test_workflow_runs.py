@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from envs.tasks import TASKS
-from envs.tasks.own import own_task
+from envs.tasks.dataset_task import dataset_task
 from envs.tasks.workflow.draw import draw
 from envs.tasks.workflow.reading import read
 from marl_jax.errors import ConfigError
@@ -45,7 +45,7 @@ def config(monkeypatch):
     """A run of two steps whose config has the workflow; the task was registered with another one."""
     TASKS.names()
     monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
-    TASKS.add("team", own_task([{"topic": f"topic {i}"} for i in range(8)], plain, prompt="{topic}"))
+    TASKS.add("team", dataset_task([{"topic": f"topic {i}"} for i in range(8)], plain, prompt="{topic}"))
 
     def make(algorithm):
         config = tiny_task.get_config(f"{algorithm}+team")

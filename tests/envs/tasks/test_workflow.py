@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from envs.tasks import scripted
-from envs.tasks.own import OwnTask
+from envs.tasks.dataset_task import OwnTask
 from envs.tasks.solver_checker import SolverChecker
 from envs.tasks.workflow.draw import draw
 from envs.tasks.workflow.graph import END, WorkflowError

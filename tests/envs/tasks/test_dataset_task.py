@@ -9,7 +9,7 @@ import pytest
 
 from envs.tasks import scripted
 from envs.tasks.data import DataError, from_list, prepare_tfds
-from envs.tasks.own import OwnTask, own_task
+from envs.tasks.dataset_task import OwnTask, dataset_task
 from envs.tasks.replies import CallTimeout
 from envs.tasks.task import PARTS
 from tests.envs.tasks import reward_functions as rewards
@@ -41,7 +41,7 @@ def episodes(task, n=3, **settings):
 
 @pytest.mark.parametrize("function", [rewards.right, rewards.as_trl, lambda completion, answer: completion == answer])
 def test_functions_of_both_kinds_reward_the_same(function):
-    make = own_task(ROWS, {"right": function})
+    make = dataset_task(ROWS, {"right": function})
     for answer, value in (("one", 1), ("two", 0)):
         outcome, (reply,) = run(make(), answers=[answer])
         assert outcome.success == reply.rewards.team == value and outcome.metrics == {"reward_right": value}
@@ -49,7 +49,7 @@ def test_functions_of_both_kinds_reward_the_same(function):
 
 
 def test_several_functions_with_weights_and_the_one_that_counts():
-    task = own_task(ROWS, [rewards.right, lambda completion: len(completion)], weights=(1.0, -0.1))()
+    task = dataset_task(ROWS, [rewards.right, lambda completion: len(completion)], weights=(1.0, -0.1))()
     outcome, (reply,) = run(task, answers=["one"])
     assert reply.rewards.team == pytest.approx(1 - 0.3) and outcome.success == 1
     task = OwnTask(ROWS, [rewards.right, rewards.waits], success="waits", pays="agent")
@@ -210,7 +210,7 @@ def test_every_kind_of_data(tmp_path):
     parts = {"train": from_list(ROWS[:6]), "validation": from_list(ROWS[6:7]), "test": from_list(ROWS[7:])}
     folder = prepare_tfds("words", parts, tmp_path)
     for data in (ROWS, str(path), from_list(ROWS), f"tfds:{folder}", parts):
-        task = own_task(data, rewards.right)()
+        task = dataset_task(data, rewards.right)()
         rows = [row for part in PARTS for row in task.examples(part)]
         assert sorted(map(str, rows)) == sorted(map(str, ROWS)) and len(task.examples("train")) == 6
     with pytest.raises(DataError, match="data has the parts test"):
@@ -220,7 +220,7 @@ def test_every_kind_of_data(tmp_path):
 
 
 def test_params_of_a_config_change_the_settings():
-    assert own_task(ROWS, rewards.right)(limit=3.0, prompt="Now: {prompt}").limit == 3.0
+    assert dataset_task(ROWS, rewards.right)(limit=3.0, prompt="Now: {prompt}").limit == 3.0
 
 
 A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
@@ -229,17 +229,20 @@ A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: own_task(ROWS, []), "needs a reward function"),
-        (lambda: own_task(ROWS, 5), "the reward 'int' is 5; expected a function"),
-        (lambda: own_task(ROWS, lambda answer: 1), "takes neither completion nor completions"),
-        (lambda: own_task(ROWS, lambda *texts: 1), "takes positional arguments"),
-        (lambda: own_task(ROWS, [rewards.right, rewards.right]), "two reward functions have the same name"),
-        (lambda: own_task(ROWS, rewards.right, weights=[1, 2]), "expected one for each of right"),
-        (lambda: own_task(ROWS, rewards.right, success="left"), "success is 'left'; accepted: right"),
-        (lambda: own_task(ROWS, rewards.right, pays="all"), "pays is 'all'; accepted: team"),
-        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": ["x"]}]), "a step's reward is 'x'"),
-        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "rewards": []}]), "no step .* has the reward 'right'"),
-        (lambda: own_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "waits for 'b'"),
+        (lambda: dataset_task(ROWS, []), "needs a reward function"),
+        (lambda: dataset_task(ROWS, 5), "the reward 'int' is 5; expected a function"),
+        (lambda: dataset_task(ROWS, lambda answer: 1), "takes neither completion nor completions"),
+        (lambda: dataset_task(ROWS, lambda *texts: 1), "takes positional arguments"),
+        (lambda: dataset_task(ROWS, [rewards.right, rewards.right]), "two reward functions have the same name"),
+        (lambda: dataset_task(ROWS, rewards.right, weights=[1, 2]), "expected one for each of right"),
+        (lambda: dataset_task(ROWS, rewards.right, success="left"), "success is 'left'; accepted: right"),
+        (lambda: dataset_task(ROWS, rewards.right, pays="all"), "pays is 'all'; accepted: team"),
+        (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "rewards": ["x"]}]), "a step's reward is 'x'"),
+        (
+            lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "rewards": []}]),
+            "no step .* has the reward 'right'",
+        ),
+        (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "waits for 'b'"),
         (lambda: OwnTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
         (lambda: OwnTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),
         (lambda: OwnTask(ROWS, rewards.right, workflow=CLASH).examples("train"), "the name of a role"),

@@ -3,7 +3,7 @@
     def right(completion, answer):
         return float(answer in completion)
 
-    TASKS.add("capitals", own_task(
+    TASKS.add("capitals", dataset_task(
         data="capitals.jsonl",                       # rows with the columns country and answer
         prompt="What is the capital of {country}?",
         rewards=right,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 LEVELS = ("team", "agent", "process")
 
 
-def own_task(
+def dataset_task(
     data: str | Sequence[Mapping] | Mapping[str, Any] | Dataset, rewards: Any, **settings: Any
 ) -> Callable[..., OwnTask]:
     """What a registry of tasks takes: called with `task.params`, which change the settings, it gives the task.
@@ -58,7 +58,7 @@ def own_task(
 class OwnTask:
     """The task.
 
-    data, rewards  as for `own_task`
+    data, rewards  as for `dataset_task`
     weights       of the reward functions, in their order; all 1 by default
     prompt        of a task with one role and one turn; by default the column "prompt", a text or a list of messages
     system        its system text
