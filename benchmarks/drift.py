@@ -281,8 +281,8 @@ def random_params(model: Model) -> dict:
     rng = np.random.default_rng(0)
 
     def one(path, leaf):
-        centre = 1.0 if path[-1].key.endswith("norm") else 0.0
-        return jnp.asarray(centre + 0.15 * rng.standard_normal(leaf.shape), jnp.float32)
+        center = 1.0 if path[-1].key.endswith("norm") else 0.0
+        return jnp.asarray(center + 0.15 * rng.standard_normal(leaf.shape), jnp.float32)
 
     return jax.tree.map_with_path(one, model.abstract())
 

@@ -45,7 +45,7 @@ def at_grpo(group_size: int | None = None, **changes) -> ConfigDict:
 
 def dr_mas(group_size: int | None = None) -> ConfigDict:
     """Dr. MAS: the standard deviation taken per agent over the batch, so that agents learn at one pace."""
-    return grpo(group_size, normalise="agent")
+    return grpo(group_size, normalize="agent")
 
 
 def sft(**changes) -> ConfigDict:

@@ -155,7 +155,7 @@ class Model:
             raise ValueError("stacked parameters need a stacked prefix: pass the one from read_prefix as it is")
         else:
             turn = self._turn(unroll)
-            body = _rematerialised(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
+            body = _rematerialized(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
             x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=turn)
             kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
         if new_cache is not None:
@@ -223,7 +223,7 @@ def _kept(cache, prefix, n_layers):
     return tuple((*own, *first) for own, first in zip(cache.layers, prefix, strict=True))
 
 
-def _rematerialised(body, remat: str, turn: int):
+def _rematerialized(body, remat: str, turn: int):
     if remat == "none":
         return body
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None

@@ -50,12 +50,12 @@ def refused(capsys, *arguments):
 def test_overrides_land_with_their_types(started):
     changes = ["steps=7", "optim.warmup=0", "optim.lr=1e-5", "log.wandb=false", "eval.opponents=('random',)"]
     changes += ["agents.seat_1=main"]
-    switches = ["--noconfig.opponents.prioritised", "--config.env.symmetry"]
+    switches = ["--noconfig.opponents.prioritized", "--config.env.symmetry"]
     overrides = [f"--config.{change}" for change in changes] + switches
     assert launch.main(["launch.py", TIC_TAC_TOE, *overrides]) == 0
     (mode, given), config = started[0], started[0][1]["config"]
     assert mode == "train" and given["workdir"] == Path.cwd() / "runs" / "tic_tac_toe_selfplay"
-    assert (config.steps, config.optim.lr, config.opponents.prioritised, config.env.symmetry) == (7, 1e-5, False, True)
+    assert (config.steps, config.optim.lr, config.opponents.prioritized, config.env.symmetry) == (7, 1e-5, False, True)
     assert config.eval.opponents == ("random",) and config.agents.seat_1 == "main"
 
 

@@ -172,9 +172,9 @@ class _Progress:
             log.info("%s: %d of %d levels generated, about %.0f s left", self._game, made, self._wanted, left)
 
 
-def grade_seed(seed: int, number: int, grades: int) -> int | tuple[int, int]:
-    """The seed of grade `number` of 1 to `grades`: another stream for each, the pool's own for the hardest."""
-    return seed if number == grades else (seed, number)
+def grade_seed(seed: int, number: int, difficulty_levels: int) -> int | tuple[int, int]:
+    """Return the seed of a difficulty level: a separate stream for each, and the pool's own for the hardest."""
+    return seed if number == difficulty_levels else (seed, number)
 
 
 def from_parts(game: str, source: str, train: Arrays, test: Arrays, key: Callable[[Arrays], list[bytes]]) -> Pool:

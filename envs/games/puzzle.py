@@ -17,7 +17,7 @@ import numpy as np
 from envs.games.game import Game, State, check_choice, check_range
 from envs.games.pools import PARTS, Levels, Pool
 
-LEVEL_PARAMS = frozenset({"pool", "part", "seed", "n_train", "n_test", "budget", "grades"})
+LEVEL_PARAMS = frozenset({"pool", "part", "seed", "n_train", "n_test", "budget", "difficulty_levels"})
 """The parameters of every puzzle that choose its levels, or how long one may take."""
 
 
@@ -29,8 +29,9 @@ class Puzzle(Game):
     part: "train" or "test"
     seed, n_train, n_test: of a generated pool
     budget: turns before the episode ends without success; left out, the game chooses
-    grades: of a generated pool; with more than one, the train part also has easier levels, in so many steps up to the
-        game's own parameters, each with an equal share (a curriculum climbs them); the test part has the hardest only
+    difficulty_levels: of a generated pool; with more than one, the train part also has easier levels, in this many
+        steps up to the game's own parameters, each with an equal share (a curriculum climbs them); the test part has
+        the hardest only
     """
 
     symbols: ClassVar[tuple[str, ...]]
@@ -48,7 +49,7 @@ class Puzzle(Game):
     n_train: int = 512
     n_test: int = 512
     budget: int | None = None
-    grades: int = 1
+    difficulty_levels: int = 1
 
     n_players: ClassVar[int] = 1
     solvable: ClassVar[bool] = True
@@ -56,7 +57,7 @@ class Puzzle(Game):
 
     def __post_init__(self):
         check_choice(self.name, "part", self.part, PARTS)
-        check_range(self.name, "grades", self.grades, 1, 16)
+        check_range(self.name, "difficulty_levels", self.difficulty_levels, 1, 16)
         pool = self.pool
         if pool is None:
             pool = self.generate_pool()

@@ -174,7 +174,7 @@ def token_table(
     return ids, lengths
 
 
-def check_neighbours(
+def check_neighbors(
     tokenizer: "Tokenizer | Encoder", templates: Sequence[Template], followed_by: Sequence[str] = ()
 ) -> None:
     """Refuse templates that merge where they stand one behind the other, after other text.

@@ -37,7 +37,7 @@ from envs.games import answers
 from envs.games.borders import Encoder, MergeError, Tokenizer
 from envs.games.game import Game, State
 from envs.games.prompt import History, Prompt
-from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbours, token_table
+from envs.games.template import Compiled, Fixed, Piece, Table, Template, check_neighbors, token_table
 
 STYLES = ("full", "compact", "brief")
 CONTEXTS = ("turn", "history")
@@ -177,8 +177,8 @@ class Text:
         close = Template((Fixed(chat.reply_close_and_user if chat else "\n"),))
         ask = Template((_joined(_by_seat(self.asks), Fixed(self._answer(chat))),))
         answers = Template((Table((*self.names, *(BEFORE_CLOSE if free else ()))),))
-        check_neighbours(encoder, [answers, close, self.events, self.events, ask], followed_by=self.names)
-        check_neighbours(encoder, [close, ask])
+        check_neighbors(encoder, [answers, close, self.events, self.events, ask], followed_by=self.names)
+        check_neighbors(encoder, [close, ask])
         text = close.text([])
         return History(
             close_text=text,

@@ -19,9 +19,9 @@ RESAMPLES = 10_000
 def rate(values: Sequence[float]) -> Rate:
     """The mean of values between 0 and 1, one for each question, with Wilson's interval."""
     n, p = len(values), sum(values) / len(values)
-    centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    center = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    return Rate(p, max(0.0, min(centre - half, p)), min(1.0, max(centre + half, p)))
+    return Rate(p, max(0.0, min(center - half, p)), min(1.0, max(center + half, p)))
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Rate:

@@ -23,16 +23,16 @@ class Line:
 def chart(panels: Mapping[str, Sequence[Line]], x_words: str, limits: Mapping[str, float] | None = None) -> str:
     """The document; `limits` draws a dashed line at a value of a panel."""
     kinds = list(dict.fromkeys(line.kind for lines in panels.values() for line in lines))
-    colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(kinds)}
+    colors = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(kinds)}
     parts, width = [], WIDTH * len(panels)
     parts.append(f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>')
-    for number, (kind, colour) in enumerate(colours.items()):
+    for number, (kind, color) in enumerate(colors.items()):
         x = LEFT + number * 130
-        parts.append(f'<line x1="{x}" x2="{x + 18}" y1="14" y2="14" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<line x1="{x}" x2="{x + 18}" y1="14" y2="14" stroke="{color}" stroke-width="2"/>')
         parts.append(_text(x + 24, 18, kind, "start"))
     for number, (title, lines) in enumerate(panels.items()):
         shown, limit = [line for line in lines if line.x], (limits or {}).get(title)
-        parts += _panel(number * WIDTH, title, shown, colours, x_words, limit)
+        parts += _panel(number * WIDTH, title, shown, colors, x_words, limit)
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
@@ -41,7 +41,7 @@ def chart(panels: Mapping[str, Sequence[Line]], x_words: str, limits: Mapping[st
 
 
 def _panel(
-    left: float, title: str, lines: Sequence[Line], colours: Mapping[str, str], x_words: str, limit: float | None
+    left: float, title: str, lines: Sequence[Line], colors: Mapping[str, str], x_words: str, limit: float | None
 ) -> list[str]:
     parts = [_text(left + LEFT, TOP - 14, title, "start", bold=True)]
     if not lines:
@@ -65,7 +65,7 @@ def _panel(
         parts.append(f'<line x1="{x:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{INK}" {dashes}/>')
     for line in lines:
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*at) for at in zip(line.x, line.y, strict=True)))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[line.kind]}" stroke-width="1.6"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colors[line.kind]}" stroke-width="1.6"/>')
     parts.append(_text(place(0, 0)[0], HEIGHT - 14, "0", "middle"))
     parts.append(_text(place(last, 0)[0], HEIGHT - 14, f"{last:g} {x_words}", "end"))
     return parts

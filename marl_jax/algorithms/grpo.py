@@ -70,7 +70,7 @@ def with_advantages(
 
 def group_settings(algo: ConfigDict) -> dict:
     """The arguments of `groups.advantages` that an experiment chooses."""
-    return dict(baseline=algo.group_baseline, std=algo.group_std, normalise=algo.normalise, ddof=algo.std_ddof)
+    return dict(baseline=algo.group_baseline, std=algo.group_std, normalize=algo.normalize, ddof=algo.std_ddof)
 
 
 def group_metrics(found: Groups, exists: jax.Array, rewards: jax.Array, members: jax.Array | None = None) -> dict:

@@ -23,7 +23,7 @@ FIELDS = {
     "group_size": Field(8, integer(2, 1 << 16), "samples that are compared with each other"),
     "group_std": Field(True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"),
     "group_baseline": Field("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO"),
-    "normalise": Field(
+    "normalize": Field(
         "group",
         choice("group", "agent", "batch"),
         "standard deviation per group, per agent (Dr. MAS) or over all informative groups of the batch (ScaleRL)",

@@ -32,9 +32,9 @@ def wilson(successes: float, n: int, confidence: float = 0.95, distinct: int | N
         raise ValueError(f"{successes} successes out of {n}: expected 0 <= successes <= n and n > 0")
     z = _z(confidence)
     p, n = successes / n, _distinct(n, distinct)
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    center = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Interval(p, float(max(0.0, min(centre - half, p))), float(min(1.0, max(centre + half, p))))
+    return Interval(p, float(max(0.0, min(center - half, p))), float(min(1.0, max(center + half, p))))
 
 
 def normal(values, confidence: float = 0.95) -> Interval:

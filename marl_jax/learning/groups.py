@@ -37,7 +37,7 @@ def advantages(
     *,
     baseline: str = "mean",
     std: bool = True,
-    normalise: str = "group",
+    normalize: str = "group",
     ddof: int = 0,
     agents: jax.Array | None = None,
     n_agents: int = 1,
@@ -59,10 +59,10 @@ def advantages(
     informative = differ(rewards, members)
     counted = members & informative[..., None]
     result = centred(rewards, members, baseline)
-    if std and normalise == "group":
+    if std and normalize == "group":
         result = result / (group_std(rewards, members, ddof) + EPS)[..., None]
     elif std:
-        if normalise == "batch":
+        if normalize == "batch":
             agents, n_agents = jnp.zeros(rewards.shape[:-1], jnp.int32), 1
         result = result / (agent_std(rewards, counted, agents, n_agents, ddof)[agents] + EPS)[..., None]
     # Last, so that a group with a reward that is not finite costs only itself.

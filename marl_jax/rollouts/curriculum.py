@@ -55,14 +55,14 @@ class LadderRule:
     wait    turns after a change before games count: as many as a game may take, where games go on from rollout to
             rollout. Until then those of the grade before are ending, and of the new ones the short, solved ones.
 
-    grades  n
+    difficulty_levels  n
     start   the first grade
     up      the share of solved games from which it goes up
     down    the share below which it goes down
     window  games to end before it is decided
     """
 
-    grades: int
+    difficulty_levels: int
     start: int
     up: float
     down: float
@@ -87,7 +87,7 @@ class LadderRule:
         share = solved / jnp.maximum(ended, 1)
         step = (share >= self.up).astype(jnp.int32) - (share < self.down).astype(jnp.int32)
         decided = ended >= self.window
-        grade = jnp.clip(ladder.grade + jnp.where(decided, step, 0), 1, self.grades)
+        grade = jnp.clip(ladder.grade + jnp.where(decided, step, 0), 1, self.difficulty_levels)
         return Ladder(
             grade=grade,
             age=jnp.where(grade == ladder.grade, ladder.age + turns, 0),
@@ -116,7 +116,7 @@ class Curriculum:
         """Play a rollout on the levels of the present grade, and choose the next grade by its results."""
         samples, inner, finished, metrics = self._at(state.ladder).measured(params, state.inner, key)
         ladder = self.rule.climb(state.ladder, finished)
-        metrics = {**metrics, "difficulty": ladder.grade[0] / self.rule.grades}
+        metrics = {**metrics, "difficulty": ladder.grade[0] / self.rule.difficulty_levels}
         return samples, CurriculumState(inner, ladder), metrics
 
     def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:
@@ -141,7 +141,7 @@ class Curriculum:
 
     def _at(self, ladder: Ladder) -> GameRollout:
         game = self.rollout.game
-        count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.grades, 1)
+        count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.difficulty_levels, 1)
         return dataclasses.replace(self.rollout, game=Easiest(game, count))
 
 

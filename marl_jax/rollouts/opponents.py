@@ -90,7 +90,7 @@ class Opponents:
     sections: Sections
     pool_size: int = 0
     snapshot_every: int = 1
-    prioritised: bool = True
+    prioritized: bool = True
 
     def new_pool(self, team: Team, params: dict) -> OpponentPool | None:
         """A pool whose first member are the present parameters, at step 0."""
@@ -108,7 +108,7 @@ class Opponents:
 
     def meet(self, pool: OpponentPool, key: jax.Array) -> tuple[jax.Array, dict]:
         """The place of the next opponent, drawn with `chances`, and its snapshot."""
-        place = jax.random.categorical(key, jnp.log(chances(pool, self.prioritised)))
+        place = jax.random.categorical(key, jnp.log(chances(pool, self.prioritized)))
         return place, jax.tree.map(lambda x: x[place], pool.snapshots)
 
     def record(self, pool: OpponentPool, place: jax.Array, finished: Finished) -> OpponentPool:
@@ -150,10 +150,10 @@ def add(pool: OpponentPool, snapshot: dict, step) -> OpponentPool:
     )
 
 
-def chances(pool: OpponentPool, prioritised: bool) -> jax.Array:
+def chances(pool: OpponentPool, prioritized: bool) -> jax.Array:
     """float32 [M]: how likely each opponent is to be met next; one that was never met counts as an even match."""
     win_rate = (pool.points + 0.5) / (pool.games + 1.0)
-    weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritised else jnp.ones_like(win_rate)
+    weight = jnp.maximum(jnp.square(1.0 - win_rate), FLOOR) if prioritized else jnp.ones_like(win_rate)
     weight = jnp.where(pool.step >= 0, weight, 0.0)
     return weight / jnp.sum(weight)
 

@@ -203,8 +203,9 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
         known = [name for name in games.GAMES if games.game_class(name).has_levels]
         yield f"config.curriculum.enabled is True with env.name {c.env.name!r}; accepted: {', '.join(known)}"
         return
-    if k.start > k.grades:
-        yield f"config.curriculum.start is {k.start} with grades {k.grades}; accepted: from 1 to grades"
+    if k.start > k.difficulty_levels:
+        most = k.difficulty_levels
+        yield f"config.curriculum.start is {k.start}, but difficulty_levels is {most}. It must be from 1 to {most}."
     if k.down >= k.up:
         yield f"config.curriculum.down is {k.down:g} with up {k.up:g}; accepted: less than up"
     # A curriculum counts games that paid the team, which is what solving one does.

@@ -100,7 +100,7 @@ REWARD = {
 
 CURRICULUM = {  # at grade g of n, the levels of a puzzle are drawn from the easiest g/n of the pool
     "enabled": Field(False, SWITCH, "puzzles begin with easy levels"),
-    "grades": Field(5, integer(2, 1000), "at the last, all levels are drawn, as without a curriculum"),
+    "difficulty_levels": Field(5, integer(2, 1000), "at the last, all levels are drawn, as without a curriculum"),
     "start": Field(1, integer(1), "the first grade"),
     "up": Field(0.8, number(0, 1, above=True), "one grade up when this share of the last games was solved"),
     "down": Field(0.2, number(0, 1), "one grade down below this share"),
@@ -111,7 +111,7 @@ OPPONENTS = {  # who sits opposite in competitive games while training
     "self_play_frac": Field(1.0, number(0, 1), "share of games against the present self"),
     "pool_size": Field(0, integer(0, 1024), "historical opponents kept; 0 is no pool"),
     "snapshot_every": Field(25, integer(1), "steps between historical opponents"),
-    "prioritised": Field(True, SWITCH, "historical opponents that win more often are met more often"),
+    "prioritized": Field(True, SWITCH, "historical opponents that win more often are met more often"),
     "bots": Field((), TEXTS, "bots to meet, e.g. ('random',)"),
     "bot_frac": Field(0.0, number(0, 1), "share of games against bots"),
 }

@@ -102,7 +102,7 @@ class GameSetup(Setup):
         sections = make_sections(self.config.rollout.games, o.self_play_frac, bots, o.bot_frac)
         if sections.own == sections.rows and not o.pool_size:
             return None
-        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritised)
+        return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized)
 
     def demonstrator(self) -> Bot:
         """The bot that is imitated: that of the config, or the best that the game has."""

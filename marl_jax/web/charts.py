@@ -72,21 +72,21 @@ def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _draw(s: Series, colour: str, px, py):
+def _draw(s: Series, color: str, px, py):
     def path(xs, ys) -> str:
         return "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, ys, strict=True))
 
     if s.low and s.high:
         around = path([*s.x, *reversed(s.x)], [*s.high, *reversed(s.low)])
-        yield f'<path class="band" fill="{colour}" d="{around}Z"/>'
+        yield f'<path class="band" fill="{color}" d="{around}Z"/>'
     if len(s.x) == 1:
-        yield f'<circle fill="{colour}" cx="{px(s.x[0]):.1f}" cy="{py(s.y[0]):.1f}" r="3"/>'
+        yield f'<circle fill="{color}" cx="{px(s.x[0]):.1f}" cy="{py(s.y[0]):.1f}" r="3"/>'
         return
     if s.smooth and len(s.x) > 20:
-        yield f'<path class="raw" stroke="{colour}" d="{path(s.x, s.y)}"/>'
+        yield f'<path class="raw" stroke="{color}" d="{path(s.x, s.y)}"/>'
         s = dataclasses.replace(s, y=smoothed(s.y, max(2, len(s.y) // 25)))
     last = f"{s.name}: {label(s.y[-1])} at {label(s.x[-1])}"
-    yield f'<path class="line" stroke="{colour}" d="{path(s.x, s.y)}"><title>{html.escape(last)}</title></path>'
+    yield f'<path class="line" stroke="{color}" d="{path(s.x, s.y)}"><title>{html.escape(last)}</title></path>'
 
 
 def legend(names: Sequence[str]) -> str:

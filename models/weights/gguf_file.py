@@ -67,7 +67,7 @@ class GGUFFile:
         return [
             f"{name} has type {_type_name(kind)}, which cannot be dequantised"
             for name, kind in types.items()
-            if not _can_dequantise(kind)
+            if not _can_dequantize(kind)
         ]
 
     def tensor(self, name: str) -> np.ndarray:
@@ -217,7 +217,7 @@ def _value(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
 
 
 @functools.cache
-def _can_dequantise(kind: int) -> bool:
+def _can_dequantize(kind: int) -> bool:
     """Whether the `gguf` package turns this type into floats, found out on one block of zeros."""
     try:
         quantisation = gguf.GGMLQuantizationType(kind)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from envs.games.borders import MergeError
-from envs.games.template import Fixed, Table, Template, check_neighbours, token_table
+from envs.games.template import Fixed, Table, Template, check_neighbors, token_table
 from tests.conftest import shared_data
 
 
@@ -178,12 +178,12 @@ def test_linked_tables_are_shown_together():
 def test_refuses_what_merges_between_templates():
     """Fixed texts that are rendered apart are not joined first."""
     a, b = Template((Fixed("a"),)), Template((Fixed("b"), Table(("", "c"))))
-    check_neighbours(Words("ac"), [a, b, a])
+    check_neighbors(Words("ac"), [a, b, a])
     for merge in ("ab", "ba", "ca"):
         with pytest.raises(MergeError):
-            check_neighbours(Words(merge), [a, b, a])
+            check_neighbors(Words(merge), [a, b, a])
     with pytest.raises(MergeError):
-        check_neighbours(Words("ax"), [b, a], followed_by=("x",))
+        check_neighbors(Words("ax"), [b, a], followed_by=("x",))
 
 
 def test_refuses_a_merge_of_three():

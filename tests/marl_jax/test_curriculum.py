@@ -47,15 +47,15 @@ def finished(solved, ended):
 
 def climbed(rule, grade, *rollouts):
     """The grades after some rollouts, each (solved, ended)."""
-    ladder, grades = Ladder(*(jnp.full((3,), x) for x in (grade, 0, 0.0, 0.0))), []
+    ladder, difficulty_levels = Ladder(*(jnp.full((3,), x) for x in (grade, 0, 0.0, 0.0))), []
     for rollout in rollouts:
         ladder = rule.climb(ladder, finished(*rollout))
-        grades.append(int(ladder.grade[0]))
-    return grades
+        difficulty_levels.append(int(ladder.grade[0]))
+    return difficulty_levels
 
 
 def test_up_and_down_once_enough_games_have_ended():
-    rule = LadderRule(grades=4, start=1, up=0.75, down=0.25, window=10)
+    rule = LadderRule(difficulty_levels=4, start=1, up=0.75, down=0.25, window=10)
     assert climbed(rule, 2, (9, 9)) == [2]  # too few to decide
     assert climbed(rule, 2, (9, 9), (1, 1), (1, 1)) == [2, 3, 3]  # counting starts again
     assert climbed(rule, 2, (7, 10), (8, 10), (2, 10), (3, 10)) == [2, 3, 2, 2]
@@ -63,7 +63,7 @@ def test_up_and_down_once_enough_games_have_ended():
 
 
 def test_after_a_change_games_count_once_those_before_it_have_ended():
-    rule = LadderRule(grades=4, start=1, up=0.75, down=0.25, window=10, wait=2)
+    rule = LadderRule(difficulty_levels=4, start=1, up=0.75, down=0.25, window=10, wait=2)
     assert climbed(rule, 2, (10, 10), (10, 10), (10, 10), (10, 10), (10, 10), (10, 10)) == [2, 2, 3, 3, 3, 4]
     assert climbed(rule, 2, (10, 10), (10, 10), (5, 10), (10, 10)) == [2, 2, 2, 3]  # to stay is no change
 
@@ -71,11 +71,11 @@ def test_after_a_change_games_count_once_those_before_it_have_ended():
 @pytest.mark.parametrize("name", PUZZLES)
 def test_easiest_levels_first_and_easier_grades_beside_them(name):
     params, levels = PUZZLES[name]
-    game, graded = games.make(name, **params, **POOLS), games.make(name, **params, **POOLS, grades=4)
+    game, graded = games.make(name, **params, **POOLS), games.make(name, **params, **POOLS, difficulty_levels=4)
     assert graded.pool.test == game.pool.test  # evaluation is at full difficulty
     assert np.median(graded.difficulty()) < np.median(game.difficulty())
     assert not set(levels.keys(graded.pool.train.arrays)) & set(levels.keys(graded.pool.test.arrays))
-    assert games.make(name, **params, **POOLS, grades=4).pool == graded.pool
+    assert games.make(name, **params, **POOLS, difficulty_levels=4).pool == graded.pool
 
     order = np.sort(graded.difficulty())
     reset = jax.jit(jax.vmap(graded.reset_among, (0, None)))
@@ -86,14 +86,14 @@ def test_easiest_levels_first_and_easier_grades_beside_them(name):
 
 
 def test_what_makes_a_level_hard():
-    boxes = games.make("sokoban", size=6, boxes=2, grades=2, **POOLS)
+    boxes = games.make("sokoban", size=6, boxes=2, difficulty_levels=2, **POOLS)
     found = sokoban_levels.boxes_of(boxes.levels["cells"]).sum((1, 2))
     assert set(found) == {1, 2} and boxes.difficulty()[found == 1].max() < boxes.difficulty()[found == 2].min()
-    cells = games.make("sudoku", grades=2, **POOLS)
+    cells = games.make("sudoku", difficulty_levels=2, **POOLS)
     empty = (cells.levels["puzzle"] == 0).sum((1, 2))
     np.testing.assert_array_equal(cells.difficulty(), empty)
     assert empty.min() <= 4 and empty.max() > 5
-    walk = games.make("plan_path", size=6, grades=2, **POOLS)
+    walk = games.make("plan_path", size=6, difficulty_levels=2, **POOLS)
     steps = walk.levels["distance"].reshape(walk.n_levels, -1)[np.arange(walk.n_levels), walk.levels["start"]]
     np.testing.assert_array_equal(np.floor(walk.difficulty()), steps)
 
@@ -103,7 +103,7 @@ def test_what_makes_a_level_hard():
 
 def rising():
     config = tiny_plan.get_config()
-    config.curriculum.update(dict(enabled=True, grades=4, start=1, up=0.05, down=0.0, window=2))
+    config.curriculum.update(dict(enabled=True, difficulty_levels=4, start=1, up=0.05, down=0.0, window=2))
     validate.check(config)
     return config
 
@@ -150,9 +150,12 @@ def test_games_of_a_grade_are_of_its_levels():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(start=5), "config.curriculum.start is 5 with grades 4; accepted: from 1 to grades"),
+        (dict(start=5), "config.curriculum.start is 5, but difficulty_levels is 4. It must be from 1 to 4."),
         (dict(up=0.2, down=0.4), "config.curriculum.down is 0.4 with up 0.2; accepted: less than up"),
-        (dict(grades=1), "config.curriculum.grades is 1; accepted: a whole number from 2 to 1000"),
+        (
+            dict(difficulty_levels=1),
+            "config.curriculum.difficulty_levels is 1; accepted: a whole number from 2 to 1000",
+        ),
     ],
 )
 def test_refused(changes, message):

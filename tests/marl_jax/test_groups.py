@@ -25,12 +25,12 @@ REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0,
         ),
         # Dr. MAS: groups 0 and 2 are agent 0's, whose spread is that of group 0 alone, because 2 does not count
         (
-            dict(normalise="agent", agents=jnp.array([0, 1, 0]), n_agents=2),
+            dict(normalize="agent", agents=jnp.array([0, 1, 0]), n_agents=2),
             [[-1.06904, -0.53452, 0.0, 1.60357], [-0.57735, -0.57735, -0.57735, 1.73205], [0, 0, 0, 0]],
         ),
         # ... and with one agent for all, sqrt((14 + 12) / 8) = 1.80278
         (
-            dict(normalise="agent", agents=jnp.array([0, 0, 0]), n_agents=1),
+            dict(normalize="agent", agents=jnp.array([0, 0, 0]), n_agents=1),
             [[-1.10940, -0.55470, 0.0, 1.66410], [-0.55470, -0.55470, -0.55470, 1.66410], [0, 0, 0, 0]],
         ),
     ],
@@ -66,7 +66,7 @@ def test_any_leading_axes_and_shift_and_scale():
     np.testing.assert_allclose(jnp.std(once, axis=-1), 1, atol=1e-4)
     np.testing.assert_allclose(groups.advantages(7 + 3 * rewards).advantages, once, atol=1e-4)
     agents = jnp.zeros((2, 3), jnp.int32)
-    of_agent = groups.advantages(rewards, normalise="agent", agents=agents).advantages
+    of_agent = groups.advantages(rewards, normalize="agent", agents=agents).advantages
     assert float(jnp.sqrt(jnp.mean(jnp.square(of_agent)))) == pytest.approx(1.0, abs=1e-4)
 
 

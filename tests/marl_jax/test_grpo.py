@@ -114,7 +114,7 @@ def test_dr_mas_by_hand():
 
     With agents taken as one it is sqrt((4 + 4 + 1/4 + 1/4) / 4) = 1.4577.
     """
-    algo = algorithms.at_grpo(2, normalise="agent")
+    algo = algorithms.at_grpo(2, normalize="agent")
     algo.tis_clip = 0.0
     change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
     # Agent 0 earned 4 and 0, agent 1 earned 1 and 0; what the other seat was paid is not theirs.

@@ -235,7 +235,7 @@ def test_a_historical_opponent_converses_with_its_own_weights():
     recorded = told.recorded & in_rollout(found)
     theirs, mine = told.opposite & recorded, ~told.opposite & recorded
     assert (theirs & ~told.fresh).sum() > 5
-    best = {name: scored.favourites(weights, found.samples) for name, weights in (("mine", params), ("other", other))}
+    best = {name: scored.favorites(weights, found.samples) for name, weights in (("mine", params), ("other", other))}
     np.testing.assert_array_equal(best["other"][theirs], told.played[theirs])
     np.testing.assert_array_equal(best["mine"][mine], told.played[mine])
     assert (best["mine"][theirs] != told.played[theirs]).any()
@@ -273,7 +273,7 @@ def test_how_well_demonstrations_are_imitated():
     told = tiny.tell(found)
     counts = counted(found, told)
     assert told.recorded.sum() == told.exists.sum() == accuracy.total == counts.sum()
-    best = unseen.favourites(params, found.samples)
+    best = unseen.favorites(params, found.samples)
     keys = jax.random.split(jax.random.key(0), 64)
     ways = jax.jit(jax.vmap(jax.vmap(settings.bot.act, (None, 0)), (0, None)))
     said = found.samples.in_time(best)[..., None]

@@ -80,16 +80,16 @@ def test_a_match_is_played_as_one_forward_pass_over_the_text_would():
     tokens = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows])
     policy, weights = tiny.policy("tic_tac_toe"), team()[1]["main"]
 
-    def favourites(tokens, lengths, legal):
+    def favorites(tokens, lengths, legal):
         hidden, _ = policy.model.forward(weights["model"], tokens, lengths=lengths, dtype=jnp.float32)
         last = hidden[jnp.arange(len(tokens)), lengths - 1]
         logits = policy.model.logits(weights["model"], last, tiny.prompt("tic_tac_toe").action_ids[:, 0])
         return jnp.argmax(jnp.where(legal, logits, -jnp.inf), axis=1)
 
     legal = np.stack([GAME.legal(state) for _, _, state, *_ in turns])
-    found = jax.jit(favourites)(tokens, lengths, legal)
+    found = jax.jit(favorites)(tokens, lengths, legal)
     assert found.tolist() == [action for *_, action, _, _ in turns]
-    alone = jax.jit(favourites)(*_openings(turns), legal)
+    alone = jax.jit(favorites)(*_openings(turns), legal)
     assert alone.tolist() != found.tolist(), "what was said before matters"
 
 

@@ -43,10 +43,10 @@ def test_a_new_one_starts_without_results(pool):
 def test_historical_opponents_that_win_are_met_more_often(pool):
     pool = opponents.record(pool, jnp.int32(0), 19.5, 20.0)  # beaten
     pool = opponents.record(pool, jnp.int32(1), 4.5, 19.0)  # strong
-    chances = np.asarray(opponents.chances(pool, prioritised=True))
+    chances = np.asarray(opponents.chances(pool, prioritized=True))
     weight = np.array([opponents.FLOOR, (1 - 5 / 20) ** 2, 0.25, 0.0])
     np.testing.assert_allclose(chances, weight / weight.sum(), rtol=1e-5)
-    np.testing.assert_allclose(opponents.chances(pool, prioritised=False), [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
+    np.testing.assert_allclose(opponents.chances(pool, prioritized=False), [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
 
 
 def test_meeting_follows_the_chances_and_brings_the_weights(pool):

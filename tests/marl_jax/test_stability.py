@@ -278,7 +278,7 @@ def test_guards_are_for_adapters_unless_the_config_says_otherwise():
 
 def test_batch_wide_deviation_is_that_of_all_informative_groups():
     rewards = jnp.asarray([[1.0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 1]])
-    found = groups.advantages(rewards, normalise="batch")
+    found = groups.advantages(rewards, normalize="batch")
     centred = np.asarray(rewards[:2]) - np.asarray(rewards[:2]).mean(axis=1, keepdims=True)
     np.testing.assert_allclose(found.advantages[:2], centred / np.sqrt(np.mean(centred**2)), rtol=1e-4)
     np.testing.assert_array_equal(found.advantages[2], 0.0)

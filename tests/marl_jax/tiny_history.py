@@ -155,7 +155,7 @@ class Program:
         name = self.roll.team.backbones[backbone].name
         return jax.device_get(self._score[backbone](params[name], samples))
 
-    def favourites(self, params, samples) -> np.ndarray:
+    def favorites(self, params, samples) -> np.ndarray:
         """int [N, S]: the most likely one-token names under some weights, by the learner."""
         found = [
             self.score(params, samples.replace(action=np.full_like(samples.action, action))).logps

@@ -29,8 +29,8 @@ def random_params(model: Model, seed: int = 0) -> dict:
     rng = np.random.default_rng(seed)
 
     def one(path, leaf):
-        centre = 1.0 if path[-1].key.endswith("norm") else 0.0
-        return jnp.asarray(centre + 0.15 * rng.standard_normal(leaf.shape), jnp.float32)
+        center = 1.0 if path[-1].key.endswith("norm") else 0.0
+        return jnp.asarray(center + 0.15 * rng.standard_normal(leaf.shape), jnp.float32)
 
     return jax.tree.map_with_path(one, model.abstract())
 

@@ -86,7 +86,7 @@ def generate(
     n_test: int = 128,
     min_distance: int = 2,
     max_distance: int | None = None,
-    grades: int = 1,
+    difficulty_levels: int = 1,
 ) -> pools.Pool:
     """A pool of size x size grids with round(walls * size²) walls and a shortest way of min_distance to max_distance.
 
@@ -101,17 +101,22 @@ def generate(
         raise ValueError(f"plan_path: need 1 <= min_distance <= max_distance, found {min_distance} and {max_distance}")
 
     def grade(number: int, n_test: int) -> pools.Pool:
-        share = number / grades
+        share = number / difficulty_levels
         inner = max(3, round(size * share))
         sparse = walls * share
         far = max(min_distance, round(max_distance * share))
         source = f"generated: size {inner}, walls {sparse:g}, distance {min_distance} to {far}, seed {seed}"
         draw = lambda rng: _draw(rng, size, sparse, min_distance, far, inner)  # noqa: E731
         return pools.generate(
-            "plan_path", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades)
+            "plan_path",
+            source,
+            draw,
+            -(-n_train // difficulty_levels),
+            n_test,
+            pools.grade_seed(seed, number, difficulty_levels),
         )
 
-    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
+    return pools.graded([grade(number, 0) for number in range(1, difficulty_levels)], grade(difficulty_levels, n_test))
 
 
 def load(path: str | os.PathLike) -> pools.Pool:

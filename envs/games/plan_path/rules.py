@@ -80,7 +80,9 @@ class PlanPath(Puzzle):
     def generate_pool(self) -> Pool:
         """A pool from size, walls, seed, n_train and n_test."""
         size = 8 if self.size is None else self.size
-        return levels_.generate(size, self.walls, self.seed, self.n_train, self.n_test, grades=self.grades)
+        return levels_.generate(
+            size, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
+        )
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""

@@ -275,7 +275,7 @@ def generate(
     n_test: int = 128,
     min_moves: int = 4,
     max_moves: int | None = None,
-    grades: int = 1,
+    difficulty_levels: int = 1,
 ) -> pools.Pool:
     """A pool of size x size levels, rim of walls included, with all boxes off their goals.
 
@@ -292,12 +292,17 @@ def generate(
         raise ValueError(f"sokoban: need 1 <= min_moves <= max_moves, found {min_moves} and {max_moves}")
 
     def grade(number: int, n_test: int) -> pools.Pool:
-        some = -(-boxes * number // grades)
-        most = max(min_moves, round(max_moves * number / grades))
+        some = -(-boxes * number // difficulty_levels)
+        most = max(min_moves, round(max_moves * number / difficulty_levels))
         source = f"generated: size {size}, boxes {some}, walls {walls}, {min_moves} to {most} moves, seed {seed}"
         draw = lambda rng: _draw(rng, size, some, walls, min_moves, most)  # noqa: E731
         return pools.generate(
-            "sokoban", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades)
+            "sokoban",
+            source,
+            draw,
+            -(-n_train // difficulty_levels),
+            n_test,
+            pools.grade_seed(seed, number, difficulty_levels),
         )
 
-    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
+    return pools.graded([grade(number, 0) for number in range(1, difficulty_levels)], grade(difficulty_levels, n_test))

@@ -94,7 +94,9 @@ class Sokoban(Puzzle):
     def generate_pool(self) -> Pool:
         """A pool from size, boxes, walls, seed, n_train and n_test."""
         size = 6 if self.size is None else self.size
-        return levels_.generate(size, self.boxes, self.walls, self.seed, self.n_train, self.n_test, grades=self.grades)
+        return levels_.generate(
+            size, self.boxes, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
+        )
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""

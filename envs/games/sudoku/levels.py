@@ -43,11 +43,11 @@ def keys(levels: pools.Arrays) -> list[bytes]:
         same = (chunk[:, :, None] == chunk[:, None, :]).astype(np.uint64)
         kind = _mix(relation + np.uint64(8) * same + np.uint64(1))
         given = chunk > 0
-        colour = given.astype(np.uint64)
+        color = given.astype(np.uint64)
         for _ in range(3):
-            seen = _mix(kind ^ colour[:, None, :]) * given[:, None, :]
-            colour = _mix(colour + seen.sum(axis=2, dtype=np.uint64)) * given
-        total = _mix(colour).sum(axis=1, dtype=np.uint64, where=given)
+            seen = _mix(kind ^ color[:, None, :]) * given[:, None, :]
+            color = _mix(color + seen.sum(axis=2, dtype=np.uint64)) * given
+        total = _mix(color).sum(axis=1, dtype=np.uint64, where=given)
         found += [f"{size} {value}".encode() for value in total.tolist()]
     return found
 
@@ -94,7 +94,7 @@ def generate(
     seed: int = 0,
     n_train: int = 512,
     n_test: int = 128,
-    grades: int = 1,
+    difficulty_levels: int = 1,
 ) -> pools.Pool:
     """A pool of size x size puzzles with empties[0] to empties[1] empty cells, each with exactly one solution.
 
@@ -106,7 +106,7 @@ def generate(
         raise ValueError(f"sudoku: empties must be low, high from 1 to {MOST_EMPTIES[size]}, found {low}, {high}")
 
     def grade(number: int, n_test: int) -> pools.Pool:
-        few, many = (max(1, round(cells * number / grades)) for cells in (low, high))
+        few, many = (max(1, round(cells * number / difficulty_levels)) for cells in (low, high))
 
         def draw(rng: np.random.Generator):
             levels = _dig_small(rng, few, many) if size == 4 else _dig(rng, size, few, many)
@@ -115,10 +115,16 @@ def generate(
         source = f"generated: size {size}, empties {few} to {many}, seed {seed}"
         patience = 40 if size == 4 else 150  # a draw makes about 100 puzzles of 4x4, but at most one of 9x9
         return pools.generate(
-            "sudoku", source, draw, -(-n_train // grades), n_test, pools.grade_seed(seed, number, grades), patience
+            "sudoku",
+            source,
+            draw,
+            -(-n_train // difficulty_levels),
+            n_test,
+            pools.grade_seed(seed, number, difficulty_levels),
+            patience,
         )
 
-    return pools.graded([grade(number, 0) for number in range(1, grades)], grade(grades, n_test))
+    return pools.graded([grade(number, 0) for number in range(1, difficulty_levels)], grade(difficulty_levels, n_test))
 
 
 def check_levels(levels: pools.Arrays, where: str) -> None:

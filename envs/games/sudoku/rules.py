@@ -82,7 +82,7 @@ class Sudoku(Puzzle):
         """A pool from size, empties, seed, n_train and n_test."""
         size = 4 if self.size is None else self.size
         n_test = self.n_test if self.n_test is not None else 512 if size == 4 else 128
-        return levels_.generate(size, self.empties, self.seed, self.n_train, n_test, self.grades)
+        return levels_.generate(size, self.empties, self.seed, self.n_train, n_test, self.difficulty_levels)
 
     def load_pool(self, path) -> Pool:
         """The pool in a file."""

@@ -10,7 +10,7 @@ import dataclasses
 import re
 
 from envs.tasks.math import units
-from envs.tasks.math.normalise import number_of
+from envs.tasks.math.normalize import number_of
 
 MAX_DEPTH = 24
 """Brackets within brackets."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.tasks.math import symbolic
-from envs.tasks.math.normalise import clean
+from envs.tasks.math.normalize import clean
 from envs.tasks.math.reading import Scalar, Unreadable, read
 from envs.tasks.math.verifier import verify
 from envs.tasks.replies import Verdict

@@ -13,7 +13,7 @@ import sys
 
 from envs.tasks.math import symbolic
 from envs.tasks.math.extract import NoAnswer, answers
-from envs.tasks.math.normalise import clean, squeezed
+from envs.tasks.math.normalize import clean, squeezed
 from envs.tasks.math.reading import (
     THOUSANDS,
     Equation,

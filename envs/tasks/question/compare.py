@@ -50,12 +50,12 @@ def grade(comparison: str, form: str, text: str, answer: Any, options: Sequence[
         if letter is None:
             return {"right": False, "answer": None, "reason": f"{found[:80]!r} is none of the options"}
         return _verdict(letter == to_letter(answer, options), letter)
-    plain = normalise(found)
+    plain = normalize(found)
     if comparison == "contains":
-        words = normalise(answer)
+        words = normalize(answer)
         return _verdict(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", plain) is not None, plain)
     known = answer if comparison == "one_of" else [answer]
-    return _verdict(plain in map(normalise, known), plain)
+    return _verdict(plain in map(normalize, known), plain)
 
 
 def check_answer(comparison: str, answer: Any, options: Sequence[str] = ()) -> str | None:
@@ -71,7 +71,7 @@ def check_answer(comparison: str, answer: Any, options: Sequence[str] = ()) -> s
         return f"the answer {answer!r} is no list of texts"
     if comparison in ("exact", "contains", "math") and not isinstance(answer, str | int | float):
         return f"the answer {answer!r} is no text"
-    if comparison in ("exact", "contains") and not normalise(answer):
+    if comparison in ("exact", "contains") and not normalize(answer):
         return f"the answer {answer!r} is empty"
     return None
 
@@ -87,7 +87,7 @@ def read(text: str, form: str) -> tuple[str | None, str]:
         found = list(map(unwrapped, answers(text)))
     except NoAnswer as error:
         return None, str(error)
-    if len(set(map(normalise, found))) > 1:
+    if len(set(map(normalize, found))) > 1:
         return None, "boxes that differ"
     return (found[-1], "") if found[-1] else (None, "empty box")
 
@@ -100,7 +100,7 @@ def unwrapped(text: str) -> str:
     return text.strip("$").strip() if len(text) > 1 and text[0] == text[-1] == "$" else text
 
 
-def normalise(value: Any) -> str:
+def normalize(value: Any) -> str:
     """A text without regard to case, spaces and a full stop at its end."""
     text = unicodedata.normalize("NFKC", str(value)).casefold()
     return " ".join(text.split()).removesuffix(".").rstrip()
@@ -122,13 +122,13 @@ def to_number(value: Any) -> Fraction | None:
 
 def to_letter(value: Any, options: Sequence[str]) -> str | None:
     """The letter of an option, given by letter ("C", "(c)", "C."), by its text, or by both ("C. gold")."""
-    text = normalise(unwrapped(str(value)))
-    texts = [normalise(option) for option in options]
+    text = normalize(unwrapped(str(value)))
+    texts = [normalize(option) for option in options]
     if texts.count(text) == 1 and len(text) > 1:
         return LETTERS[texts.index(text)]
     match = _LETTER.fullmatch(unwrapped(str(value)))
     if match is not None and (at := LETTERS.index(match["letter"].upper())) < len(options):
-        rest = normalise(match["rest"] or "")
+        rest = normalize(match["rest"] or "")
         return LETTERS[at] if rest in ("", texts[at]) else None
     return LETTERS[texts.index(text)] if texts.count(text) == 1 else None
 

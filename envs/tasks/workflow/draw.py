@@ -104,8 +104,8 @@ def _node(workflow: Workflow, node: Node | None, name: str, box: Box) -> str:
     if node is None:
         pill = shapes.rect(x - width / 2, y - height / 2, width, height, "#ffffff", INK, rx=height / 2)
         return pill + shapes.text(x, y + 4, name or "start", 12, INK)
-    colour = COLOURS[workflow.roles.index(node.steps[0].role) % len(COLOURS)]
-    outline = shapes.rect(x - width / 2, y - height / 2, width, height, colour, INK, rx=6)
+    color = COLOURS[workflow.roles.index(node.steps[0].role) % len(COLOURS)]
+    outline = shapes.rect(x - width / 2, y - height / 2, width, height, color, INK, rx=6)
     return outline + shapes.text(x, y - 3, name, 13, INK) + shapes.text(x, y + 13, _roles(node), 12, QUIET)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from envs.tasks.math import symbolic
 from envs.tasks.math.extract import NoAnswer, answers, boxes
-from envs.tasks.math.normalise import clean, number_of, squeezed
+from envs.tasks.math.normalize import clean, number_of, squeezed
 from envs.tasks.math.tool import printed_answer, program_of, verify_output
 from envs.tasks.math.verifier import LIMIT, ballot, compare, verify
 from envs.tasks.replies import CallTimeout
