@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError, user_errors
 from marl_jax.running import console
-from marl_jax.schema import flags, renamed, stages
+from marl_jax.schema import flags, stages
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ def main(argv: list[str]) -> int:
             console.note(logging.ERROR, "the run ended: %s", "".join(traceback.format_exception(error)))
             raise
         hint = (
-            "lower rollout.games, eval.games, task.rows or sampling.memory_frac, raise algo.grad_accum_steps, or set "
+            "lower rollout.num_envs, eval.games, task.max_num_seqs or sampling.memory_frac, raise "
+            "algo.grad_accum_steps, or set "
             "model.remat to full"
         )
         reason = (str(error) or "the host has no memory left").splitlines()[0][:300]
@@ -103,8 +104,7 @@ def check_mode(argv: list[str]) -> None:
     """Refuses a mode that does not exist."""
     mode = flags.take(argv, "mode")[0]
     if mode is not None and mode not in MODES:
-        hint = f"; {renamed.MODES[mode]}" if mode in renamed.MODES else ""
-        raise ConfigError([f"--mode={mode}: accepted are {', '.join(MODES)}{hint}"])
+        raise ConfigError([f"--mode={mode}: accepted are {', '.join(MODES)}"])
 
 
 def check(config: ConfigDict, mode: str, workdir: Path) -> None:

@@ -76,7 +76,7 @@ def base(args, game: str) -> ConfigDict:
     if args.model != "tiny":
         config.model.update(dict(name=args.model, shape={}, dtype="bfloat16", remat="full"))
     config.env.update(dict(text="brief", style="plain"))
-    config.rollout.update(dict(games=args.games, turns=args.turns))
+    config.rollout.update(dict(num_envs=args.games, unroll_length=args.turns))
     config.algo.update(dict(epochs=1, minibatches=2))
     config.mesh.update(dict(data=1, fsdp=1, tensor=1))
     return config
@@ -86,7 +86,7 @@ def cases(args) -> Iterator[Case]:
     """Everything that is measured."""
     for times in TIMES:
         config = base(args, "hanabi")
-        config.rollout.games *= times
+        config.rollout.num_envs *= times
         yield Case("rows", times, config)
     for times in TIMES:
         yield Case("sequence", times, base(args, "hanabi"), longer=times)
@@ -158,7 +158,7 @@ def measure(ready: Ready, repeats: int) -> dict:
     play_s, learn_s = np.median(laps[1:], axis=0).tolist()
     return dict(
         kind=ready.case.kind, size=ready.case.size, model=ready.case.config.model.name,
-        games=ready.case.config.rollout.games, turns=ready.case.config.rollout.turns,
+        games=ready.case.config.rollout.num_envs, turns=ready.case.config.rollout.unroll_length,
         row=samples.tokens.shape[-1], device=jax.devices()[0].device_kind,
         play_s=play_s, learn_s=learn_s, play_gib=reserved(ready.play), learn_gib=reserved(ready.learn),
     )  # fmt: skip

@@ -35,7 +35,7 @@ def make_config(args, context: str, text: str) -> ConfigDict:
     config.model.name, config.model.weights = args.model, "random"
     config.env.update(dict(context=context, text=text, history_turns=args.history_turns))
     config.env.params.preset = "full"
-    config.rollout.update(dict(games=args.games, turns=args.turns))
+    config.rollout.update(dict(num_envs=args.games, unroll_length=args.turns))
     config.algo.update(dict(minibatches=args.minibatches, grad_accum_steps=args.grad_accum_steps))
     if context == "history":
         config.env.history_tokens = args.history_tokens
@@ -71,8 +71,8 @@ def measure(args, context: str, text: str) -> dict:
                 compile_s = time.perf_counter() - began
     play, update = (statistics.median(lap[i] for lap in laps[2:]) for i in (0, 1))
     rows, row = samples.tokens.shape
-    kept = rows if context == "history" else rows - config.rollout.games * setup.game.n_players
-    decisions = config.rollout.games * (config.rollout.turns + setup.game.n_players)
+    kept = rows if context == "history" else rows - config.rollout.num_envs * setup.game.n_players
+    decisions = config.rollout.num_envs * (config.rollout.unroll_length + setup.game.n_players)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     read = float(np.sum(np.asarray(samples.lengths))) / decisions
     played = np.asarray(samples.completion_lengths) > 0

@@ -55,7 +55,7 @@ def game_config() -> ConfigDict:
     """Plan-Path with a sparse reward; the rows of a start play one group."""
     dense = dict.fromkeys(("step_reward", "invalid_reward", "shaping_reward", "shortest_reward"), 0.0)
     config = planning.puzzle("plan_path", "grpo", 10, size=5, n_train=256, n_test=16, **dense)
-    config.rollout.update(dict(games=128, turns=10))
+    config.rollout.update(dict(num_envs=128, unroll_length=10))
     return config
 
 
@@ -63,7 +63,7 @@ def task_config() -> ConfigDict:
     """The task above."""
     config = defaults.get_config()
     defaults.use_task(config, "first_byte")
-    config.task.update(dict(n_episodes=256, max_new_tokens=8, max_length=128, rows=64))
+    config.task.update(dict(n_episodes=256, max_new_tokens=8, max_length=128, max_num_seqs=64))
     config.algo = algorithms.grpo(8, minibatches=2)
     return config
 

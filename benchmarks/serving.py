@@ -132,7 +132,7 @@ def real_source(args) -> ModelSource:
     """The model that was asked for, compiled."""
     config = defaults.get_config()
     config.model.dtype = args.dtype
-    config.serve.update(dict(models=(f"served={args.model}",), rows=args.rows, max_length=args.max_length))
+    config.serve.update(dict(models=(f"served={args.model}",), max_num_seqs=args.rows, max_length=args.max_length))
     (source,) = load_models(config, Path("."))
     batcher = source.sampler._batcher
     if jax.default_backend() == "cpu":  # elsewhere it has begun to

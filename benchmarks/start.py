@@ -2,7 +2,7 @@
 
     python -m benchmarks.start                                          # `tiny`, self-play and imitation
     python -m benchmarks.start --cases=selfplay:smollm2,imitation:smollm2
-    python -m benchmarks.start --config.rollout.games=64 --config.eval.games=64           # the same, on a small CPU
+    python -m benchmarks.start --config.rollout.num_envs=64 --config.eval.games=64           # the same, on a small CPU
 
 A case is run twice, each time in a new process and a new folder: without compiled programs ("cold"), and with those
 that the first run has left in the compilation cache ("cached"). It is one step of tic-tac-toe with the evaluation

@@ -66,7 +66,7 @@ def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **ch
     """
     config.algo = sft(**{"grad_accum_steps": config.algo.grad_accum_steps} | changes)
     config.steps = 100
-    config.rollout.update(dict(games=128, turns=8))
+    config.rollout.update(dict(num_envs=128, unroll_length=8))
     config.optim.update(dict(lr=lr, schedule="linear", warmup=5))
     # A bot plays all seats and all levels.
     config.opponents, config.curriculum = run_fields.group("opponents"), run_fields.group("curriculum")

@@ -66,11 +66,11 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
         dataset if model else small, agents=agents, eval_agents=1 if single else EVAL_AGENTS, turns=turns
     ))  # fmt: skip
     questions = QUESTIONS
-    config.task.update(dict(max_new_tokens=300, rows=1024, max_length=max_length, time_limit=900.0))
+    config.task.update(dict(max_new_tokens=300, max_num_seqs=1024, max_length=max_length, time_limit=900.0))
     if model is None:
         # Two CPU cores and a model that has never read a word.
         questions, config.steps, config.optim.warmup = GROUP, 2, 0
-        config.task.update(dict(max_new_tokens=4, rows=16, max_length=1024, time_limit=120.0))
+        config.task.update(dict(max_new_tokens=4, max_num_seqs=16, max_length=1024, time_limit=120.0))
         config.eval.games = 4
     else:
         adapters(config.model)

@@ -44,7 +44,9 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
         config.algo = algorithms.at_grpo(GROUP, continuation="random", **changes)
     else:
         config.algo = algorithms.grpo(GROUP, **changes)
-    config.rollout.update(dict(games=512, turns=moves * (2 if roles else 1) * (ROUNDS if _whole_games(form) else 1)))
+    config.rollout.update(
+        dict(num_envs=512, unroll_length=moves * (2 if roles else 1) * (ROUNDS if _whole_games(form) else 1))
+    )
     config.steps = 200
     config.optim.update(dict(lr=1e-3, schedule="constant", warmup=5))
     config.eval.update(dict(every=50, games=256, opponents=()))
@@ -55,7 +57,7 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
         config.algo.grad_accum_steps = 8  # soon most groups are equal; parts of a minibatch with no others are not read
     if model is not None:
         _pretrained(config)
-    config.rollout.games //= fewer(form)
+    config.rollout.num_envs //= fewer(form)
     if form in ("at_grpo_lora", "at_grpo_apart"):
         per_role(config, adapters=form == "at_grpo_lora")
     return variants.imitate(config, model) if form in IMITATE else config

@@ -42,7 +42,7 @@ def poker(
     config.env = defaults.environment(name, **params)
     config.algo = _algorithm(form)
     config.reward.agent = chips
-    config.rollout.update(dict(games=256, turns=turns))
+    config.rollout.update(dict(num_envs=256, unroll_length=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))
     config.model.shape.update(shape)
     # Cards are hidden, so a good policy is a random one: it is evaluated as it trains, not greedily.
@@ -57,7 +57,7 @@ def poker(
 def _algorithm(form: str) -> ConfigDict:
     changes = dict(epochs=1, minibatches=4, whiten="none", value_coef=0.25)
     if form.endswith("role"):
-        changes["critic"] = "role"
+        changes["baseline"] = "seat_ema"
     make = algorithms.magnetic_ppo if form.startswith("magnet") else algorithms.ppo
     return make(**changes)
 

@@ -68,7 +68,7 @@ def maporl(turns: int = 3, released: bool = False, **changes) -> ConfigDict:
     own = dict(
         gamma=0.0, gae="token", lam=0.95, gamma_token=1.0, clip_low=0.2, clip_high=0.2, value_clip=0.2, value_coef=0.1,
         epochs=4, entropy_coef=0.0, kl_coef=2e-3 if released else 2e-4, kl_in="reward", kl_kind="k1", whiten="turn",
-        critic="head", critic_reads="answer", train_turns=tuple(range(1, turns)), tis_clip=0.0, **UNGUARDED,
+        critic="head", critic_reads="completion", train_turns=tuple(range(1, turns)), tis_clip=0.0, **UNGUARDED,
     )  # fmt: skip
     return algorithms.ppo(**own | changes)
 

@@ -60,11 +60,11 @@ def reasoning(
     is_single = form in ("single", "single_grpo")
     chosen = dict(params) | dict(single if is_single else roles) | (dict(small) if model is None else {})
     defaults.use_task(config, task, **chosen)
-    config.task.update(dict(max_new_tokens=max_new_tokens, rows=256, max_length=max_length, time_limit=600.0))
+    config.task.update(dict(max_new_tokens=max_new_tokens, max_num_seqs=256, max_length=max_length, time_limit=600.0))
     if model is None:
         # Two CPU cores and a model that has never read a word.
         room = 16 * max(answers)
-        config.task.update(dict(max_new_tokens=4, rows=16, max_length=2048, time_limit=120.0))
+        config.task.update(dict(max_new_tokens=4, max_num_seqs=16, max_length=2048, time_limit=120.0))
         config.eval.games = 16
     # AT-GRPO answers each prompt GROUP times, GRPO plays each example GROUP times.
     candidates = GROUP if config.algo.name == "at_grpo" else 1

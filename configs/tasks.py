@@ -33,10 +33,10 @@ def task(
     config.algo.entropy_coef = 0.0
     defaults.use_task(config, name, **params)
     episodes = 256 if algorithm != "at_grpo" else 64  # each turn of these is answered GROUP times
-    config.task.update(dict(n_episodes=episodes, max_new_tokens=256, rows=256, max_length=max_length))
+    config.task.update(dict(n_episodes=episodes, max_new_tokens=256, max_num_seqs=256, max_length=max_length))
     if model is None:
         # Two CPU cores and a model that has never read a word: few episodes, and answers of two bytes.
-        config.task.update(dict(n_episodes=small_episodes, max_new_tokens=2, rows=32, max_length=768))
+        config.task.update(dict(n_episodes=small_episodes, max_new_tokens=2, max_num_seqs=32, max_length=768))
         config.eval.games = 32
     return config
 

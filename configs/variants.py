@@ -22,7 +22,7 @@ def smollm2(config: ConfigDict) -> ConfigDict:
     """SmolLM2-135M on one GPU, all weights."""
     config.model = models.smollm2()
     _pretrained(config, lr=4e-5)
-    config.rollout.update(dict(games=512))
+    config.rollout.update(dict(num_envs=512))
     return config
 
 
@@ -38,7 +38,7 @@ def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-0.5B on one GPU, all weights."""
     config.model = models.qwen2_5_half_billion()
     _pretrained(config, lr=2e-5)
-    config.rollout.update(dict(games=512))
+    config.rollout.update(dict(num_envs=512))
     return config
 
 
@@ -53,7 +53,7 @@ def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
     """Qwen2.5-Coder-1.5B on one GPU, LoRA adapters."""
     config.model = models.qwen2_5_coder_1_5_billion()
     _pretrained(config, lr=1e-4)
-    config.rollout.update(dict(games=512))
+    config.rollout.update(dict(num_envs=512))
     config.algo.grad_accum_steps = 8
     return config
 
@@ -62,7 +62,7 @@ def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
     """Qwen3-1.7B on one GPU, all weights."""
     config.model = models.qwen3_two_billion()
     _pretrained(config, lr=2e-6)
-    config.rollout.update(dict(games=512))
+    config.rollout.update(dict(num_envs=512))
     config.algo.grad_accum_steps = 2
     return config
 
@@ -126,7 +126,7 @@ def with_stages(config: ConfigDict, chosen: str, model: str | None) -> ConfigDic
         return imitate(config, model)
     if chosen == BOTH:
         lr = choose(defaults.get_config(), model).optim.lr
-        rollout, parts = dict(games=128, turns=8), config.algo.grad_accum_steps
+        rollout, parts = dict(num_envs=128, unroll_length=8), config.algo.grad_accum_steps
         config.first_stage = algorithms.imitation_stage(steps=100, lr=lr, rollout=rollout, grad_accum_steps=parts)
         config.algo.kl_coef = 0.05  # to the imitated policy
     return config
@@ -141,7 +141,7 @@ def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
     """A model that no single chip of a pod can train: adapters, fewer games, the batch in parts."""
     config.model = model
     _pretrained(config, lr=1e-4)
-    config.rollout.update(dict(games=256))
+    config.rollout.update(dict(num_envs=256))
     config.algo.grad_accum_steps = 4
     config.mesh = meshes.sharded()
     return config

@@ -28,11 +28,11 @@ def verifier(form: str | None) -> ConfigDict:
     if model is None:
         # Two CPU cores and a model that has never read a word: everything is small.
         config.steps = 20
-        config.task.update(dict(n_episodes=64, max_new_tokens=4, rows=16, max_length=512))
-        config.algo.update(dict(questions=16, held_out=8, samples=4, per_side=2, answers=8, gold=True))
+        config.task.update(dict(n_episodes=64, max_new_tokens=4, max_num_seqs=16, max_length=512))
+        config.algo.update(dict(questions=16, held_out=8, samples=4, per_side=2, completions=8, gold=True))
         config.eval.every = config.checkpoint.every = 10
         return config
-    config.task.update(dict(n_episodes=2048, max_new_tokens=512, rows=256, max_length=1024, time_limit=600.0))
+    config.task.update(dict(n_episodes=2048, max_new_tokens=512, max_num_seqs=256, max_length=1024, time_limit=600.0))
     if not config.model.lora.rank:
         config.model.lora.rank = 32
     config.model.param_dtype = "bfloat16"

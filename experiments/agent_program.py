@@ -57,7 +57,7 @@ def _sums(config: ConfigDict) -> None:
     lora = dict(rank=8, alpha=16.0)
     config.model = models.model("tiny", weights="sums/model", dtype="float32", remat="none", lora=lora)
     config.task.params.update({part: f"sums/{part}.jsonl" for part in ("train", "validation", "test")})
-    config.task.update(dict(n_episodes=64, max_new_tokens=4, rows=16, max_length=160))
+    config.task.update(dict(n_episodes=64, max_new_tokens=4, max_num_seqs=16, max_length=160))
     config.task.params.concurrency = 16
     config.steps = 60
     config.optim.lr = 3e-3

@@ -23,7 +23,7 @@ def get_config(variant: str | None = None):
     config.steps = 150
     config.env = defaults.environment("connect_four")
     config.env.symmetry = True  # a position and its mirror image teach the same
-    config.rollout.update(dict(games=128, turns=42))  # 42 turns: the longest game
+    config.rollout.update(dict(num_envs=128, unroll_length=42))  # 42 turns: the longest game
     config.algo.update(dict(gamma=0.99, epochs=1, minibatches=8, entropy_coef=0.05))  # a win sooner is worth more
     # Past selves, and now and then a weak player, keep the ways to win in practice.
     config.opponents.update(dict(self_play_frac=0.6, pool_size=4, bots=("random",), bot_frac=0.2))
@@ -48,24 +48,26 @@ def _near_the_bot(config) -> None:
 
 def _small(config) -> None:
     """Two CPU cores."""
-    config.rollout.update(dict(games=256, turns=21))  # half of the longest game: rows go on in the next update
+    config.rollout.update(
+        dict(num_envs=256, unroll_length=21)
+    )  # half of the longest game: rows go on in the next update
     config.optim.update(dict(lr=5e-4, warmup=5))
     config.steps = 100
     config.first_stage = algorithms.imitation_stage(
-        steps=150, lr=2e-3, rollout=dict(games=256, turns=16), minibatches=16, noise=0.2
+        steps=150, lr=2e-3, rollout=dict(num_envs=256, unroll_length=16), minibatches=16, noise=0.2
     )
     config.first_stage.eval.every = 50
 
 
 def _real(config) -> None:
     """Imitation with learning rates for supervised training; self-play near it."""
-    config.rollout.turns = 21
+    config.rollout.unroll_length = 21
     config.algo.grad_accum_steps = max(2, config.algo.grad_accum_steps)
     config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
     config.optim.schedule = "linear"
     lr = 1e-3 if config.model.lora.rank else 3e-4
     parts = config.algo.grad_accum_steps
     config.first_stage = algorithms.imitation_stage(
-        steps=150, lr=lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=parts, noise=0.2
+        steps=150, lr=lr, rollout=dict(num_envs=512, unroll_length=16), minibatches=8, grad_accum_steps=parts, noise=0.2
     )
     config.first_stage.eval.every = 50

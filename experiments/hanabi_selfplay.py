@@ -24,7 +24,7 @@ def get_config(variant: str | None = None):
     # Part of a lost score is paid back, more of it to players who still lose every game (docs/results_appendix.md).
     consolation = 0.5 if stages == "scratch" else 0.3
     config.env = defaults.environment("hanabi", preset="full" if model else "small", consolation=consolation)
-    config.rollout.update(dict(games=128, turns=16))
+    config.rollout.update(dict(num_envs=128, unroll_length=16))
     config.algo.update(dict(gamma=0.99, epochs=1, minibatches=4, entropy_coef=0.01))
     config.eval.update(dict(every=20, opponents=()))  # evaluated with itself in every seat
     config.checkpoint.best_metric = "self/score"
@@ -32,7 +32,7 @@ def get_config(variant: str | None = None):
     config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
     if model:  # longer games and longer prompts
         config.steps = 130
-        config.rollout.update(dict(games=128, turns=24))
+        config.rollout.update(dict(num_envs=128, unroll_length=24))
         config.algo.update(dict(grad_accum_steps=8, entropy_coef=0.02))
         config.optim.schedule = "linear"
     else:
@@ -51,7 +51,7 @@ def _small(config) -> None:
     config.optim.update(dict(lr=5e-4, warmup=5))
     config.eval.every = 25
     config.first_stage = algorithms.imitation_stage(
-        steps=110, lr=2e-3, rollout=dict(games=256, turns=16), minibatches=16, noise=0.03
+        steps=110, lr=2e-3, rollout=dict(num_envs=256, unroll_length=16), minibatches=16, noise=0.03
     )
 
 
@@ -61,7 +61,7 @@ def _full(config) -> None:
     config.algo.update(dict(entropy_coef=0.01, kl_coef=0.02, entropy_ratio=0.0))
     lr = 1e-3 if config.model.lora.rank else 3e-4
     config.first_stage = algorithms.imitation_stage(
-        steps=250, lr=lr, rollout=dict(games=512, turns=16), minibatches=8, grad_accum_steps=8, noise=0.02
+        steps=250, lr=lr, rollout=dict(num_envs=512, unroll_length=16), minibatches=8, grad_accum_steps=8, noise=0.02
     )
     config.first_stage.eval.every = 50
     if config.model.name == models.smollm2().name:
@@ -73,7 +73,7 @@ def _half_an_hour(config) -> None:
     config.env.update(dict(text="compact", turn_tokens=128))
     config.model.remat = "none"
     config.steps = 100
-    config.rollout.update(dict(games=512, turns=16))
+    config.rollout.update(dict(num_envs=512, unroll_length=16))
     config.algo.grad_accum_steps = 8
     config.first_stage.steps = 160
     config.first_stage.algo.grad_accum_steps = 4

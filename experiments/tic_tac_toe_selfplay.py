@@ -22,7 +22,7 @@ def get_config(variant: str | None = None):
     config.env = defaults.environment("tic_tac_toe")
     config.env.symmetry = True  # a position and its turned and mirrored forms teach the same
     config.steps = 200
-    config.rollout.update(dict(games=512, turns=9))  # nine turns: the longest game
+    config.rollout.update(dict(num_envs=512, unroll_length=9))  # nine turns: the longest game
     config.algo.update(dict(epochs=1, minibatches=8, entropy_coef=0.1))  # one pass over fresh games
     # Self-play between equals soon ends in draws; games against a weak player keep the ways to win in practice.
     config.opponents.update(dict(self_play_frac=0.7, bots=("random",), bot_frac=0.3))

@@ -36,7 +36,7 @@ serving() { # weights are random, the tokenizer is that of the file
 
 idle() { # the share of a step in which the GPU waits for the host
   train "idle_$1" --config=experiments/"$2".py:single_grpo+qwen2.5-coder-0.5b --config.steps=6 "${@:3}" \
-    --config.task.params.turns=1 --config.task.n_episodes=2048 --config.task.rows=1024 \
+    --config.task.params.turns=1 --config.task.n_episodes=2048 --config.task.max_num_seqs=1024 \
     --config.task.max_new_tokens=300 --config.task.max_length=1024 --config.model.weights="$QWEN_05B" \
     --config.model.param_dtype=bfloat16 --config.model.remat=none --config.model.lora.rank=32 \
     --config.model.lora.alpha=64 --config.optim.lr=1e-4 --config.optim.warmup=1 --config.algo.pack=4 \
@@ -50,7 +50,7 @@ idle_code() { idle code code_generation; }
 gsm8k_single() { # as many answers as the team of two has in results.md
   train gsm8k_single --config=experiments/math_reasoning.py:single_grpo+qwen2.5-coder-1.5b --config.steps=9 \
     --config.task.params.tool=False --config.task.params.turns=1 --config.model.weights="$QWEN_15B" \
-    --config.task.n_episodes=1024 --config.task.rows=1024 --config.task.max_new_tokens=300 \
+    --config.task.n_episodes=1024 --config.task.max_num_seqs=1024 --config.task.max_new_tokens=300 \
     --config.task.max_length=1024 --config.algo.pack=4 --config.algo.tis_clip=0 --config.optim.lr=2e-4 \
     --config.optim.warmup=2 && evaluate gsm8k_single --config.eval.games=1319
 }
@@ -75,7 +75,7 @@ debate_pair() { # the other model is SmolLM2-135M, from the file $SMOLLM2 where 
 
 verifier() {
   run -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b --workdir="$out/verifier" \
-    --config.model.weights="$QWEN_05B" --config.task.max_new_tokens=300 --config.task.rows=512
+    --config.model.weights="$QWEN_05B" --config.task.max_new_tokens=300 --config.task.max_num_seqs=512
 }
 
 debate_verifier() { # after `verifier`, whose balanced one scores the answers; the best checkpoint on validation is tested
@@ -131,12 +131,12 @@ planning_larger() { # the best row of `planning` with a larger model; GAMES=soko
 
 reasoned() { # NAME, and flags: Plan-Path from the untuned model
   train "plan_path_$1" --config=experiments/plan_path.py:grpo+qwen2.5-coder-0.5b+small --config.steps=60 \
-    --config.rollout.games=32 --config.model.weights="$QWEN_05B" --config.model.remat=none --config.eval.every=20 \
+    --config.rollout.num_envs=32 --config.model.weights="$QWEN_05B" --config.model.remat=none --config.eval.every=20 \
     --config.eval.games=512 "${@:2}"
 }
 planning_choice() { reasoned choice; } # names of moves alone
 planning_reasoned() {                  # free answers with a reason before the move
-  reasoned reasoned --config.env.reasoning=True --config.rollout.answer=free --config.rollout.max_new_tokens=80 \
+  reasoned reasoned --config.env.reasoning=True --config.rollout.completion=free --config.rollout.max_new_tokens=80 \
     --config.algo.entropy_coef=0.0 --config.algo.tis_clip=2.0
 }
 

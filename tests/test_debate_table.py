@@ -48,7 +48,7 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, task, model
         _, row, _, test = name.split("/")
         places = {f"{tmp_path}/{task}/{row}@best"} if ROWS[row].untuned else {""}
         given = {config.model.init_from, *(p.model.init_from for p in config.policies.values() if p.model)}
-        assert given == places and config.seed == 3 and config.optim.lr != 1e-5 and config.eval.part == "test"
+        assert given == places and config.seed == 3 and config.optim.lr != 1e-5 and config.eval.split == "test"
         for chosen in (config.model, *(p.model for p in config.policies.values() if p.model)):
             chosen.init_from = ""  # there is no such run yet
         validate.check(config, "eval")

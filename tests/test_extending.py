@@ -140,7 +140,7 @@ def test_entry_points(package, tmp_path):
 
 TINY = {
     "model.shape": dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16),
-    "rollout": dict(games=16),
+    "rollout": dict(num_envs=16),
     "optim": dict(warmup=1, schedule="constant"),
     "eval": dict(every=0, games=16),
     "log": dict(games=0, tensorboard="false", progress="false"),
@@ -169,7 +169,7 @@ def test_training_on_the_game(package, tmp_path, context):
     """PPO through launch.py with the plugin, on positions and on conversations."""
     with reachable(package):
         assert "nim" not in GAMES
-        overrides = (f"env.context={context}", "algo.minibatches=2", "algo.epochs=1", "rollout.turns=4")
+        overrides = (f"env.context={context}", "algo.minibatches=2", "algo.epochs=1", "rollout.unroll_length=4")
         rows = train(tmp_path / "run", str(package / "my_package/nim_selfplay.py"), *overrides)
         assert "nim" in GAMES
     assert rows[0]["answers_trained"] > 0
@@ -299,14 +299,17 @@ def test_training_with_the_algorithm(package, tmp_path):
     """Two steps on tic-tac-toe; its fields are those of `config.algo`, and its check is asked."""
     tiny_run = str(ROOT / "tests/marl_jax/tiny_run.py")
     with reachable(package):
-        rows = train(tmp_path / "run", tiny_run, "algo.name=reinforce", "algo.baseline=none", "rollout.turns=9")
+        rows = train(tmp_path / "run", tiny_run, "algo.name=reinforce", "algo.baseline=none", "rollout.unroll_length=9")
         assert rows[0]["entropy"] > 0 and "value_loss" not in rows[0] and "baseline" in rows[0]
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rollout.turns=4", "config.rollout.turns is 4 with algo.name 'reinforce'; accepted: 9 and more"),
+        (
+            "rollout.unroll_length=4",
+            "config.rollout.unroll_length is 4 with algo.name 'reinforce'; accepted: 9 and more",
+        ),
         ("algo.epochs=2", "config.algo.epochs is 2; accepted: a whole number from 1 to 1"),
         ("algo.lam=1", "--config.algo.lam is not a field of reinforce; its fields: epochs, minibatches"),
     ],

@@ -102,13 +102,10 @@ def test_parameters_of_the_game_may_be_new(started):
         ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is ''; accepted: one of ppo, grpo, at_grpo, sft"),
         ([TIC_TAC_TOE, "--config.algo.group_size=4"], "--config.algo.group_size is not a field of ppo; its fields: "),
         ([TIC_TAC_TOE, "--config.algo.name=grpo", "--config.algo.lam=1"], "--config.algo.lam is not a field of grpo"),
-        ([TIC_TAC_TOE, "--config.algo.is_clip=2"], "--config.algo.is_clip is now config.algo.tis_clip"),
-        ([TIC_TAC_TOE, "--config.sft.lr=2"], "config.optim.lr: supervised training is an algorithm, see --config="),
-        ([TIC_TAC_TOE, "--config.algo.share_prefix"], "config.algo.share_prefix is gone: AT-GRPO always shares"),
-        ([TIC_TAC_TOE, "--config.rollout.answer=choice"], "is 'choice', which is now 'constrained'"),
-        ([TIC_TAC_TOE, "--config.eval.step=-2"], "config.eval.step is '-2', which is now 'best'"),
+        ([TIC_TAC_TOE, "--config.rollout.games=2"], "--config.rollout.games is now config.rollout.num_envs"),
+        ([TIC_TAC_TOE, "--config.algo.critic=role"], "is 'role', which is now algo.baseline 'seat_ema'"),
         ([TIC_TAC_TOE, "--config.plugins=no_such_module"], "config.plugins: plugin 'no_such_module' cannot be"),
-        ([TIC_TAC_TOE, "--mode=sft"], "supervised training is an algorithm: --config=experiments/NAME.py:sft"),
+        ([TIC_TAC_TOE, "--mode=sft"], "--mode=sft: accepted are train, eval,"),
         ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
     ],
 )  # fmt: skip
@@ -204,17 +201,15 @@ def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):
 
 def test_a_folder_from_before_is_refused_with_the_new_names(capsys, started, tmp_path):
     config = flags.load_experiment(f"{ROOT}/experiments/tic_tac_toe_selfplay.py", None).to_dict()
-    config["algo"]["is_clip"] = config["algo"].pop("tis_clip")
-    config["policies"]["main"]["model"] = {"start": "somewhere"}
-    config["eval"]["step"] = -1
+    config["rollout"]["games"] = config["rollout"].pop("num_envs")
+    config["algo"]["critic"] = "role"
     (tmp_path / "config.json").write_text(json.dumps(config))
     for mode in ("train", "eval", "report"):
         lines = refused(capsys, f"--workdir={tmp_path}", f"--mode={mode}").splitlines()
         assert "is a run of an earlier version" in lines[0]
         assert set(lines[1:]) == {
-            "launch.py: config.algo.is_clip is now config.algo.tis_clip",
-            "launch.py: config.policies.main.model.start is now config.policies.main.model.init_from",
-            "launch.py: config.eval.step is -1, which is now 'newest'",
+            "launch.py: config.rollout.games is now config.rollout.num_envs",
+            "launch.py: config.algo.critic is 'role', which is now algo.baseline 'seat_ema'",
         }
     assert not started
 
@@ -240,7 +235,9 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
         "        yield 'config.algo.beta is above optim.lr'\n"
         "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts'),\n"
         "          'entropy_coef': Field('auto', choice('auto', 'off'), 'not a number here')}\n"
-        "ALGORITHMS.add('mine', Algorithm('mine', FIELDS, PPO.rollout, PPO.prepare, PPO.objective, check=check))\n"
+        "ALGORITHMS.add(\n"
+        "    'mine', Algorithm('mine', FIELDS, PPO.rollout, PPO.compute_advantages, PPO.objective, check=check)\n"
+        ")\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     entries = dict(ALGORITHMS._entries)
@@ -295,7 +292,7 @@ def test_experiments_imitate_a_bot(started, experiment, lr):
     assert launch.main(["launch.py", f"--config={ROOT}/experiments/{experiment}"]) == 0
     config = started[0][1]["config"]
     assert (config.algo.name, config.algo.noise, config.algo.minibatches, config.algo.bot) == ("sft", 0.1, 4, "")
-    assert (config.steps, config.rollout.games, config.rollout.turns) == (100, 128, 8)
+    assert (config.steps, config.rollout.num_envs, config.rollout.unroll_length) == (100, 128, 8)
     assert (config.optim.lr, config.optim.schedule, config.optim.warmup) == (lr, "linear", 5)
     assert (config.model.lora.rank > 0) == ("lora" in experiment)
     assert config.algo.grad_accum_steps == (8 if "smollm2" in experiment or "plan" in experiment else 1)
@@ -308,7 +305,7 @@ def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, ca
     monkeypatch.setitem(sys.modules, "marl_jax.modes.train", types.SimpleNamespace(train=fail))
     assert launch.main(["launch.py", TIC_TAC_TOE, f"--workdir={tmp_path}"]) == 1
     message = capsys.readouterr().err
-    assert "out of memory; lower rollout.games" in message and "99 bytes" in message and "more" not in message
+    assert "out of memory; lower rollout.num_envs" in message and "99 bytes" in message and "more" not in message
 
 
 def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):

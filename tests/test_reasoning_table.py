@@ -77,7 +77,7 @@ def test_learning_comes_first_and_the_validation_part_chooses(tmp_path):
         assert read.config.checkpoint.best_metric == "self/success" and "part=test" not in " ".join(command)
     for name, (command, _) in tests.items():
         read = parse_flags(["launch.py", *command], ("train", "eval"))
-        assert read.config.eval.part == "test" and "--mode=eval" in command and passed[0] not in command
+        assert read.config.eval.split == "test" and "--mode=eval" in command and passed[0] not in command
         row, set_name = name.split("/")[1], name.split("/")[-1]
         learnt = f"{tmp_path}/math/{row}@best" if reasoning.ROWS[row].untuned else ""
         assert read.config.model.init_from == learnt and read.config.task.params.test_dataset == set_name

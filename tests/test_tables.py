@@ -108,7 +108,7 @@ def fake_run(folder, steps, before, after, opponents=("self",), games=16):
     """What a finished run leaves, as far as the table reads it."""
     (folder / "checkpoints" / str(steps)).mkdir(parents=True)
     (folder / "checkpoints" / str(steps) / "seal.json").write_text("{}")
-    config = dict(steps=steps, algo=dict(name="grpo", group_size=4), rollout=dict(games=games, turns=10))
+    config = dict(steps=steps, algo=dict(name="grpo", group_size=4), rollout=dict(num_envs=games, unroll_length=10))
     (folder / "config.json").write_text(json.dumps(config))
     rate = lambda x: dict(success=x, success_low=x - 0.1, success_high=x + 0.1)  # noqa: E731
     rows = [dict(step=0, opponent=name, **rate(before)) for name in opponents]

@@ -147,7 +147,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
             place = f"{(folder / name).absolute()}@{flags.step}"
             start = [f"--config.{model}.init_from={place}" for model in ("model", *own)]
         for test in tests_of(flags, row):
-            command = [experiment, "--mode=eval", *start, "--config.eval.part=test"]
+            command = [experiment, "--mode=eval", *start, "--config.eval.split=test"]
             command += [f"--config.eval.games={flags.problems or 10**6}"]
             command += [f"--config.task.params.{key}={value}" for key, value in test_params(flags, task, test).items()]
             if test == "refine":  # one long chat

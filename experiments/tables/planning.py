@@ -137,14 +137,14 @@ def config_of(flags: argparse.Namespace, game: str, row: str):
     if flags.steps:
         config.steps = flags.steps
     if flags.games:
-        config.rollout.games = flags.games // puzzles.fewer(form.split("+")[0])
+        config.rollout.num_envs = flags.games // puzzles.fewer(form.split("+")[0])
     return config
 
 
 def answers(config: Mapping) -> int:
     """For how many answers a run has room in training; GRPO, which plays whole episodes only, leaves some empty."""
     candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
-    return config["steps"] * config["rollout"]["games"] * config["rollout"]["turns"] * candidates
+    return config["steps"] * config["rollout"]["num_envs"] * config["rollout"]["unroll_length"] * candidates
 
 
 def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> None:
@@ -174,7 +174,7 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: S
         config = config_of(flags, game, row)
         command = [f"--config=experiments/{game}.py:{experiment(flags, about.form)}", *common, *start]
         if about.learns:
-            command += [f"--config.steps={config.steps}", f"--config.rollout.games={config.rollout.games}"]
+            command += [f"--config.steps={config.steps}", f"--config.rollout.num_envs={config.rollout.num_envs}"]
             command += passed
             rows[name] = (command, is_done(folder / name, config.steps))
         elif (game, about.twin) not in wanted:  # else it is the twin's evaluation before training

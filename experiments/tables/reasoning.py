@@ -217,7 +217,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
             start = [f"--config.model.init_from={(folder / name).absolute()}@{flags.step}"]
         for set_name, test_set in sets_of(flags, task).items():
             name = test_folder(flags, task, row, set_name)
-            command = [experiment, "--mode=eval", *start, "--config.eval.part=test"]
+            command = [experiment, "--mode=eval", *start, "--config.eval.split=test"]
             command += [f"--config.eval.games={flags.problems or 10**6}", f"--config.eval.samples={test_set.samples}"]
             command += [f"--config.eval.temperature={TEMPERATURE}"] * (test_set.samples > 1)
             command += [f"--config.task.params.{name_}={value}" for name_, value in test_set.params.items()]

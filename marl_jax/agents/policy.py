@@ -43,7 +43,7 @@ class Policy:
     rules        tokens with which every prompt begins (the rules of a game)
     lora         None trains all weights
     critic       see `critics.py`
-    critic_reads "chat", or "answer": a question and one answer to it, without the turns between
+    critic_reads "chat", or "completion": a question and one answer to it, without the turns between
     dtype        of the arithmetic
     remat        what the learner rematerialises in the backward pass; `unroll`: see `Model.forward`
     fuse         decode with fused projections; off when heads are split over a mesh

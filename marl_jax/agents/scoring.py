@@ -95,7 +95,7 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
     """float32 [N, X]; `before` are the hidden states of the policy that reads the whole chat."""
     if policy.critic == "none":
         return jnp.zeros(samples.targets.shape, jnp.float32)
-    critic, alone = weights["critic"], policy.critic_reads == "answer"
+    critic, alone = weights["critic"], policy.critic_reads == "completion"
     if policy.critic in ("head", "separate"):
         read = critics.answers_alone(samples) if alone else samples
         if policy.critic == "separate":

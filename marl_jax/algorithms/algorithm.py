@@ -143,7 +143,7 @@ class ClippedObjective(Objective):
 
     def fits_values(self, algo: ConfigDict) -> bool:
         """Whether values are learnt by this loss."""
-        return self.critic and algo.critic != "role"
+        return self.critic and algo.baseline == "critic"
 
     def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
         """Weights of the tokens in the policy's loss and in the critic's."""

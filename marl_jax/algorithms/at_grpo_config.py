@@ -56,7 +56,7 @@ def _planner(c: ConfigDict) -> Iterator[str]:
         return
     unpaid = [] if c.reward.dense else ["reward.dense is False"]
     unpaid += [] if c.reward.process else ["reward.process is 0"]
-    if c.env.params.get("planner_weight", 1) == 0 and c.rollout.answer != "free":
+    if c.env.params.get("planner_weight", 1) == 0 and c.rollout.completion != "free":
         unpaid.append("env.params.planner_weight is 0")
     for why in unpaid:
         yield (

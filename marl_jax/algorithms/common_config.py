@@ -83,7 +83,7 @@ def check_no_other_players(c: ConfigDict, why: str) -> Iterator[str]:
 
 def has_free_answers(c: ConfigDict) -> bool:
     """Return whether completions are free text."""
-    return bool(c.task.name) or c.rollout.answer == "free"
+    return bool(c.task.name) or c.rollout.completion == "free"
 
 
 def check_overlong(c: ConfigDict) -> Iterator[str]:
@@ -117,7 +117,10 @@ def check_packing(c: ConfigDict) -> Iterator[str]:
         return
     found = f"config.algo.pack is {c.algo.pack} with"
     if not has_free_answers(c):
-        yield f"{found} rollout.answer {c.rollout.answer!r}, whose samples are of one length; accepted: 0, or 'free'"
+        yield (
+            f"{found} rollout.completion {c.rollout.completion!r}, whose samples are of one length; accepted: 0, "
+            "or 'free'"
+        )
     if c.algo.grad_accum_steps < 2:
         yield f"{found} algo.grad_accum_steps 1: no parts to leave out; accepted: 0, or algo.grad_accum_steps from 2 up"
     if c.model.lora.rank and len(c.policies) > 1:

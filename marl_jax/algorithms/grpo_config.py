@@ -51,14 +51,15 @@ def check(c: ConfigDict) -> Iterator[str]:
     yield from check_overlong(c)
     yield from check_packing(c)
     yield from check_no_other_players(c, "whose groups compare the learner with itself")
-    field, size = ("task.n_episodes", c.task.n_episodes) if c.task.name else ("rollout.games", c.rollout.games)
+    field, size = ("task.n_episodes", c.task.n_episodes) if c.task.name else ("rollout.num_envs", c.rollout.num_envs)
     if size % c.algo.group_size:
         yield not_divisible(field, size, c.algo.group_size, "algo.group_size")
     if c.task.name:
         return
     longest = games.make(c.env.name, **c.env.params.to_dict()).max_turns
-    if c.rollout.turns < longest:
+    if c.rollout.unroll_length < longest:
         yield (
-            f"config.rollout.turns is {c.rollout.turns}, but an episode of {c.env.name} may take {longest}, and "
+            f"config.rollout.unroll_length is {c.rollout.unroll_length}, but an episode of {c.env.name} may "
+            f"take {longest}, and "
             f"algo.name 'grpo' judges whole episodes; accepted: {longest} and more"
         )

@@ -32,7 +32,7 @@ def compute_advantages(
     samples = with_reference(policy, weights, samples, algo)
 
     lam, values = algo.lam, samples.at_first(samples.values)
-    if algo.critic == "role":  # whole returns, compared with what the seat usually earns
+    if algo.baseline == "seat_ema":  # whole returns, compared with what the seat usually earns
         lam, values = 1.0, weights["baseline"][samples.seat]
     in_time = samples.in_time
     credit = advantages.gae(
@@ -53,7 +53,7 @@ def compute_advantages(
         label, n_labels = _whitened_together(samples, algo.whiten)
         result = advantages.whiten(result, samples.to_tokens(label), counts, n_labels) * mask
     samples = samples.replace(advantages=result, returns=returns, loss_weights=loss_weights)
-    usual = enumerate(weights["baseline"]) if algo.critic == "role" else ()
+    usual = enumerate(weights["baseline"]) if algo.baseline == "seat_ema" else ()
     return samples.without_lookahead(), {f"baseline/seat_{seat}": value for seat, value in usual}
 
 

@@ -24,14 +24,19 @@ FIELDS = {
     "lam": Field(0.95, number(0, 1), "GAE's trade of bias for variance"),
     "gae": Field("turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"),
     "critic": Field(
-        "head",
-        choice("head", "separate", "central", "role"),
-        "a head on the policy, a model of its own, one for all seats; role: none, an average of each seat's returns",
+        "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, one for all seats"
+    ),
+    "baseline": Field(
+        "critic",
+        choice("critic", "seat_ema"),
+        "values that returns are compared with; seat_ema: no critic, an exponential average of each seat's returns",
     ),
     "critic_reads": Field(
-        "chat", choice("chat", "answer"), "tasks: the whole chat before a token, or its question and this answer alone"
+        "chat",
+        choice("chat", "completion"),
+        "tasks: the whole chat before a token, or its question and this answer alone",
     ),
-    "role_decay": Field(0.95, number(0, 1), "per step, the share that an average of returns keeps; for critic=role"),
+    "baseline_decay": Field(0.95, number(0, 1), "decay per step of the average of returns, for baseline=seat_ema"),
     "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
     "value_coef": Field(0.5, number(0), "weight of the value loss"),
     "whiten": Field(
@@ -55,20 +60,25 @@ def check(c: ConfigDict) -> Iterator[str]:
     if c.algo.pack and c.algo.critic != "head":
         found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
         yield f"{found}; accepted: 0, or algo.critic 'head'"
-    if c.algo.pack and c.algo.critic_reads == "answer":
-        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'answer'; accepted: 0, or 'chat'"
-    for name, of_tasks, default in (("critic_reads", "answer", "chat"), ("whiten", "turn", "agent")):
+    if c.algo.pack and c.algo.critic_reads == "completion":
+        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'completion'; accepted: 0, or 'chat'"
+    for name, of_tasks, default in (("critic_reads", "completion", "chat"), ("whiten", "turn", "agent")):
         if c.algo[name] == of_tasks and not c.task.name:
             yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}; accepted: {default!r}, or a task"
     if c.algo.gae == "token" and not has_free_answers(c):
-        yield "config.algo.gae is 'token' with rollout.answer 'constrained'; accepted: 'turn', or rollout.answer 'free'"
-    if c.algo.gae == "token" and c.algo.critic in ("central", "role"):
         yield (
-            f"config.algo.gae is 'token' with algo.critic {c.algo.critic!r}, which has one value a turn; accepted: "
-            "'turn', or algo.critic 'head' or 'separate'"
+            "config.algo.gae is 'token' with rollout.completion 'constrained'; accepted: 'turn', or "
+            "rollout.completion 'free'"
         )
-    if c.algo.critic == "role" and c.algo.whiten != "none":
+    if c.algo.gae == "token" and (c.algo.critic == "central" or c.algo.baseline == "seat_ema"):
+        found = "baseline 'seat_ema'" if c.algo.baseline == "seat_ema" else "critic 'central'"
         yield (
-            f"config.algo.whiten is {c.algo.whiten!r} with algo.critic 'role': it subtracts each agent's mean, and the "
+            f"config.algo.gae is 'token' with algo.{found}, which has one value a turn; accepted: 'turn', or "
+            "algo.critic 'head' or 'separate'"
+        )
+    if c.algo.baseline == "seat_ema" and c.algo.whiten != "none":
+        yield (
+            f"config.algo.whiten is {c.algo.whiten!r} with algo.baseline 'seat_ema': it subtracts each "
+            "agent's mean, and the "
             "average with it; accepted: 'none'"
         )

@@ -111,14 +111,14 @@ def rollout(run) -> labelled.LabelledAnswers:
     """The labelled answers of the train part."""
     c = run.config
     parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
-    if c.algo.answers % parts:
-        raise ConfigError([not_divisible("algo.answers", c.algo.answers, parts, "the parts of a batch")])
+    if c.algo.completions % parts:
+        raise ConfigError([not_divisible("algo.completions", c.algo.completions, parts, "the parts of a batch")])
     readable = labelled.Readable(run.backbone.tokenizer, read_part(c, run.workdir, "train"), c.task.max_length)
     chosen = choose(c, readable.questions)
     counts = {**chosen.counts, "left_out": readable.left_out}
     log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     answers = readable.read(chosen.chosen)
-    return labelled.LabelledAnswers(answers, c.algo.answers, c.seed, run.process, run.place, counts)
+    return labelled.LabelledAnswers(answers, c.algo.completions, c.seed, run.process, run.place, counts)
 
 
 VERIFIER = Algorithm(

@@ -20,7 +20,7 @@ FIELDS = {
     "per_side": Field(4, integer(1, 1 << 12), "right answers to learn from of each question, and as many wrong ones"),
     "balanced": Field(True, SWITCH, "as many right as wrong answers of each question; False: as they were sampled"),
     "gold": Field(False, SWITCH, "the dataset's own solution may take the place of one missing right answer"),
-    "answers": Field(64, integer(1, 1 << 20), "answers of a step"),
+    "completions": Field(64, integer(1, 1 << 20), "completions per step"),
     "label_tokens": Field("last_half", choice("last_half", "all", "last"), "tokens of an answer that carry its label"),
 }
 

@@ -105,7 +105,7 @@ def forecast(
     else:  # The update can be forecast all the same.
         samples = programs.by_rows(play.traced.out_info[0], setup, axis=0)
 
-    known = Forecast(config.rollout.games, len(devices), dict(setup.mesh.shape), counted, found, refused)
+    known = Forecast(config.rollout.num_envs, len(devices), dict(setup.mesh.shape), counted, found, refused)
     half(known)
 
     learn = programs.trace_learn(setup, optimizer, state, samples)
@@ -127,7 +127,7 @@ def _compile(setup: Setup, name: str, program: Traced, beside: float, refused: d
             raise
         done, refused[name] = None, needs + beside
     seconds = time.perf_counter() - start
-    log.info("%s with %d games: compiled in %.0f s", name, setup.config.rollout.games, seconds)
+    log.info("%s with %d games: compiled in %.0f s", name, setup.config.rollout.num_envs, seconds)
     return done, seconds
 
 
@@ -214,7 +214,7 @@ class Counted:
         algo = setup.config.algo
         rows, row = samples.tokens.shape
         prompts = row - samples.n_completions * samples.branch_len
-        games = setup.config.rollout.games
+        games = setup.config.rollout.num_envs
         kept = rows if samples.completion_at is None else rows - samples.lookahead * samples.completion_at.shape[1]
         found = cls(row, 0, 0, 0.0, 0.0, 0.0)
         for backbone in setup.backbones:

@@ -21,14 +21,14 @@ def step_of(config: ConfigDict, num_shards: int) -> int:
     # Every condition is that of a multiple, and its divisor is one of the numbers that rows are cut by.
     most = num_shards * batches.parts(config) * config.algo.get("group_size", 1)
     for games in range(num_shards, most + 1, num_shards):
-        trial.rollout.games = games
+        trial.rollout.num_envs = games
         try:
             validate.check(trial)
             batches.check_batches(trial, num_shards)
         except ConfigError:
             continue
         return games
-    raise ConfigError([f"config.rollout.games: no number up to {most} splits over {num_shards} parts of the mesh"])
+    raise ConfigError([f"config.rollout.num_envs: no number up to {most} splits over {num_shards} parts of the mesh"])
 
 
 def search(

@@ -26,7 +26,7 @@ def as_json(config: ConfigDict, topology: Topology, made: Forecast, notes: list[
         critic=config.algo.get("critic", "none"),
         group=config.algo.get("group_size", 1),
         games=made.games,
-        turns=config.rollout.turns,
+        turns=config.rollout.unroll_length,
         epochs=config.algo.epochs,
         minibatches=config.algo.minibatches,
         grad_accum_steps=config.algo.grad_accum_steps,
@@ -104,7 +104,7 @@ def largest_text(result: dict) -> str:
         tried = ", ".join(map(str, largest["tried"]))
         return f"no batch fits ({tried} games were tried): take more chips, or train less of the model"
     kind = "largest batch that fits" if largest["exact"] else "a batch that fits (larger ones may, and were not tried)"
-    return f"{kind}: rollout.games {largest['games']}, {amount(largest['needs'])} a chip"
+    return f"{kind}: rollout.num_envs {largest['games']}, {amount(largest['needs'])} a chip"
 
 
 def amount(size: float | None) -> str:

@@ -82,7 +82,7 @@ def _setup_of(folder: Path, setup: Setup) -> Setup:
         config = stages.started(saved.read(folder), folder).unlock()
         load_plugins(config.plugins)
         config.mesh, config.distributed = setup.config.mesh, setup.config.distributed
-        config.rollout.games, config.eval.games = setup.config.rollout.games, setup.config.eval.games
+        config.rollout.num_envs, config.eval.games = setup.config.rollout.num_envs, setup.config.eval.games
         config.algo.update({field: 1 for field in ("minibatches", "grad_accum_steps") if field in config.algo})
         return setups.make(config, workdir=folder)
     except (AttributeError, KeyError, ValueError) as error:

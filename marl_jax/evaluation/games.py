@@ -70,7 +70,7 @@ class GameEvaluation:
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
         self._heldout_eval = setup.algorithm.heldout_eval(setup) if setup.algorithm.heldout_eval else None
-        self._exact = ExactPlay(self._game, self._team, setup.config.rollout.games) if is_exact(setup) else None
+        self._exact = ExactPlay(self._game, self._team, setup.config.rollout.num_envs) if is_exact(setup) else None
         if self._with_bots.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)
         _warn_of_long_conversations(setup)
@@ -179,7 +179,7 @@ def is_exact(setup: GameSetup) -> bool:
     seats = range(setup.game.n_players)
     return (
         setup.game.n_deals > 0
-        and c.rollout.answer == "constrained"
+        and c.rollout.completion == "constrained"
         and c.env.context == "turn"
         and not any(setup.seating.has_bot(seat) for seat in seats)
     )
@@ -195,11 +195,17 @@ def exact_row(found: Exploited) -> dict[str, Any]:
 
 def _warn_of_long_conversations(setup: GameSetup) -> None:
     """A conversation of a match may go on for a whole game, one of training ends with its rollout."""
-    seats, turns = setup.game.n_players, setup.config.rollout.turns
+    seats, turns = setup.game.n_players, setup.config.rollout.unroll_length
     trained, played = -(-turns // seats), min(setup.history_turns, -(-setup.game.max_turns // seats))
     if played > trained:
         log.warning(
-            "conversations of matches have up to %d answers, those of training %d (rollout.turns %d, %d seats): the "
-            "policy never learnt from longer ones; more rollout.turns or an env.history_turns of %d make them alike",
-            played, trained, turns, seats, trained,
-        )  # fmt: skip
+            "conversations of matches have up to %d answers, those of training %d (rollout.unroll_length "
+            "%d, %d seats): the "
+            "policy never learnt from longer ones; more rollout.unroll_length or an env.history_turns of %d "
+            "make them alike",
+            played,
+            trained,
+            turns,
+            seats,
+            trained,
+        )

@@ -17,7 +17,7 @@ class EpisodeLog:
         c = setup.config
         self._setup = setup
         self._runner = setup.runner(c.rollout.temperature, c.seed + 1)
-        self._examples = setup.task.examples(c.task.part)
+        self._examples = setup.task.examples(c.task.split)
 
     def __call__(self, params: dict, key: jax.Array, step: int) -> list[GameRecord]:
         """The episodes of a step."""

@@ -3,7 +3,7 @@
     python launch.py --workdir=runs/mine --mode=eval
     python launch.py --workdir=runs/mine --mode=eval --config.eval.samples=16 --config.eval.temperature=0.7
 
-During training a run is evaluated on the validation part; `--mode=eval` takes `eval.part`, by default the test part.
+During training a run is evaluated on the validation part; `--mode=eval` takes `eval.split`, by default the test part.
 At most `eval.games` examples are played, chosen by `eval.seed`. Answers are greedy by default; several samples need a
 temperature. `task_scores` defines the metrics. An evaluation whose episodes all failed has none of them, and the log
 says why. Every episode is written to `answers/PART_STEP.jsonl`: what each role read and replied, the verdicts and their

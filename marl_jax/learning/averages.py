@@ -4,7 +4,7 @@ They are part of the train state, so they are checkpointed and resumed with it:
 
     magnet    the weights that decide how the policy acts (under LoRA its adapters), an exponential average over the
               steps: what `algo.magnet_coef` holds the policy close to
-    baseline  float32 [P], an exponential average of the returns of each seat: what `algo.critic=role` subtracts
+    baseline  float32 [P], an exponential average of the returns of each seat: what `algo.baseline=seat_ema` subtracts
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def init(policy: Policy, trained: dict, algo: ConfigDict, n_seats: int) -> dict:
     averages = {}
     if trained and algo.get("magnet_coef", 0):
         averages["magnet"] = jax.tree.map(jnp.copy, policy.acting_params(trained))
-    if trained and algo.get("critic") == "role":
+    if trained and algo.get("baseline") == "seat_ema":
         averages["baseline"] = jnp.zeros((n_seats,), jnp.float32)
     return averages
 
@@ -38,7 +38,7 @@ def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, 
             policy.acting_params(trained),
         )
     if "baseline" in averages:
-        followed["baseline"] = follow_returns(averages["baseline"], samples, algo.role_decay)
+        followed["baseline"] = follow_returns(averages["baseline"], samples, algo.baseline_decay)
     return followed
 
 

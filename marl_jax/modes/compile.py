@@ -32,7 +32,7 @@ def main(config: ConfigDict, workdir: Path, name: str) -> None:
 
     def measure(games: int) -> Forecast:
         trial = config.copy_and_resolve_references()
-        trial.rollout.games = games
+        trial.rollout.num_envs = games
         return forecast(trial, devices, finder)
 
     def tell(first: Forecast, found: dict | None = None) -> dict:

@@ -47,7 +47,7 @@ def main(config: ConfigDict, workdir: Path) -> list[dict[str, Any]]:
         workdir.mkdir(parents=True, exist_ok=True)  # what cannot be written is reported before anything is played
     with contextlib.closing(setup), jax.set_mesh(setup.mesh):
         step, weights = present_weights(setup, workdir)
-        with contextlib.closing(evaluation_of(setup, config.eval.part)) as evaluation:
+        with contextlib.closing(evaluation_of(setup, config.eval.split)) as evaluation:
             rows = evaluation(weights, baselines=True)
             evaluation.write(workdir, step)
             result: dict[str, Any] = {"step": step, "rows": rows, **evaluation.everyone(workdir, weights)}

@@ -18,12 +18,12 @@ def rows_per_game(config: ConfigDict) -> tuple[str, int]:
     """How many rows one of the games of a rollout makes: what they are called, and their number."""
     if config.env.context == "history":
         return "seats", games.make(config.env.name, **config.env.params.to_dict()).n_players
-    return "turns", config.rollout.turns
+    return "turns", config.rollout.unroll_length
 
 
 def rows(config: ConfigDict) -> int | None:
     """Rows of one rollout; None for a task."""
-    return None if config.task.name else config.rollout.games * rows_per_game(config)[1]
+    return None if config.task.name else config.rollout.num_envs * rows_per_game(config)[1]
 
 
 def parts(config: ConfigDict) -> int:
@@ -47,11 +47,12 @@ def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | No
         return
     problems = []
     play_shards = sampling_shards or num_shards
-    if config.rollout.games % play_shards:
-        near = " or ".join(map(str, nearest(config.rollout.games, play_shards)))
+    if config.rollout.num_envs % play_shards:
+        near = " or ".join(map(str, nearest(config.rollout.num_envs, play_shards)))
         axes = "mesh.data x mesh.fsdp" if play_shards == num_shards else f"mesh.sampling {config.mesh.sampling!r}"
         problems.append(
-            f"config.rollout.games is {config.rollout.games}, not a multiple of the {play_shards} parts of the batch "
+            f"config.rollout.num_envs is {config.rollout.num_envs}, not a multiple of the {play_shards} "
+            "parts of the batch "
             f"({axes}); nearest: {near}"
         )
     if config.eval.games % play_shards:
@@ -59,10 +60,10 @@ def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | No
         problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_shards}; nearest: {near}")
     total, all_parts = rows(config), parts(config) * num_shards
     if not problems and total % all_parts:
-        step = math.lcm(play_shards, all_parts // math.gcd(all_parts, total // config.rollout.games))
-        near = " or ".join(map(str, nearest(config.rollout.games, step)))
+        step = math.lcm(play_shards, all_parts // math.gcd(all_parts, total // config.rollout.num_envs))
+        near = " or ".join(map(str, nearest(config.rollout.num_envs, step)))
         problems.append(
-            f"config.rollout.games is {config.rollout.games}: {total} rows do not split into algo.minibatches x "
+            f"config.rollout.num_envs is {config.rollout.num_envs}: {total} rows do not split into algo.minibatches x "
             f"algo.grad_accum_steps = {parts(config)} x {num_shards} parts of the mesh; nearest: {near}"
         )
     if problems:

@@ -26,10 +26,11 @@ def _batch(c: ConfigDict) -> Iterator[str]:
     rows, parts = batches.rows(c), batches.parts(c)
     if rows is not None and rows % parts:
         kind, each = batches.rows_per_game(c)
-        near = " or ".join(map(str, nearest(c.rollout.games, batches.games_step(c))))
+        near = " or ".join(map(str, nearest(c.rollout.num_envs, batches.games_step(c))))
         yield (
-            f"config.rollout.games is {c.rollout.games}: x {each} {kind} they make {rows} rows, not a multiple of "
-            f"algo.minibatches x algo.grad_accum_steps = {parts}; nearest rollout.games: {near}"
+            f"config.rollout.num_envs is {c.rollout.num_envs}: x {each} {kind} they make {rows} rows, not a "
+            "multiple of "
+            f"algo.minibatches x algo.grad_accum_steps = {parts}; nearest rollout.num_envs: {near}"
         )
     if c.optim.warmup >= c.steps:
         yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"

@@ -59,10 +59,13 @@ def _history(c: ConfigDict) -> Iterator[str]:
 def _reasoning(c: ConfigDict) -> Iterator[str]:
     if not c.env.reasoning:
         return
-    for field, found, accepted in (("rollout.answer", c.rollout.answer, "free"), ("env.text", c.env.text, "full")):
+    for field, found, accepted in (
+        ("rollout.completion", c.rollout.completion, "free"),
+        ("env.text", c.env.text, "full"),
+    ):
         if found != accepted:
             yield f"config.env.reasoning is True with {field} {found!r}; accepted: {accepted!r}, or no reasoning"
-    if c.rollout.answer == "free" and c.rollout.max_new_tokens < LEAST_REASONING:
+    if c.rollout.completion == "free" and c.rollout.max_new_tokens < LEAST_REASONING:
         yield (
             f"config.rollout.max_new_tokens is {c.rollout.max_new_tokens} with env.reasoning True; accepted: "
             f"{LEAST_REASONING} and more"
@@ -84,9 +87,9 @@ def _opponents(c: ConfigDict) -> Iterator[str]:
     if o.bot_frac > 0 and not o.bots:
         yield f"config.opponents.bot_frac is {o.bot_frac} and opponents.bots is empty; accepted: names, e.g. random"
     yield from _bots("opponents.bots", o.bots, c.env.name)
-    if o.bots and not round(c.rollout.games * o.bot_frac / len(o.bots)):
+    if o.bots and not round(c.rollout.num_envs * o.bot_frac / len(o.bots)):
         yield (
-            f"config.opponents.bot_frac is {o.bot_frac}, which leaves the bots no game of {c.rollout.games}; "
+            f"config.opponents.bot_frac is {o.bot_frac}, which leaves the bots no game of {c.rollout.num_envs}; "
             "accepted: more, or opponents.bots empty"
         )
     if o.self_play_frac + o.bot_frac < 1 - 1e-9 and not o.pool_size:
@@ -139,9 +142,9 @@ def _best_of(c: ConfigDict) -> Iterator[str]:
     if c.algo.get("critic") != "head":
         critic = c.algo.get("critic", "none")
         yield f"{found}, and the critic of {c.algo.name} is {critic!r}; accepted: 1, or algo.critic 'head'"
-    if c.env.context != "turn" or c.rollout.answer != "constrained":
+    if c.env.context != "turn" or c.rollout.completion != "constrained":
         yield (
-            f"{found} with env.context {c.env.context!r} and rollout.answer {c.rollout.answer!r}; "
+            f"{found} with env.context {c.env.context!r} and rollout.completion {c.rollout.completion!r}; "
             "accepted: 1, or 'turn' and 'constrained'"
         )
 
@@ -181,7 +184,7 @@ def _best(c: ConfigDict) -> Iterator[str]:
 
 def _rewards(c: ConfigDict) -> Iterator[str]:
     paid = games.game_class(c.env.name).reward_levels_with(c.env.params)
-    if c.rollout.answer == "free" and "process" not in paid:
+    if c.rollout.completion == "free" and "process" not in paid:
         paid = (*paid, "process")  # what an answer costs that names nothing
     for level in Reward._fields:
         # 1 is what the weights are where nobody chose them.

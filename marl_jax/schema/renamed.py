@@ -7,34 +7,21 @@ from typing import Any
 from ml_collections import ConfigDict
 
 RENAMED: dict[str, str] = {
-    "algo.accumulate": "algo.grad_accum_steps",
-    "algo.agg": "algo.loss_agg",
-    "algo.drop_equal": "algo.filter_zero_std_groups",
-    "algo.group": "algo.group_size",
-    "algo.is_clip": "algo.tis_clip",
-    "algo.share_prefix": "",
-    "model.start": "model.init_from",
-    "opponents.bot_share": "opponents.bot_frac",
-    "opponents.self_share": "opponents.self_play_frac",
-    "optim.final": "optim.min_lr_ratio",
-    "optim.moments": "optim.adam_state_dtype",
-    "sft.bot": "algo.bot",
-    "sft.games": "rollout.games",
-    "sft.lr": "optim.lr",
-    "sft.minibatches": "algo.minibatches",
-    "sft.noise": "algo.noise",
-    "sft.schedule": "optim.schedule",
-    "sft.steps": "steps",
-    "sft.turns": "rollout.turns",
-    "sft.warmup": "optim.warmup",
+    "algo.answers": "algo.completions",
+    "algo.normalise": "algo.normalize",
+    "algo.role_decay": "algo.baseline_decay",
+    "curriculum.grades": "curriculum.difficulty_levels",
+    "env.params.grades": "env.params.difficulty_levels",
+    "eval.part": "eval.split",
+    "opponents.prioritised": "opponents.prioritized",
+    "rollout.answer": "rollout.completion",
+    "rollout.games": "rollout.num_envs",
+    "rollout.turns": "rollout.unroll_length",
+    "serve.rows": "serve.max_num_seqs",
+    "task.part": "task.split",
+    "task.rows": "task.max_num_seqs",
 }
-"""Old field → new field; "" where there is none any more."""
-
-REASONS = {
-    "algo.share_prefix": "AT-GRPO always shares the prompt of its candidates",
-    "sft.": "supervised training is an algorithm, see --config=experiments/NAME.py:sft",
-}
-"""Why, by the beginning of the old field."""
+"""Old field → new field."""
 
 _ELSEWHERE: dict[tuple[str, ...], str] = {
     ("--workdir",): "output_dir save_dir logging_dir log_dir default_local_dir resume_from_checkpoint resume_mode",
@@ -89,11 +76,11 @@ _ELSEWHERE: dict[tuple[str, ...], str] = {
     ("optim.min_lr_ratio",): "min_lr min_lr_rate",
     ("optim.schedule",): "lr_scheduler lr_scheduler_type lr_warmup_style warmup_style",
     ("optim.warmup",): "lr_warmup_steps lr_warmup_steps_ratio warmup_ratio warmup_steps",
-    ("rollout.games",): "n_envs num_envs",
-    ("rollout.games", "task.n_episodes"): "per_device_train_batch_size rollout_batch_size train_batch_size",
-    ("rollout.games", "task.n_episodes", "algo.minibatches"): "batch_size",
+    ("rollout.num_envs",): "games n_envs",
+    ("rollout.num_envs", "task.n_episodes"): "per_device_train_batch_size rollout_batch_size train_batch_size",
+    ("rollout.num_envs", "task.n_episodes", "algo.minibatches"): "batch_size",
     ("rollout.temperature",): "temperature",
-    ("rollout.turns", "steps"): "n_steps num_steps",
+    ("rollout.unroll_length", "steps"): "n_steps num_steps",
     ("sampling.memory_frac",): "gpu_memory_utilization vllm_gpu_memory_utilization",
     ("seed",): "data_seed",
     ("steps",): "max_steps num_train_epochs num_train_steps total_episodes total_epochs total_steps total_timesteps "
@@ -108,18 +95,10 @@ ELSEWHERE = {name: meant for meant, names in _ELSEWHERE.items() for name in name
 """What other libraries (TRL, Transformers, verl, CleanRL …) call a field → what it is called here, or a flag."""
 
 VALUES: dict[tuple[str, Any], str] = {
-    ("algo.whiten", True): "agent",
-    ("algo.whiten", False): "none",
-    ("rollout.answer", "choice"): "constrained",
-    ("eval.step", -1): "newest",
-    ("eval.step", "-1"): "newest",
-    ("eval.step", -2): "best",
-    ("eval.step", "-2"): "best",
+    ("algo.critic", "role"): "algo.baseline 'seat_ema'",
+    ("algo.critic_reads", "answer"): "'completion'",
 }
-"""(field, old value) → new value."""
-
-MODES = {"sft": "supervised training is an algorithm: --config=experiments/NAME.py:sft with --mode=train"}
-"""Old mode → what to write."""
+"""(field, old value) → new value, or the field that has taken its place."""
 
 
 def field(name: str) -> str | None:
@@ -128,9 +107,7 @@ def field(name: str) -> str | None:
     old = ".".join(parts[2:]) if parts[0] == "policies" and parts[2:3] == ["model"] else name
     if old not in RENAMED:
         return None
-    place = name.removesuffix(old)
-    why = next((f": {reason}" for start, reason in REASONS.items() if old.startswith(start)), "")
-    return f"config.{name} is now config.{place}{RENAMED[old]}{why}" if RENAMED[old] else f"config.{name} is gone{why}"
+    return f"config.{name} is now config.{name.removesuffix(old)}{RENAMED[old]}"
 
 
 def elsewhere(name: str) -> tuple[str, ...]:
@@ -147,7 +124,7 @@ def value(name: str, found: Any) -> str | None:
     """The problem with a value that is written otherwise now; None if it is not one."""
     if not isinstance(found, int | str) or (name, found) not in VALUES:
         return None
-    return f"config.{name} is {found!r}, which is now {VALUES[name, found]!r}"
+    return f"config.{name} is {found!r}, which is now {VALUES[name, found]}"
 
 
 def problems(config: ConfigDict, prefix: str = "") -> list[str]:

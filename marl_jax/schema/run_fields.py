@@ -83,11 +83,11 @@ ENV_LATER = ("reasoning",)
 TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
-    "part": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
+    "split": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
     "n_episodes": Field(64, integer(1, 1 << 20), "episodes per step"),
     "time_limit": Field(60.0, number(0, above=True), "time limit of an episode in seconds, not counting compilation"),
     "max_new_tokens": Field(256, integer(1, 1 << 17), "tokens of an answer at most"),
-    "rows": Field(64, integer(1, 1 << 16), "conversations that are answered at once"),
+    "max_num_seqs": Field(64, integer(1, 1 << 16), "conversations that are answered at once"),
     "max_length": Field(2048, integer(2, 1 << 21), "tokens of a conversation at most"),
 }
 
@@ -141,11 +141,11 @@ POLICY = {
 }
 
 ROLLOUT = {
-    "games": Field(256, integer(1, 1 << 20), "games at once, one row each"),
-    "turns": Field(16, integer(1, 1 << 16), "moves of each row in one rollout; rows play game after game"),
+    "num_envs": Field(256, integer(1, 1 << 20), "games at once, one row each"),
+    "unroll_length": Field(16, integer(1, 1 << 16), "moves of each row in one rollout; rows play game after game"),
     "temperature": Field(1.0, number(0, above=True), "of the answers"),
     "max_new_tokens": Field(8, integer(1, 1 << 17), "tokens of a free answer at most"),
-    "answer": Field(
+    "completion": Field(
         "constrained",
         choice("constrained", "free"),
         "constrained: the name of a legal move; free: any text until a stop, parsed afterwards",
@@ -195,7 +195,7 @@ EVAL = {
     "confidence": Field(0.95, number(0.5, 0.9999), "of the intervals"),
     "step": Field("newest", STEP, "checkpoint that --mode=eval and --mode=export read"),
     "seed": Field(1, SEED, "of the games"),
-    "part": Field(
+    "split": Field(
         "test", choice("validation", "test"), "tasks: examples of --mode=eval; a run evaluates itself on validation"
     ),
 }
@@ -220,7 +220,7 @@ SERVE = {  # of --mode=serve and --mode=serve_reward
     "drain": Field(30.0, number(0), "seconds that requests under way have when the server is stopped"),
     "models": Field((), TEXTS, "what to serve, NAME=PLACE each (docs/serving.md); () is the policies of this run"),
     "runs": Field((), TEXTS, "folders of runs, or of many of them, to be looked at on the page (docs/page.md)"),
-    "rows": Field(64, integer(1, 1 << 16), "answers that are written at once"),
+    "max_num_seqs": Field(64, integer(1, 1 << 16), "answers that are written at once"),
     "max_length": Field(4096, integer(2, 1 << 21), "tokens of a conversation at most, within what the model can read"),
     "max_new_tokens": Field(1024, integer(1, 1 << 17), "tokens of an answer at most, unless the client says so"),
     "session_idle": Field(3600.0, number(0, above=True), "seconds after which a session that nobody uses is ended"),

@@ -71,8 +71,8 @@ class GameSetup(Setup):
         return dict(
             game=self.game,
             team=self.team,
-            rows=c.rollout.games,
-            turns=c.rollout.turns,
+            rows=c.rollout.num_envs,
+            turns=c.rollout.unroll_length,
             seating=self.seating,
             learns=self.learns,
             symmetry=games.symmetry(self.game) if c.env.symmetry else None,
@@ -90,7 +90,7 @@ class GameSetup(Setup):
         unused = [name for name in run_fields.ENV_LATER if c.env[name] == run_fields.ENV[name].default]
         return {
             "env": {name: value for name, value in c.env.to_dict().items() if name not in unused},
-            "games": c.rollout.games,
+            "games": c.rollout.num_envs,
             "pool": c.opponents.pool_size,
             "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
         }
@@ -99,7 +99,7 @@ class GameSetup(Setup):
         """Who sits opposite the learner; None where it only meets itself."""
         o = self.config.opponents
         bots = [make_bot(self.game, name) for name in o.bots]
-        sections = make_sections(self.config.rollout.games, o.self_play_frac, bots, o.bot_frac)
+        sections = make_sections(self.config.rollout.num_envs, o.self_play_frac, bots, o.bot_frac)
         if sections.own == sections.rows and not o.pool_size:
             return None
         return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized)
@@ -152,7 +152,7 @@ def make(
 def _prompt(config: ConfigDict, game: Game, tokenizer: Tokenizer) -> Prompt:
     parts = chat.chat_parts(tokenizer) if config.env.style == "chat" else None
     return make_text(game, config.env.text, config.env.reasoning).compile(
-        tokenizer, parts, config.env.context, free=config.rollout.answer == "free"
+        tokenizer, parts, config.env.context, free=config.rollout.completion == "free"
     )
 
 
@@ -198,7 +198,7 @@ def _longest(setup: GameSetup, backbone: Backbone) -> int:
 
 def _answers(config: ConfigDict, prompt: Prompt, tokenizer: Tokenizer) -> CompletionFormat:
     """How the policies answer."""
-    if config.rollout.answer == "constrained":
+    if config.rollout.completion == "constrained":
         names = [row[:n].tolist() for row, n in zip(prompt.action_ids, prompt.action_lengths, strict=True)]
         return Constrained(make_choices(names, tokenizer.eos_id), prompt.action_lengths)
     longest, limit = int(prompt.action_lengths.max()), config.rollout.max_new_tokens

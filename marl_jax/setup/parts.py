@@ -158,7 +158,7 @@ def _backbone(
     policy = Policy(
         model=built,
         lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
-        critic=config.algo.critic if algorithm.critic and config.algo.critic != "role" else "none",
+        critic=config.algo.critic if algorithm.critic and config.algo.get("baseline", "critic") == "critic" else "none",
         critic_reads=config.algo.get("critic_reads", "chat"),
         dtype=jnp.dtype(chosen.dtype),
         remat=chosen.remat,

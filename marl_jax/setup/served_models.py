@@ -205,7 +205,7 @@ def _served_run(
 
 def _settings(config: ConfigDict, limit: int, share: float) -> dict[str, Any]:
     return dict(
-        rows=config.serve.rows, max_length=limit, in_flight_updates=config.rollout.in_flight_updates,
+        rows=config.serve.max_num_seqs, max_length=limit, in_flight_updates=config.rollout.in_flight_updates,
         memory_frac=share, page_size=config.sampling.page_size,
     )  # fmt: skip
 

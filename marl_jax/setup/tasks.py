@@ -75,7 +75,7 @@ class TaskSetup(Setup):
         return TeamSampler(
             self.team,
             self.sample_mesh,
-            rows=c.task.rows,
+            rows=c.task.max_num_seqs,
             max_length=c.task.max_length,
             in_flight_updates=c.rollout.in_flight_updates,
             fixed_shapes=_fixed_shapes(c),
@@ -151,7 +151,7 @@ class TaskSetup(Setup):
             runner=self.runner(c.rollout.temperature, c.seed, candidates),
             n_examples=c.task.n_episodes // samples,
             samples=samples,
-            part=c.task.part,
+            part=c.task.split,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
             schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
@@ -165,13 +165,13 @@ class TaskSetup(Setup):
     def world(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config.task
-        known = {name: c[name] for name in ("name", "part", "n_episodes")}
+        known = {name: c[name] for name in ("name", "split", "n_episodes")}
         return {"task": known | {"params": c.params.to_dict(), "data": self.data}}
 
     @functools.cached_property
     def data(self) -> str:
         """The examples that are trained on, by their number and a hash of their contents."""
-        part = self.config.task.part
+        part = self.config.task.split
         examples = self.task.examples(part)
         return f"{len(examples)} examples of {part}, sha256 {fingerprint_of(examples)[:16] or 'unknown'}"
 
@@ -217,8 +217,10 @@ def _check_sizes(config: ConfigDict, mesh) -> None:
     local = local_mesh(meshes.for_sampling(mesh, config.mesh.sampling))
     parts = 1 if local is None else meshes.batch_shards(local)
     problems = []
-    if config.task.rows % parts:
-        problems.append(not_divisible("task.rows", config.task.rows, parts, "the devices that sample rows"))
+    if config.task.max_num_seqs % parts:
+        problems.append(
+            not_divisible("task.max_num_seqs", config.task.max_num_seqs, parts, "the devices that sample rows")
+        )
     if num_shards % count:
         problems.append(
             f"config.mesh splits a batch {num_shards} ways for {count} processes; accepted: a multiple of these"

@@ -97,7 +97,7 @@ def text(value: object) -> str:
 
 def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
     algo, seed = config["algo"].get("name", "?"), config.get("seed", "?")
-    size = f"{config.get('rollout', {}).get('games', '?')} games at once"
+    size = f"{config.get('rollout', {}).get('num_envs', '?')} games at once"
     if _world(config) is not config["env"]:
         size = f"{_world(config).get('n_episodes', '?')} episodes a step"
     yield f'<p class="quiet">{text(algo)}, {text(size)}, seed {text(seed)}</p>'

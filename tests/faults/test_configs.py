@@ -35,7 +35,10 @@ def check(*overrides, config=TIC_TAC_TOE):
         ("opponents.pool_size=100000000000", "config.opponents.pool_size is 100000000000; accepted: a whole number"),
         ("curriculum.window=100000000000", "config.curriculum.window is 100000000000; accepted: a whole number"),
         (f"log.games={2**31 - 1}", f"config.log.games is {2**31 - 1}; accepted: a whole number from 0 to 16384"),
-        ("rollout.games=100000000000", "config.rollout.games is 100000000000; accepted: a whole number from 1 to"),
+        (
+            "rollout.num_envs=100000000000",
+            "config.rollout.num_envs is 100000000000; accepted: a whole number from 1 to",
+        ),
         (f"model.shape.rope_theta=1{'0' * 400}", "config.model.shape"),
         (f"eval.step='{'1' * 5000}'", "accepted: 'newest', 'best' or the number of a step"),
         ("=1", "--config. is not a field"),
@@ -62,7 +65,7 @@ LEARNED = dict(family="gpt2", n_kv_heads=2)
         (dict(), 10),
         (dict(env__text="full"), 291),
         (dict(env__text="full", env__context="history"), 291),
-        (dict(env__text="full", rollout__answer="free", rollout__max_new_tokens=12), 307),
+        (dict(env__text="full", rollout__completion="free", rollout__max_new_tokens=12), 307),
         (dict(env__text="full", algo__critic="central"), 640),
     ],
 )

@@ -29,7 +29,7 @@ from tests.marl_jax.test_exact_play import config_of
 from tests.marl_jax.tiny_engine import quick_jit
 from tests.marl_jax.tiny_samples import by_hand
 
-ROLE = dict(critic="role", whiten="none")
+ROLE = dict(baseline="seat_ema", whiten="none")
 
 
 # ----------------------------------------------------------------------------------------------------- role baselines
@@ -106,8 +106,8 @@ def test_advantages_are_whole_returns_less_the_baseline_of_the_seat():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(critic="role"), "config.algo.whiten is 'agent' with algo.critic 'role'"),
-        (dict(gae="token", **ROLE), "config.algo.gae is 'token' with algo.critic 'role'"),
+        (dict(baseline="seat_ema"), "config.algo.whiten is 'agent' with algo.baseline 'seat_ema'"),
+        (dict(gae="token", **ROLE), "config.algo.gae is 'token' with algo.baseline 'seat_ema'"),
         (dict(magnet_coef=-1.0), "config.algo.magnet_coef is -1.0"),
         (dict(entropy_ratio=2.0), "config.algo.entropy_ratio is 2.0"),
     ],

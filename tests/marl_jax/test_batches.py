@@ -9,14 +9,14 @@ from marl_jax.schema import batches
 
 def config_with(games=256, turns=16, minibatches=4):
     config = defaults.get_config()
-    config.rollout.update(dict(games=games, turns=turns))
+    config.rollout.update(dict(num_envs=games, unroll_length=turns))
     config.algo.minibatches = minibatches
     return config
 
 
 def test_batches_that_do_not_divide_are_refused_with_the_nearest():
     batches.check_batches(config_with(games=256), num_shards=8)
-    with pytest.raises(ConfigError, match=r"rollout.games is 250, not a multiple of the 8 .*nearest: 248 or 256"):
+    with pytest.raises(ConfigError, match=r"rollout.num_envs is 250, not a multiple of the 8 .*nearest: 248 or 256"):
         batches.check_batches(config_with(games=250), num_shards=8)
     config = config_with()
     config.eval.games = 100
@@ -40,7 +40,7 @@ def test_the_candidates_of_one_prompt_are_one_row():
     config.algo.minibatches = 4
     with pytest.raises(ConfigError, match=r"16 rows do not split .* nearest: 16$"):
         batches.check_batches(config, num_shards=8)
-    config.rollout.games = 16
+    config.rollout.num_envs = 16
     batches.check_batches(config, num_shards=8)
 
 
@@ -50,7 +50,7 @@ def test_a_conversation_is_one_row():
     config.env.context = "history"
     assert batches.rows(config) == 16  # two seats
     batches.check_batches(config, num_shards=8)
-    config.rollout.games, config.algo.minibatches = 12, 4
+    config.rollout.num_envs, config.algo.minibatches = 12, 4
     with pytest.raises(ConfigError, match=r"24 rows do not split .* nearest: 8 or 16$"):
         batches.check_batches(config, num_shards=4)
 

@@ -31,7 +31,7 @@ def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
     monkeypatch.setattr(calls, "cases_in", verifiers.cases_by_number)
     config = code_generation.get_config("at_grpo_shared")
     config.steps, config.optim.warmup = 2, 0
-    config.task.update(dict(n_episodes=2, rows=8, max_length=1024))
+    config.task.update(dict(n_episodes=2, max_num_seqs=8, max_length=1024))
     config.task.params.turns = 1
     config.algo.update(dict(group_size=4, minibatches=1))
     config.eval.update(dict(every=2, games=2))

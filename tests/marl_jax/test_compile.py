@@ -31,7 +31,7 @@ WHOLE = (16 + 8 + 8) + 1
 def made():
     """(config, forecast) of a tiny run by FSDP on eight devices."""
     config = tiny_run.get_config()
-    config.rollout.turns = 2
+    config.rollout.unroll_length = 2
     config.algo.minibatches = 1
     config.mesh.update(dict(data=1, fsdp=PARTS, tensor=1))
     return config, forecast(config, jax.devices(), Finder())
@@ -63,8 +63,10 @@ def test_operations_by_the_rule(made):
     counted = found.counted
     n_params = SPLIT + WHOLE - 17
     assert counted.learn_flops == 6 * n_params * counted.learnt
-    assert counted.learnt == config.rollout.games * config.rollout.turns * counted.row
-    assert counted.read == config.rollout.games * (config.rollout.turns + 2) * counted.row  # two seats look ahead
+    assert counted.learnt == config.rollout.num_envs * config.rollout.unroll_length * counted.row
+    assert (
+        counted.read == config.rollout.num_envs * (config.rollout.unroll_length + 2) * counted.row
+    )  # two seats look ahead
     # Four projections, the feed-forward and the logits of nine moves, forward and backward, at every token.
     assert found.programs["learn"].flops > 6 * (SPLIT - 264 * 16 - 64) * counted.learnt
 
@@ -251,7 +253,7 @@ def test_the_command_prints_a_table_and_fills_the_page(made, monkeypatch, tmp_pa
     monkeypatch.setattr(forecasts, "forecast", lambda config, devices, finder, half: found)
     monkeypatch.setattr(largest, "search", lambda first, *_, **__: (first, True, [first]))
     forecasts.main(config, tmp_path, "cpu:8")
-    assert "largest batch that fits: rollout.games 16" in capsys.readouterr().out
+    assert "largest batch that fits: rollout.num_envs 16" in capsys.readouterr().out
     (file,) = tmp_path.glob("*.json")
     assert file.name == "compile-cpu-8.json"
     page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in ("memory", "traffic", "cost_model", "check"))

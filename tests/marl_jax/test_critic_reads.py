@@ -53,7 +53,7 @@ def samples(task=conversation, policies=1):
 @functools.cache
 def critic(kind, lora=False):
     spec = LoraSpec(2, 2, 4.0, ("q", "v", "down")) if lora else None
-    return dataclasses.replace(free_policy(), critic=kind, critic_reads="answer", lora=spec)
+    return dataclasses.replace(free_policy(), critic=kind, critic_reads="completion", lora=spec)
 
 
 @functools.cache

@@ -285,7 +285,7 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
             check(**{place: value})
     asked = small_plan()
     asked.env.update(dict(text="full", reasoning=True))
-    asked.rollout.update(dict(answer="free", max_new_tokens=16))
+    asked.rollout.update(dict(completion="free", max_new_tokens=16))
     asks, does_not = (json.loads(json.dumps(identity(setups.make(asked)))) for asked.env.reasoning in (True, False))
     assert asks["env"]["reasoning"] and "reasoning" not in does_not["env"]  # as runs of earlier versions have it
     with pytest.raises(RunError, match="env.reasoning is False there and True here"):
@@ -306,7 +306,7 @@ def test_opponents_by_folder(runs, tmp_path):
         contestants.find_contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine
-    saved["rollout"]["games"] = 3
+    saved["rollout"]["num_envs"] = 3
     (one.parent / "meshed").mkdir()
     (one.parent / "meshed" / "config.json").write_text(json.dumps(saved))
     (one.parent / "meshed" / "checkpoints").symlink_to(one / "checkpoints")
@@ -321,7 +321,7 @@ def test_an_opponent_keeps_its_own_dtype_and_length_of_answers(runs):
     setup = runs[0]
     for field, value in (("dtype", "bfloat16"), ("max_new_tokens", 5)):
         config = small()
-        config.rollout.answer = "free"
+        config.rollout.completion = "free"
         free = setups.make(config)
         (config.model if field == "dtype" else config.rollout)[field] = value
         assert contestants._shape(setups.make(config)) != contestants._shape(free)

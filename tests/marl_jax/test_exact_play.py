@@ -110,7 +110,7 @@ def test_payoffs_are_reported_where_games_have_stakes():
     ("changes", "is_exact"),
     [
         ({}, True),
-        ({"rollout.answer": "free"}, False),
+        ({"rollout.completion": "free"}, False),
         ({"env.context": "history"}, False),
         ({"agents": {"seat_0": "main", "seat_1": "bot:equilibrium"}}, False),
         ({"env.name": "tic_tac_toe"}, False),

@@ -37,11 +37,11 @@ def problem(*overrides):
         ("optim.learning_rate", "optim.lr"),
         ("algo.lr", "optim.lr"),
         ("learning_rate", "optim.lr"),
-        ("batch_size", "rollout.games or task.n_episodes or algo.minibatches"),
+        ("batch_size", "rollout.num_envs or task.n_episodes or algo.minibatches"),
         ("algo.beta", "algo.kl_coef"),
         ("algo.clip_range", "algo.clip_low or algo.clip_high"),
         ("optim.warmup_steps", "optim.warmup"),
-        ("rollout.gmaes", "rollout.games"),
+        ("rollout.gmaes", "rollout.num_envs"),
         ("output_dir", "--workdir"),
         ("optim.learning-rate", "optim.lr"),
         ("optim.weight-decay", "optim.weight_decay"),
@@ -55,7 +55,7 @@ def problem(*overrides):
         ("logging_steps", "log.every"),
         ("save_steps", "checkpoint.every"),
         ("eval_steps", "eval.every"),
-        ("per_device_train_batch_size", "rollout.games or task.n_episodes"),
+        ("per_device_train_batch_size", "rollout.num_envs or task.n_episodes"),
         ("gradient_accumulation_steps", "algo.grad_accum_steps"),
         ("lr_scheduler_type", "optim.schedule"),
         ("max_completion_length", "task.max_new_tokens or rollout.max_new_tokens"),
@@ -90,10 +90,10 @@ def test_every_hint_is_a_field():
 
 
 def test_the_nearest_games_can_be_reached():
-    text = problem("--config.rollout.games=500")
-    assert "nearest rollout.games: 496 or 504" in text
+    text = problem("--config.rollout.num_envs=500")
+    assert "nearest rollout.num_envs: 496 or 504" in text
     for games in (496, 504):
-        validate.check(flags.parse(["launch.py", TIC_TAC_TOE, f"--config.rollout.games={games}"], ("train",)).config)
+        validate.check(flags.parse(["launch.py", TIC_TAC_TOE, f"--config.rollout.num_envs={games}"], ("train",)).config)
 
 
 def test_the_config_is_shown_and_can_be_read_again():
@@ -160,7 +160,7 @@ def test_the_table_of_compiling_comes_before_the_search(tmp_path, monkeypatch, c
     monkeypatch.setattr(compile_mode.topology, "devices", lambda target: ([], ""))
     compile_mode.main(defaults.get_config(), tmp_path, "cpu:1")
     assert shown == ["the table\n"]
-    assert "largest batch that fits: rollout.games 16" in capsys.readouterr().out
+    assert "largest batch that fits: rollout.num_envs 16" in capsys.readouterr().out
 
 
 class Forecasted:

@@ -315,7 +315,7 @@ def test_a_step_of_every_form_fits_together(form):
     """Traced, not compiled: rollout, advantages and update agree on what passes between them."""
     config = plan_path.get_config(form)
     config.model.shape = tiny_play.SHAPE
-    config.rollout.games //= 2
+    config.rollout.num_envs //= 2
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):

@@ -137,7 +137,7 @@ def in_history(config, **env):
 
 def test_models_with_tokenizers_of_their_own(tmp_path_factory):
     config = in_history(tiny_team.config(tmp_path_factory.mktemp("team"), "ppo"), history_turns=4)
-    config.rollout.update(dict(games=2, turns=12))
+    config.rollout.update(dict(num_envs=2, unroll_length=12))
     setup = setups.make(config)
     program = tiny.Program(setup.rollout)
     params = {b.name: {**frozen, **trained} for b in setup.backbones for trained, frozen in [b.weights_at_start()]}
@@ -160,7 +160,7 @@ def test_models_with_tokenizers_of_their_own(tmp_path_factory):
 def sampled(devices: int):
     """The samples of a tiny run on so many devices, its games split over them."""
     config = in_history(tiny_run.get_config(), history_turns=3)
-    config.rollout.update(dict(games=8, turns=8))
+    config.rollout.update(dict(num_envs=8, unroll_length=8))
     config.algo.minibatches = 1
     config.model.shape = dict(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.mesh.update(dict(data=devices, fsdp=1, tensor=1))
@@ -184,10 +184,10 @@ def test_games_split_over_devices_make_the_same_samples():
 
 def test_evaluation_warns_of_conversations_longer_than_any_in_training(caplog):
     config = in_history(tiny_run.get_config())
-    config.rollout.update(dict(games=8, turns=4))
+    config.rollout.update(dict(num_envs=8, unroll_length=4))
     config.algo.minibatches = 1
     for turns, warned in ((4, True), (10, False)):
-        config.rollout.turns = turns
+        config.rollout.unroll_length = turns
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             games.GameEvaluation(setups.make(config))

@@ -24,7 +24,7 @@ def get_config():
     """Imitation of the convention bot by next to nothing."""
     config = hanabi_selfplay.get_config("sft")
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
-    config.rollout.update(dict(games=8, turns=6))
+    config.rollout.update(dict(num_envs=8, unroll_length=6))
     config.algo.update(dict(minibatches=2, noise=0.0))
     return config
 

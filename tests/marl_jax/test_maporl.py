@@ -179,8 +179,8 @@ def test_the_preset_is_accepted_for_a_task_and_refused_for_a_game():
     validate.check(config)
     assert config.algo.train_turns == (1, 2) and published.maporl(2, released=True).train_turns == (1,)
     game = defaults.get_config()
-    game.rollout.answer, game.algo = "free", published.maporl()
+    game.rollout.completion, game.algo = "free", published.maporl()
     with pytest.raises(ValueError) as refused:
         validate.check(game)
-    for field in ("critic_reads is 'answer'", "whiten is 'turn'", "train_turns is (1, 2)"):
+    for field in ("critic_reads is 'completion'", "whiten is 'turn'", "train_turns is (1, 2)"):
         assert field in str(refused.value)

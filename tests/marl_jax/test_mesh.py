@@ -13,7 +13,7 @@ from marl_jax.errors import ConfigError
 def config_with(data=1, fsdp=1, tensor=1, games=256, turns=16, minibatches=4):
     config = defaults.get_config()
     config.mesh.update(dict(data=data, fsdp=fsdp, tensor=tensor))
-    config.rollout.update(dict(games=games, turns=turns))
+    config.rollout.update(dict(num_envs=games, unroll_length=turns))
     config.algo.minibatches = minibatches
     return config
 

@@ -99,14 +99,14 @@ def test_values_and_references_are_read_from_packed_rows_too(settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout.answer": "constrained"}, "config.algo.pack is 2 with rollout.answer 'constrained'"),
+        ({"rollout.completion": "constrained"}, "config.algo.pack is 2 with rollout.completion 'constrained'"),
         ({"algo.grad_accum_steps": 1}, "config.algo.pack is 2 with algo.grad_accum_steps 1"),
         ({"algo.critic": "separate"}, "config.algo.pack is 2 with algo.critic 'separate'"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(changes, message):
     config = defaults.get_config()
-    config.update_from_flattened_dict({"algo.pack": 2, "rollout.answer": "free", "algo.grad_accum_steps": 2})
+    config.update_from_flattened_dict({"algo.pack": 2, "rollout.completion": "free", "algo.grad_accum_steps": 2})
     validate.check(config)
     config.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):

@@ -202,7 +202,7 @@ def config_of(algorithm, data):
     config = tiny_task.get_config(algorithm)
     config.steps = 2
     defaults.use_task(config, "program", program=str(PROGRAM), roles=ROLES, train=str(data))
-    config.task.update(dict(n_episodes=4, max_new_tokens=6, rows=8, max_length=512))
+    config.task.update(dict(n_episodes=4, max_new_tokens=6, max_num_seqs=8, max_length=512))
     return config
 
 

@@ -43,7 +43,7 @@ def quick(monkeypatch):
 
 def serve_config(*places):
     config = tiny_run.get_config()
-    config.serve.update(dict(models=tuple(places), rows=2, max_length=64))
+    config.serve.update(dict(models=tuple(places), max_num_seqs=2, max_length=64))
     return config
 
 
@@ -123,7 +123,7 @@ def first_moves(made, folder, step):
 
 def test_a_run_is_served_at_a_step_and_can_be_read_again(tmp_path):
     config = tiny_run.get_config()
-    config.rollout.games = 2
+    config.rollout.num_envs = 2
     made = setups.make(config)
     checkpoints = Checkpoints(tmp_path)
     steps = {}

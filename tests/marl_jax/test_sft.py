@@ -111,7 +111,7 @@ def test_the_other_puzzles_are_shown_too(game, solved):
     with config.unlocked():
         config.env.params = dict(roles="two", n_train=24, n_test=8, **params)
     config.env.name = game
-    config.rollout.turns = 24 if game == "sokoban" else 16
+    config.rollout.unroll_length = 24 if game == "sokoban" else 16
     _, _, _, samples, finished, _ = shown(config, noise=0.0)
     ended = finished.ended
     assert ended.sum() > 5
@@ -132,7 +132,7 @@ def test_games_of_two_and_their_bots():
 
 def test_free_answers_are_written_as_they_would_be_sampled():
     config = get_config()
-    config.rollout.update(dict(answer="free", max_new_tokens=3))
+    config.rollout.update(dict(completion="free", max_new_tokens=3))
     setup = setups.make(config)
     free = setup.backbone.policy.answers
     ids, lengths = free.written()
@@ -306,9 +306,9 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
     [
         (dict(algo__bot="minimax"), "config.algo.bot is 'minimax', which is no bot of plan_path; accepted: '', random"),
         (
-            dict(rollout__games=3, rollout__turns=3),
-            "config.rollout.games is 3: x 3 turns they make 9 rows, not a multiple of algo.minibatches x "
-            "algo.grad_accum_steps = 2; nearest rollout.games: 2 or 4",
+            dict(rollout__num_envs=3, rollout__unroll_length=3),
+            "config.rollout.num_envs is 3: x 3 turns they make 9 rows, not a multiple of algo.minibatches x "
+            "algo.grad_accum_steps = 2; nearest rollout.num_envs: 2 or 4",
         ),
         (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4; accepted: less than the steps"),
         (dict(algo__noise=1.0), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),

@@ -36,11 +36,11 @@ def config_of(case: str):
     """
     if case == "full":
         config = tiny_run.get_config()
-        config.rollout.update(dict(games=16, turns=2))
+        config.rollout.update(dict(num_envs=16, unroll_length=2))
         config.algo.minibatches = 1
     else:
         config = planning.puzzle("plan_path", "at_grpo_lora", 10, size=5, n_train=24, n_test=8)
-        config.rollout.update(dict(games=8, turns=2))
+        config.rollout.update(dict(num_envs=8, unroll_length=2))
         config.algo.update(dict(minibatches=1, grad_accum_steps=2, filter_zero_std_groups=False, kl_coef=0.1, refill=1))
         config.eval.games = 8
         config.model.lora.update(dict(rank=2, targets=("q", "down")))

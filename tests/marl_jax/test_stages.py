@@ -63,7 +63,7 @@ def test_a_stage_has_the_fields_of_its_run_but_those_it_names():
     config.optim.b1 = 0.5
     stage = stages.first_stage(config)
     assert (stage.steps, stage.optim.lr, stage.algo.minibatches) == (2, 1e-2, 2)
-    assert (stage.env.params.size, stage.optim.b1, stage.rollout.games) == (4, 0.5, 16)
+    assert (stage.env.params.size, stage.optim.b1, stage.rollout.num_envs) == (4, 0.5, 16)
     assert stage.algo.name == "sft" and "kl_coef" not in stage.algo and stage.algo.noise == 0.1  # its own defaults
     assert stages.first_stage(stage) is None
     config.first_stage.first_stage = dict(steps=1)

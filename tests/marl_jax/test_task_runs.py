@@ -64,7 +64,7 @@ def forget_fields(workdir):
     """Makes a run one of an earlier version, which did not have some fields and groups yet."""
     path = workdir / "config.json"
     config = json.loads(path.read_text())
-    del config["serve"], config["sampling"], config["first_stage"], config["eval"]["part"], config["algo"]["tis_clip"]
+    del config["serve"], config["sampling"], config["first_stage"], config["eval"]["split"], config["algo"]["tis_clip"]
     path.write_text(json.dumps(config))
 
 
@@ -211,7 +211,7 @@ def test_a_first_evaluation_that_compiles_for_longer_than_the_time_limit(tmp_pat
     monkeypatch.setattr(BatchRows, "_decode_lazily", compile_slowly)
     config = tiny_task.get_config("grpo")
     config.task.time_limit = 2.0
-    config.eval.update(dict(games=6, part="validation"))
+    config.eval.update(dict(games=6, split="validation"))
     (row,) = evaluate.main(config, tmp_path)
     assert (row["games"], row["failed"]) == (6, 0)
 
@@ -247,7 +247,7 @@ def test_evaluation_logs_and_report(tmp_path, capsys):
     assert "writer (tiny)" in next((tmp_path / "logs").glob("llm_conversation_*")).read_text()
 
     # The same, from the checkpoint, in a mode of its own: equal to what the run found.
-    config.eval.update(dict(step="newest", part="validation"))
+    config.eval.update(dict(step="newest", split="validation"))
     found = evaluate.main(config, tmp_path)
     assert {k: v for k, v in rows[-1].items() if k not in ("step", "time")} == pytest.approx(found[0])
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 2

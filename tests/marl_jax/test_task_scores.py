@@ -182,7 +182,7 @@ def small(tmp_path, **params):
     config.task.name = "question"
     config.task.params = dict(train=str(path), comparison="number", **params)
     config.task.max_length = 256
-    config.task.update(dict(rows=8, n_episodes=2, max_new_tokens=4))
+    config.task.update(dict(max_num_seqs=8, n_episodes=2, max_new_tokens=4))
     config.steps, config.optim.warmup = 1, 0
     return config, path
 

@@ -244,7 +244,7 @@ def test_a_step_of_every_algorithm_fits_together(folder, algo):
     config = tiny_team.config(folder, "grpo" if algo == "dapo" else algo)
     if algo == "dapo":
         config.algo.overlong = "penalty"
-        config.rollout.update(dict(answer="free", max_new_tokens=4))
+        config.rollout.update(dict(completion="free", max_new_tokens=4))
     validate.check(config)
     setup = setups.make(config)
     key = jax.random.key(0)

@@ -53,7 +53,7 @@ def test_only_the_weights_of_other_turns_change(schedule):
         (dict(train_turns=(-1,)), "different whole numbers"),
         (dict(turn_block=2), "no turns take turns"),
         (dict(turn_block=2, train_turns=(1,)), "no turns take turns"),
-        (dict(pack=2, grad_accum_steps=2, critic_reads="answer"), "algo.critic_reads 'answer'"),
+        (dict(pack=2, grad_accum_steps=2, critic_reads="completion"), "algo.critic_reads 'completion'"),
         (dict(whiten=True), "is now 'agent'"),
     ],
 )

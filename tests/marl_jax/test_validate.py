@@ -91,7 +91,7 @@ def test_every_published_form_is_accepted(make):
 def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
     light = types.SimpleNamespace(fields={"beta": Field(0.5, number(0, 1), "a weight")}, check=lambda config: iter(()))
     monkeypatch.setattr(ALGORITHMS, "_entries", {**ALGORITHMS._entries, "light": light})
-    validate.check(config_with(algo=algorithms.make("light", light.fields), rollout__games=7))
+    validate.check(config_with(algo=algorithms.make("light", light.fields), rollout__num_envs=7))
     assert problems(algo=algorithms.make("light", light.fields, beta=2.0)) == [
         "config.algo.beta is 2.0; accepted: a number from 0 up to 1"
     ]
@@ -119,30 +119,34 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(algo=algorithms.sft(), algo__clip_low=0.1), "config.algo.clip_low is not a field of sft; its fields:"),
         (dict(algo__critic="none"), "config.algo.critic is 'none'; accepted: one of head, separate, central"),
         (dict(algo__group_size=4), "config.algo.group_size is not a field of ppo"),
-        (dict(algo__share_prefix=True), "config.algo.share_prefix is gone: AT-GRPO always shares the prompt"),
         (dict(algo__name="grpo"), "config.algo.group_size is missing; accepted: a whole number from 2 to"),
         (dict(algo=algorithms.sft(bot="mini")), "config.algo.bot is 'mini', which is no bot of tic_tac_toe; accepted"),
         (dict(algo=algorithms.sft(), opponents__pool_size=2), "where a bot plays all seats"),
-        (dict(algo=algorithms.sft(), rollout__games=3, rollout__turns=3), "algo.minibatches x algo.grad_accum_steps ="),
+        (
+            dict(algo=algorithms.sft(), rollout__num_envs=3, rollout__unroll_length=3),
+            "algo.minibatches x algo.grad_accum_steps =",
+        ),
         (dict(algo=algorithms.sft(), optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
         (dict(algo=algorithms.sft(noise=1.0)), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),
-        (dict(algo=algorithms.grpo(), rollout__games=12), "config.rollout.games is 12, not a multiple of algo."),
-        (dict(algo=algorithms.ppo(pack=2)), "config.algo.pack is 2 with rollout.answer 'constrained'"),
+        (dict(algo=algorithms.grpo(), rollout__num_envs=12), "config.rollout.num_envs is 12, not a multiple of algo."),
+        (dict(algo=algorithms.ppo(pack=2)), "config.algo.pack is 2 with rollout.completion 'constrained'"),
         (dict(algo=algorithms.at_grpo(), algo__pack=2), "config.algo.pack is not a field of at_grpo"),
         (dict(env__context="histroy"), "config.env.context is 'histroy'; accepted: one of turn, history"),
         (dict(env__history_turns=0), "config.env.history_turns is 0; accepted: a whole number from 1 to"),
         (dict(env__text="short"), "config.env.text is 'short'; accepted: one of full, brief, compact"),
-        (dict(env__context="history", rollout__games=3), "x 2 seats they make 6 rows, not a multiple of"),
+        (dict(env__context="history", rollout__num_envs=3), "x 2 seats they make 6 rows, not a multiple of"),
         (dict(rollout__in_flight_updates=True), "whose rollout is one program; accepted: False, or a task"),
         (dict(eval__step="last"), "config.eval.step is 'last'; accepted: 'newest', 'best' or the number of a step"),
-        (dict(eval__step=-2), "config.eval.step is -2, which is now 'best'"),
+        (dict(algo__critic="role"), "config.algo.critic is 'role', which is now algo.baseline 'seat_ema'"),
         (dict(model__init_from="runs/x@last"), "with the step 'last'; accepted: 'newest', 'best' or the number"),
         (dict(env__name=""), "config.env.name is '' and task.name is ''; accepted: one world"),
         (dict(task__name="sums"), "config.env.name is 'tic_tac_toe' and task.name is 'sums'; accepted: one world"),
         (dict(plugins=("no_such",)), "config.plugins: plugin 'no_such' cannot be imported"),
-        (dict(sft__lr=1.0), "config.sft.lr is now config.optim.lr: supervised training is an algorithm"),
-        (dict(optim__final=0.1), "config.optim.final is now config.optim.min_lr_ratio"),
-        (dict(rollout__games=10, rollout__turns=3, algo__minibatches=4), "they make 30 rows, not a multiple of"),
+        (dict(rollout__games=8), "config.rollout.games is now config.rollout.num_envs"),
+        (
+            dict(rollout__num_envs=10, rollout__unroll_length=3, algo__minibatches=4),
+            "they make 30 rows, not a multiple of",
+        ),
         (dict(optim__warmup=200), "config.optim.warmup is 200 with steps 200"),
         (dict(agents__all="mian"), "config.agents.all is 'mian', a policy that is not in config.policies (main)"),
         (dict(agents__seat_0="bot:solver"), "config.agents.seat_0 has 'solver', which is no bot of tic_tac_toe; acc"),
@@ -150,12 +154,27 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(eval__swap_roles=True), "config.eval.swap_roles is True, and tic_tac_toe is played against each other"),
         (dict(eval__best_of=4, algo__critic="central"), "eval.best_of is 4, and the critic of ppo is 'central'; acc"),
         (dict(eval__best_of=4, env=defaults.environment("kuhn")), "no move can be tried; accepted: 1, or tic_tac_toe"),
-        (dict(env__reasoning=True, env__text="full"), "is True with rollout.answer 'constrained'; accepted: 'free'"),
-        (dict(env__reasoning=True, rollout__answer="free", env__text="brief"), "with env.text 'brief'; accepted: 'ful"),
-        (dict(algo=algorithms.sft(), env__reasoning=True, rollout__answer="free"), "of algo 'sft' have no reasons"),
-        (dict(env__reasoning=True, rollout__answer="free"), "max_new_tokens is 8 with env.reasoning True; accepted: 1"),
-        (dict(eval__best_of=4, rollout__answer="free"), "'turn' and rollout.answer 'free'; accepted: 1, or 'turn' and"),
-        (dict(algo=published.dapo(), rollout__answer="free", algo__overlong_buffer=8), "every answer would be over-"),
+        (
+            dict(env__reasoning=True, env__text="full"),
+            "is True with rollout.completion 'constrained'; accepted: 'free'",
+        ),
+        (
+            dict(env__reasoning=True, rollout__completion="free", env__text="brief"),
+            "with env.text 'brief'; accepted: 'ful",
+        ),
+        (dict(algo=algorithms.sft(), env__reasoning=True, rollout__completion="free"), "of algo 'sft' have no reasons"),
+        (
+            dict(env__reasoning=True, rollout__completion="free"),
+            "max_new_tokens is 8 with env.reasoning True; accepted: 1",
+        ),
+        (
+            dict(eval__best_of=4, rollout__completion="free"),
+            "'turn' and rollout.completion 'free'; accepted: 1, or 'turn' and",
+        ),
+        (
+            dict(algo=published.dapo(), rollout__completion="free", algo__overlong_buffer=8),
+            "every answer would be over-",
+        ),
         (dict(policies__spare=defaults.policy()), "config.policies.spare is used by no agent"),
         (dict(agents__seat_7="main"), "config.agents.seat_7 is no seat of tic_tac_toe; accepted: all, seat_0, seat_1"),
         (dict(agents={"seat_0": "main"}), "config.agents has no policy for seat_1"),
@@ -180,17 +199,20 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(reward__team=0.0, reward__agent=0.0, reward__process=0.0), "all three weights are 0"),
         (dict(reward__team=2.0), "config.reward.team is 2, but tic_tac_toe never pays at that level; accepted: a"),
         (dict(reward__agent=0.0), "config.reward.agent is 0, and tic_tac_toe pays at no other level"),
-        (dict(algo=algorithms.grpo(), rollout__turns=8), "an episode of tic_tac_toe may take 9, and algo.name 'grpo'"),
+        (
+            dict(algo=algorithms.grpo(), rollout__unroll_length=8),
+            "an episode of tic_tac_toe may take 9, and algo.name 'grpo'",
+        ),
         (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the"),
-        (dict(algo__gae="token", algo__critic="central", rollout__answer="free"), "which has one value a turn"),
+        (dict(algo__gae="token", algo__critic="central", rollout__completion="free"), "which has one value a turn"),
         (dict(opponents__bots=("random",)), "config.opponents.bot_frac is 0.0, which leaves the bots no game of"),
         (dict(opponents__bots=("random",), opponents__bot_frac=1e-4), "leaves the bots no game of"),
         (dict(env=defaults.environment("sudoku"), env__symmetry=True), "sudoku declares no symmetries; accepted"),
         (dict(env=defaults.environment("sudoku"), opponents__self_play_frac=0.5, opponents__pool_size=2), "one seat"),
         (dict(agents={"seat_0": "main", "seat_1": "bot:random"}, opponents__self_play_frac=0.5), "have one seat only"),
-        (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__games=1), "they make 16 rows, not a multi"),
+        (dict(algo=algorithms.at_grpo(), algo__minibatches=3, rollout__num_envs=1), "they make 16 rows, not a multi"),
     ],
-)  # fmt: skip
+)
 def test_refused(changes, message):
     found = problems(**changes)
     assert any(message in problem for problem in found), found
@@ -278,7 +300,7 @@ def sums(monkeypatch):
 def test_the_world_is_a_game_or_a_task(sums):
     validate.check(sums)
     assert sums.task.params.digits == 2 and sums.eval.opponents == ()
-    sums.rollout.games = 7  # nothing is played
+    sums.rollout.num_envs = 7  # nothing is played
     sums.rollout.in_flight_updates = True
     validate.check(sums)
 

@@ -16,13 +16,13 @@ def get_config(form="at_grpo"):
     config.steps = 4
     config.env.params.update(dict(n_train=24, n_test=8))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
-    config.rollout.games = 8
+    config.rollout.num_envs = 8
     config.algo.grad_accum_steps = 1
     config.optim.warmup = 1
     config.eval.update(dict(every=0, games=16))
     config.checkpoint.update(dict(every=2, best_metric=""))
     if planning.imitates(form):
-        config.rollout.update(dict(games=16, turns=4))
+        config.rollout.update(dict(num_envs=16, unroll_length=4))
         config.algo.minibatches = 2
         config.optim.update(dict(schedule="constant", lr=1e-2))
     config.log.update(dict(games=0, tensorboard=False, progress=False))

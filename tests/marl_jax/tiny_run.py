@@ -10,7 +10,7 @@ def get_config(variant=None):
     config.steps = 8
     config.env.update(dict(text="brief", style="plain"))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
-    config.rollout.update(dict(games=16, turns=4))
+    config.rollout.update(dict(num_envs=16, unroll_length=4))
     config.algo.update(dict(epochs=1, minibatches=2, tis_clip=0.0))
     config.optim.update(dict(warmup=1, schedule="constant"))  # so that runs of any length have the same programs
     config.eval.update(dict(every=0, games=16))

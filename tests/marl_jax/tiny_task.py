@@ -13,7 +13,7 @@ def get_config(variant="grpo"):
     config.steps = 3
     config.plugins = ("tests.marl_jax.tiny_tasks",)
     defaults.use_task(config, task or "plain", n_examples=16)
-    config.task.update(dict(n_episodes=4, max_new_tokens=6, rows=8, max_length=1024 if task else 256))
+    config.task.update(dict(n_episodes=4, max_new_tokens=6, max_num_seqs=8, max_length=1024 if task else 256))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.algo = ALGORITHMS[algorithm]()
     config.algo.update(dict(epochs=1, minibatches=1))

@@ -55,7 +55,7 @@ def config(folder: Path, algo: str = "at_grpo", **policies):
         c.algo.filter_zero_std_groups = False
     c.steps = 2
     c.optim.warmup = 1
-    c.rollout.update(dict(games=8, turns=20 if algo == "grpo" else 4))
+    c.rollout.update(dict(num_envs=8, unroll_length=20 if algo == "grpo" else 4))
     c.eval.update(dict(every=2, games=8, opponents=(), swap_roles=True))
     c.checkpoint.every = 1
     c.log.update(dict(games=1, games_every=2, tensorboard=False, progress=False))

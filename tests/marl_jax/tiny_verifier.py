@@ -33,9 +33,9 @@ def get_config(variant=None):
     config = defaults.get_config()
     config.name = "tiny_verifier"
     config.steps = 70
-    config.algo = algorithms.verifier(answers=64, per_side=1, samples=2)
+    config.algo = algorithms.verifier(completions=64, per_side=1, samples=2)
     defaults.use_task(config, "arithmetic", levels=(1,), n_examples=40)
-    config.task.update(dict(max_length=128, rows=8, max_new_tokens=12))
+    config.task.update(dict(max_length=128, max_num_seqs=8, max_new_tokens=12))
     config.model.shape = dict(d_model=32, n_layers=1, n_heads=4, n_kv_heads=4, head_dim=8, d_ff=64, rope_theta=100.0)
     config.optim.update(dict(lr=1e-2, schedule="linear", warmup=5, b2=0.98))
     config.eval.update(dict(every=70, games=4))
