@@ -129,7 +129,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     # ------------------------------------------------------------------------------------------------- programs
     roll, learn, after_update = programs(setup, rollout, optimizer, states, rollout_state)
     if restored is not None:
-        learn.accum_multiplier = restored.meta.get("accum_multiplier", 1)
+        learn.accum_multiplier = restored.meta["accum_multiplier"]
     sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), AotCompiler()
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only

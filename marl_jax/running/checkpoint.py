@@ -33,7 +33,7 @@ from marl_jax.running import processes
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
 
 METRIC = "metric"

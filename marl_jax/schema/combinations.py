@@ -48,17 +48,6 @@ def _roles(c: ConfigDict) -> Iterator[str]:
     for name in c.policies:
         if name not in used:
             yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
-    owners: dict[str, str] = {}
-    for name, policy in c.policies.items():
-        if policy.model or not c.model.lora.rank:
-            continue  # weights of its own
-        adapter = policy.adapter or name
-        if adapter in owners:
-            yield (
-                f"config.policies.{name}.adapter is {adapter!r}, the adapter of policy {owners[adapter]!r} too; "
-                "accepted: one adapter per policy, or one policy for both roles"
-            )
-        owners.setdefault(adapter, name)
     if c.policies and all(policy.frozen for policy in c.policies.values()):
         yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
 

@@ -89,11 +89,10 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
     path, _, variant = (place or "").partition(":")
     # A report is of a run that was; the other modes can begin with a config.
     hint = "" if mode == "report" else "; give --config=experiments/NAME.py"
-    note = ""
     if alone:
         base = default_config()
     elif place is None:
-        base, note = saved.read_with_note(Path(workdir).expanduser(), hint)
+        base = saved.read(Path(workdir).expanduser(), hint)
     else:
         base = load_experiment(path, variant or None)
 
@@ -128,7 +127,7 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         raise ConfigError([f"{rest[1]!r} is not a flag; flags begin with --"])
     set_open_fields(values.config, opened)
     follows = opponents is not None and "checkpoint.best_metric" not in overrides
-    warnings = (note,) * bool(note) + (follow_opponents(values.config, opponents) if follows else ())
+    warnings = follow_opponents(values.config, opponents) if follows else ()
     name = mode if alone else Path(path).stem + (f"-{variant}" if variant else "")
     return Command(values, values.config, name, warnings)
 

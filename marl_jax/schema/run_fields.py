@@ -77,9 +77,6 @@ ENV = {
     "symmetry": Field(False, SWITCH, "Other-Play: a random symmetry of the game for every episode and seat"),
 }
 
-ENV_LATER = ("reasoning",)
-"""Fields of `ENV` that runs of earlier versions do not have; with the defaults of these they can go on."""
-
 TASK = {
     "name": Field("", TEXT, "the task; '' where the world is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
@@ -136,7 +133,6 @@ MODEL = {
 }
 
 POLICY = {
-    "adapter": Field("", TEXT, "name of its LoRA adapter; '' is the name of the policy"),
     "frozen": Field(False, SWITCH, "it plays but does not learn"),
 }
 

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError
-from marl_jax.schema import earlier, renamed, run_fields
+from marl_jax.schema import renamed, run_fields
 from registries import load_plugins
-
-log = logging.getLogger(__name__)
 
 
 def read(workdir: Path, hint: str = "") -> ConfigDict:
-    """The config of the run in `workdir`; `hint` says what to do where there is none.
+    """Read the config of the run in `workdir`.
 
-    A folder that an earlier version wrote is refused where fields have other names now, with the new names. Fields
-    that it lacks are filled in (`earlier.py`), and named in the log.
+    Raises:
+      ConfigError: if there is none, which `hint` may explain further, or if it has old field names.
     """
-    config, note = read_with_note(workdir, hint)
-    if note:
-        log.info(note)
-    return config
-
-
-def read_with_note(workdir: Path, hint: str = "") -> tuple[ConfigDict, str]:
-    """`read` before there is a log: the config, and the line about fields that were filled in, or ""."""
     values = _tuples(load(workdir, hint))
     try:
         config = ConfigDict(values)
@@ -40,9 +29,7 @@ def read_with_note(workdir: Path, hint: str = "") -> tuple[ConfigDict, str]:
         raise ConfigError([f"{workdir} is a run of an earlier version, whose config.json has other fields:", *problems])
     with contextlib.suppress(ValueError):  # a plugin that is not there is reported when the config is checked
         load_plugins(config.get("plugins", ()))
-    values = ", ".join(f"{name}={value!r}" for name, value in earlier.fill(config).items())
-    note = f"{workdir} is a run of an earlier version; fields that it did not have yet: {values}" if values else ""
-    return config.lock(), note
+    return config.lock()
 
 
 def load(workdir: Path, hint: str = "") -> dict[str, Any]:

@@ -28,7 +28,6 @@ from marl_jax.rollouts.opponents import Opponents, make_sections
 from marl_jax.rollouts.seated_team import BestOf, SeatedTeam
 from marl_jax.samples import row_length
 from marl_jax.sampling.choice import make_choices
-from marl_jax.schema import run_fields
 from marl_jax.schema.batches import check_batches
 from marl_jax.setup.parts import Find, Setup, make_backbones
 from models import chat
@@ -87,9 +86,8 @@ class GameSetup(Setup):
     def world(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config
-        unused = [name for name in run_fields.ENV_LATER if c.env[name] == run_fields.ENV[name].default]
         return {
-            "env": {name: value for name, value in c.env.to_dict().items() if name not in unused},
+            "env": c.env.to_dict(),
             "games": c.rollout.num_envs,
             "pool": c.opponents.pool_size,
             "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},

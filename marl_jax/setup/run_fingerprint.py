@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from envs.games.entry import GAMES
 from marl_jax.errors import RunError
-from marl_jax.schema import run_fields
 
 if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.agents.team import Backbone
@@ -84,10 +83,7 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
         problems += differences(there, {"name": setup.config[group].name}, group)
     env = run.get("env")
     if env and env["name"] == setup.config.env.name:
-        there, here = (
-            {name: run_fields.ENV[name].default for name in run_fields.ENV_LATER} | env,
-            setup.config.env.to_dict(),
-        )
+        there, here = env, setup.config.env.to_dict()
         problems += differences(there, {name: here[name] for name in ("text", "reasoning", "style", "context")}, "env")
         there, here = of_rules(there["params"]), of_rules(here["params"])
         every = dict.fromkeys([*there, *here])

@@ -60,14 +60,6 @@ def untimed(workdir):
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
 
 
-def forget_fields(workdir):
-    """Makes a run one of an earlier version, which did not have some fields and groups yet."""
-    path = workdir / "config.json"
-    config = json.loads(path.read_text())
-    del config["serve"], config["sampling"], config["first_stage"], config["eval"]["split"], config["algo"]["tis_clip"]
-    path.write_text(json.dumps(config))
-
-
 def launch(workdir, cache, *flags):
     """A run in a process of its own, with one device."""
     environment = dict(
@@ -113,7 +105,6 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
     assert state(tmp_path / "parts").meta["rollout"]["step"] == 2
-    forget_fields(tmp_path / "parts")
     again = saved.read(tmp_path / "parts")
     assert again.to_dict() == config.to_dict()
     run(again, tmp_path / "parts")

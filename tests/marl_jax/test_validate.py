@@ -218,26 +218,12 @@ def test_refused(changes, message):
     assert any(message in problem for problem in found), found
 
 
-def test_two_policies_on_one_adapter_are_refused():
-    found = problems(
-        model__lora__rank=4,
-        agents={"seat_0": "main", "seat_1": "other"},
-        policies__other=defaults.policy(),
-        policies__other__adapter="main",
-    )
-    assert found == [
-        "config.policies.other.adapter is 'main', the adapter of policy 'main' too; "
-        "accepted: one adapter per policy, or one policy for both roles"
-    ]
-
-
 def test_policies_are_adapters_copies_or_models_of_their_own():
     both = dict(agents={"seat_0": "main", "seat_1": "other"}, policies__other=defaults.policy())
     validate.check(config_with(**both))
     validate.check(config_with(model__lora__rank=4, **both))
     validate.check(config_with(**both, policies__other__model=models.smollm2()))
-    same = dict(both, model__lora__rank=4, policies__other__adapter="main")  # an adapter of another model
-    validate.check(config_with(**same, policies__other__model=models.smollm2()))
+    validate.check(config_with(model__lora__rank=4, **both, policies__other__model=models.smollm2()))
 
 
 @pytest.mark.parametrize(

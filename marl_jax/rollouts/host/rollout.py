@@ -270,5 +270,5 @@ class HostRollout:
 
 
 def _in_use(state: State) -> list[Sizes]:
-    """The sizes of the steps before; runs of earlier versions do not know them."""
-    return [Sizes(*one) for one in state.get("sizes", ())]
+    """Return the sizes of the steps so far."""
+    return [Sizes(*one) for one in state["sizes"]]
