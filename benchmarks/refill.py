@@ -88,7 +88,7 @@ def measure(name: str, refill: int, steps: int) -> dict[str, float]:
     def mean(metric: str) -> float:
         return sum(row.get(metric, 0.0) for row in rows) / len(rows)
 
-    informative = mean("answers_trained")
+    informative = mean("completions_trained")
     return {
         "informative groups": 1 - mean("zero_std_groups"),
         "informative completions": informative,

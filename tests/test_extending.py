@@ -172,7 +172,7 @@ def test_training_on_the_game(package, tmp_path, context):
         overrides = (f"env.context={context}", "algo.minibatches=2", "algo.epochs=1", "rollout.unroll_length=4")
         rows = train(tmp_path / "run", str(package / "my_package/nim_selfplay.py"), *overrides)
         assert "nim" in GAMES
-    assert rows[0]["answers_trained"] > 0
+    assert rows[0]["completions_trained"] > 0
     if context == "turn":  # the run remembers its plugin
         with reachable(package):
             assert launch.main(["launch.py", f"--workdir={tmp_path / 'run'}", "--mode=eval"]) == 0

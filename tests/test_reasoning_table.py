@@ -101,7 +101,7 @@ def finished(tmp_path):
         (folder / "evaluation.json").write_text(json.dumps({"step": 5, "rows": [found]}))
         if learns:
             (tmp_path / "code" / row / "config.json").write_text(config[row].to_json())
-            lines = "".join(json.dumps({"step": s + 1, "answers": 32.0}) + "\n" for s in range(5))
+            lines = "".join(json.dumps({"step": s + 1, "completions": 32.0}) + "\n" for s in range(5))
             (tmp_path / "code" / row / "metrics.jsonl").write_text(lines)
     return tmp_path
 

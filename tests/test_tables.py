@@ -127,7 +127,7 @@ def finished(tmp_path):
 
 
 def test_finished_rows_are_collected_and_written(finished, capsys):
-    counts = "".join(json.dumps({"step": step, "answers": 120.0}) + "\n" for step in range(1, 6))
+    counts = "".join(json.dumps({"step": step, "completions": 120.0}) + "\n" for step in range(1, 6))
     (finished / "plan_path" / "grpo" / "metrics.jsonl").write_text(counts)
     assert planning.main([f"--workdir={finished}", "--only=plan_path", "--steps=5", "--collect"]) == 0
     text = (finished / "planning.md").read_text()

@@ -134,7 +134,7 @@ def episodes(folder: Path) -> list[dict]:
 def counted(folder: Path) -> int | None:
     """How many answers a run sampled in training, by its own count; None for one that kept none."""
     rows = lines_of(folder / "metrics.jsonl")
-    return int(sum(row["answers"] for row in rows)) if rows and all("answers" in row for row in rows) else None
+    return int(sum(row["completions"] for row in rows)) if rows and all("completions" in row for row in rows) else None
 
 
 def is_done(folder: Path, steps: int) -> bool:

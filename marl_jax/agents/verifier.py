@@ -42,7 +42,7 @@ class Reading:
     start: int
 
     @property
-    def answer_length(self) -> int:
+    def completion_length(self) -> int:
         """Tokens of the answer; 0 for an empty one, which has no place for a score."""
         return len(self.tokens) - self.start
 
@@ -135,7 +135,9 @@ class Scorer:
 
     def _batches(self, readings: Sequence[Reading]):
         """(numbers, tokens int32 [N, T], lengths int32 [N]) from short to long; N and T take few values."""
-        order = sorted((i for i, r in enumerate(readings) if r.answer_length), key=lambda i: len(readings[i].tokens))
+        order = sorted(
+            (i for i, r in enumerate(readings) if r.completion_length), key=lambda i: len(readings[i].tokens)
+        )
         while order:
             width = _next(len(readings[order[0]].tokens), 2, TOKEN_UNIT)
             most = max(1, self._max_tokens // width)

@@ -36,7 +36,7 @@ class Played(NamedTuple):
     length: jax.Array
     action: jax.Array
     answer: jax.Array
-    answer_length: jax.Array
+    completion_length: jax.Array
     failed: jax.Array
     fresh: jax.Array
     success: jax.Array | None = None

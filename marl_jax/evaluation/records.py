@@ -79,7 +79,7 @@ def _follow(match: Match, played: Played, seats: np.ndarray, key, row: int, name
             if not played.fresh[turn, row]:
                 prompt = texts.close_text + pending[seat] + texts.ask_text(seat)
             answer = who.tokenizer(seat, turn).decode(
-                played.answer[turn, row, : played.answer_length[turn, row]].tolist()
+                played.answer[turn, row, : played.completion_length[turn, row]].tolist()
             )
             error = PARSE_FAILURE if played.failed[turn, row] else ""
             if played.values is not None and matches.has_value(who.backbone(seat, turn).policy):

@@ -146,7 +146,7 @@ def record(episode: Episode, roles: tuple[str, ...], calls: Mapping[str, Any]) -
         "answer": outcome.answer,
         "score": None if outcome.score is None else float(outcome.score),
         "reason": outcome.reason,
-        "metrics": {"answer_length": float(np.mean(said)) if said else 0.0, **own},
+        "metrics": {"completion_length": float(np.mean(said)) if said else 0.0, **own},
     }
 
 

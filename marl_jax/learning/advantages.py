@@ -138,7 +138,7 @@ def handle_overlong(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple
         price = price * (samples.policy >= 0)[:, None]
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
         samples = samples.replace(rewards=samples.rewards + price[..., None] * own)
-    return samples, {"truncated_answers": share}
+    return samples, {"truncated_completions": share}
 
 
 def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:

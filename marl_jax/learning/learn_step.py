@@ -94,7 +94,7 @@ def merge_metrics(found: dict[str, dict]) -> dict:
     if len(found) == 1:
         return next(iter(found.values()))
     metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
-    over_all = dict.fromkeys(("answers_trained", "groups", "skipped", "optimizer_steps"), jnp.sum)
+    over_all = dict.fromkeys(("completions_trained", "groups", "skipped", "optimizer_steps"), jnp.sum)
     over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
     shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
     for metric in shared:

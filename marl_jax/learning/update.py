@@ -148,7 +148,7 @@ def make_update(
         metrics |= {
             "skipped": jnp.sum(skipped),
             "skipped_in_a_row": state.skipped,
-            "answers_trained": jnp.sum(samples.loss_weights > 0),
+            "completions_trained": jnp.sum(samples.loss_weights > 0),
             "optimizer_steps": jnp.sum(active & (skipped == 0)),
         }
         return state, metrics | objective.summary(samples, algo)

@@ -174,7 +174,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 recompiles.look(step, samples, clock.seconds("update"))
 
                 if step == start + 1:
-                    warn_of_dropped(found.get("dropped_answers", 0.0))
+                    warn_of_dropped(found.get("dropped_completions", 0.0))
                 alarms = monitor.observe(step, found)
                 report_update(events, step, found, config.algo.get("guard_drop"))
                 if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:

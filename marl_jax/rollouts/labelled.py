@@ -165,7 +165,7 @@ class Readable:
                 messages = (*question.messages, {"role": "assistant", "content": answer.text})
                 with contextlib.suppress(ChatError):
                     reading = read_chat(tokenizer, messages, max_length)
-                    if reading.answer_length:
+                    if reading.completion_length:
                         self._readings[number, answer.text] = reading
                         kept.append(answer)
             self.left_out += len(question.answers) - len(kept)
@@ -230,12 +230,12 @@ class LabelledAnswers:
         number, count = self.process
         share = self.n // count
         longest = max(len(one.reading.tokens) for one in batch)
-        said = max(one.reading.answer_length for one in batch)
+        said = max(one.reading.completion_length for one in batch)
         samples = collate(
             batch[number * share : (number + 1) * share], bucket(longest, TOKEN_UNIT), bucket(said, TOKEN_UNIT)
         )
         metrics = {
-            "answers": len(batch), "tokens": sum(len(one.reading.tokens) for one in batch),
+            "completions": len(batch), "tokens": sum(len(one.reading.tokens) for one in batch),
             "right_share": sum(one.right for one in batch) / len(batch), "epoch": position / size,
         }  # fmt: skip
         return self.place(samples), {**state, "position": position + self.n}, metrics
@@ -264,7 +264,7 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
     zeros, nothing = np.zeros((n, 1), np.int32), np.zeros((n, answer_width), np.float32)
     returns = nothing.copy()
     for row, one in enumerate(batch):
-        ids, start, length = one.reading.tokens, one.reading.start, one.reading.answer_length
+        ids, start, length = one.reading.tokens, one.reading.start, one.reading.completion_length
         tokens[row, : len(ids)] = ids
         completion_of[row, :length] = 0
         logits_index[row, :length], targets[row, :length] = np.arange(start, start + length), ids[start:]
@@ -275,7 +275,7 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
         positions=np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape).copy(),
         lengths=np.array([len(one.reading.tokens) for one in batch], np.int32),
         policy=np.zeros((n,), np.int32),
-        completion_lengths=np.array([[one.reading.answer_length] for one in batch], np.int32),
+        completion_lengths=np.array([[one.reading.completion_length] for one in batch], np.int32),
         context_len=starts,
         seat=zeros, episode=zeros, turn=zeros, member=zeros,
         group=np.arange(n, dtype=np.int32)[:, None],

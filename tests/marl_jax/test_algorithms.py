@@ -78,10 +78,10 @@ def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin
     assert set(states["added"]) == {"trained", "optimizer", "skipped", "lr_factor", "rollout"}
     jax.tree.map(np.testing.assert_array_equal, states["original"], states["added"])
     ours, theirs = (read_json_lines(tmp_path / name / "metrics.jsonl") for name in ("added", "original"))
-    assert ours[0]["answers_trained"] == theirs[0]["answers_trained"] > 0
+    assert ours[0]["completions_trained"] == theirs[0]["completions_trained"] > 0
     assert all(row["value_loss"] == other["value_loss"] for row, other in zip(ours, theirs, strict=True))
     # The last turns of a rollout are learnt from as well: all answers of the learner count in the first update.
-    assert ours[0]["answers_trained"] == ours[0]["answers"]
+    assert ours[0]["completions_trained"] == ours[0]["completions"]
 
 
 def test_a_name_that_exists_is_refused(plugin):

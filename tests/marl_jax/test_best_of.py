@@ -68,7 +68,7 @@ def play(judge, other, moves: int) -> dict[str, float]:
     seating = matches.in_turns(64, 2)
     played = Match(GAME, (seated, other))((weights, None), seating, jax.random.key(0), 0.0)
     assert played.action.shape == (9, 64) and not np.any(played.failed)
-    asked = np.asarray(played.answer_length) > 0
+    asked = np.asarray(played.completion_length) > 0
     np.testing.assert_array_equal(played.answer[asked, 0], ord("1") + played.action[asked])  # the answer of the move
     return match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
 

@@ -190,7 +190,7 @@ def test_every_model_learns_from_its_own_answers(mixed):
     setup, _, samples, (states, learnt, metrics), learn = mixed
     for name in ("bytes", "pairs"):
         assert float(metrics[f"{name}/logprob_diff"]) < 1e-4, "the learner scores what the sampler drew"
-        assert int(metrics[f"{name}/answers_trained"]) == 4
+        assert int(metrics[f"{name}/completions_trained"]) == 4
         assert not equal(learnt[name].trained["model"], states[name].trained["model"])
     only = samples.replace(loss_weights=samples.loss_weights * (samples.seat == 1))
     with jax.set_mesh(setup.mesh):
@@ -250,7 +250,7 @@ def test_turns_learn_in_blocks_and_a_resumed_run_is_the_same(tmp_path):
     train.train(config, whole)
     rows = read_json_lines(whole / "metrics.jsonl")
     assert [row["train_turn"] for row in rows] == [1, 1, 0, 0, 1]
-    assert all(row["answers"] == 8 and row["answers_trained"] == 4 for row in rows)
+    assert all(row["completions"] == 8 and row["completions_trained"] == 4 for row in rows)
     # With these steps, an answer that was sampled after another one's update would be far from its log-probability.
     assert all(row["logprob_diff"] < 1e-5 for row in rows)
 

@@ -73,7 +73,7 @@ def test_an_example_runs_over_a_real_model(name, sampler):
         rollout.close()
     assert metrics["episodes/finished"] == 2, metrics
     answers = samples.completion_lengths > 0
-    assert answers.sum() == metrics["answers"] >= 2 * len(roles)
+    assert answers.sum() == metrics["completions"] >= 2 * len(roles)
     assert answers.any(1).sum() == 2 * len(roles), "each role has one conversation, however often it speaks"
     assert set(samples.seat[answers].tolist()) == set(range(len(roles)))
     params = random_params(build(CONFIG), 0)

@@ -106,7 +106,7 @@ def check(found, told):
     counts = counted(found, told)
     np.testing.assert_array_equal(samples.loss_weights, counts & told.recorded)
     metrics = quick_jit(found.roll.metrics)(samples, found.finished)
-    assert float(metrics["dropped_answers"]) == pytest.approx(1 - told.recorded[counts].mean())
+    assert float(metrics["dropped_completions"]) == pytest.approx(1 - told.recorded[counts].mean())
 
 
 @pytest.mark.parametrize("case", ["tree of names, adapters", "groups"])

@@ -176,7 +176,7 @@ def sampled(devices: int):
 
 def test_games_split_over_devices_make_the_same_samples():
     (one, metrics), (four, more) = sampled(1), sampled(4)
-    assert one.n == 16 and (one.segment > 0).any() and metrics["dropped_answers"] == 0
+    assert one.n == 16 and (one.segment > 0).any() and metrics["dropped_completions"] == 0
     for (path, x), y in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(four), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5, err_msg=jax.tree_util.keystr(path))
     assert metrics.keys() == more.keys()

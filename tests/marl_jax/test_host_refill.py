@@ -75,7 +75,7 @@ def test_uninformative_examples_are_replaced_by_informative_ones_of_further_roll
     assert metrics["refill/replaced"] == sum(new is not old for new, old in zip(batch, rollouts[0], strict=True)) / 4
 
     first, _, plain = roll(graded, seed=seed)
-    for name in ("success", "reward/team", "answers", "answer_length", "episodes", "episodes/finished"):
+    for name in ("success", "reward/team", "completions", "completion_length", "episodes", "episodes/finished"):
         assert metrics[name] == plain[name], name
     every = [roll(graded, seed=seed, state=dict(seed=seed, position=4 * i, step=0, sizes=[]))[2] for i in range(number)]
     assert metrics["tokens"] == sum(one["tokens"] for one in every) and not {"refill/rollouts"} & plain.keys()

@@ -99,7 +99,7 @@ def test_answers_that_cannot_be_read_are_left_out_before_the_choice():
     assert [a.text for a in readable.questions[0].answers] == ["w", "r", "s"] and readable.left_out == 2
     rows = readable.read(balance(readable.questions, 4, 0).chosen)
     assert sorted(one.right for one in rows) == [False, True]
-    assert all(one.reading.answer_length == 1 for one in rows)
+    assert all(one.reading.completion_length == 1 for one in rows)
 
 
 # ----------------------------------------------------------------------------------------------------------- files

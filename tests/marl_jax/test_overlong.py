@@ -50,16 +50,16 @@ def test_the_penalty_grows_over_the_last_tokens(longest, buffer, expected):
 def test_none_changes_nothing_and_counts():
     given = samples([4, 1], [1, 0])
     same, metrics = handle_overlong(WRITES, given, settings("none"))
-    assert same is given and float(metrics["truncated_answers"]) == 0.5
+    assert same is given and float(metrics["truncated_completions"]) == 0.5
     # What does not count in the loss does not count here either.
     one = given.replace(loss_weights=jnp.array([[0.0], [1.0]]))
-    assert float(handle_overlong(WRITES, one, settings("none"))[1]["truncated_answers"]) == 0
+    assert float(handle_overlong(WRITES, one, settings("none"))[1]["truncated_completions"]) == 0
 
 
 def test_names_of_actions_are_never_cut():
     given = samples([4, 4], [1, 1])
     same, metrics = handle_overlong(tiny_play.policy(long_names=True), given, settings("mask"))
-    assert float(metrics["truncated_answers"]) == 0 and same.loss_weights.tolist() == [[1], [1]]
+    assert float(metrics["truncated_completions"]) == 0 and same.loss_weights.tolist() == [[1], [1]]
 
 
 def learn(algo, given):

@@ -65,7 +65,7 @@ def test_every_answer_is_trained_on_once_behind_what_the_sampler_read(time_order
     sampler = FakeSampler()
     rows = [talk(2), talk(1), {"do": "fresh", "question": "x", "rounds": 2}, {"do": "parallel", "question": "y"}]
     samples, state, metrics = roll(*rows, sampler=sampler, time_order=time_order)
-    assert metrics["episodes/finished"] == 4 and state["step"] == 1 and metrics["answers"] == 4 + 2 + 3 + 4
+    assert metrics["episodes/finished"] == 4 and state["step"] == 1 and metrics["completions"] == 4 + 2 + 3 + 4
     asked = [(ids, a.tokens.tolist(), a.logps.tolist()) for ids, _, (a,) in sampler.asked.values()]
     found = []
     for n, s, at in answers_of(samples):
@@ -120,7 +120,7 @@ def test_a_repeated_rollout_gives_the_same_samples_also_where_programs_ask_side_
 def test_a_program_may_ask_for_candidates_and_reward_each():
     sampler = FakeSampler()
     samples, _, metrics = roll({"do": "choices", "question": "ab"}, sampler=sampler, candidates=3)
-    assert metrics["answers"] == 3 and samples.branch is not None
+    assert metrics["completions"] == 3 and samples.branch is not None
     (answers,) = [answers for _, _, answers in sampler.asked.values()]
     texts = [sampler.tokenizer.decode(a.tokens.tolist(), skip_special=True) for a in answers]
     expected = [sum(ord(c) < 80 for c in text) / max(len(text), 1) for text in texts]
@@ -221,7 +221,7 @@ def test_policies_are_trained_through_the_server(algorithm, tmp_path):
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["episodes/finished"] == 4 and row["answers_trained"] == row["answers"] == 8
+        assert row["episodes/finished"] == 4 and row["completions_trained"] == row["completions"] == 8
         assert row["logprob_diff"] < 1e-5 and row["skipped"] == 0 and row["grad_norm"] > 0
 
 

@@ -316,7 +316,7 @@ def test_metrics_count_games():
     )
     assert state.pool is None and state.games.episode.sum() == found["games"]
     learnt = in_time(samples)
-    assert found["answers"] == ROWS * TURNS and found["parse_failure_rate"] == 0 and found["answer_length"] == 1
+    assert found["completions"] == ROWS * TURNS and found["parse_failure_rate"] == 0 and found["completion_length"] == 1
     assert found["tokens"] == (learnt.context_len + learnt.completion_lengths)[:TURNS].sum()
     assert found["prompt_length"] == pytest.approx(learnt.context_len[:TURNS].mean())
 

@@ -110,7 +110,7 @@ def test_a_remote_model_answers_for_all_roles_of_a_task(tmp_path):
         assert (mine["opponent"], remote["opponent"]) == ("self", f"{url}/v1#two")
         assert (mine["games"], remote["games"], remote["failed"]) == (4, 4, 0)
         assert len(sampler.asked) == len(own.asked) > 4
-        assert remote["answer_length"] > mine["answer_length"]
+        assert remote["completion_length"] > mine["completion_length"]
         (alone,) = evaluation({})  # while a run trains, nobody else is asked
         assert alone == mine and len(sampler.asked) == len(own.asked) // 2
 

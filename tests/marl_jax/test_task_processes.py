@@ -73,7 +73,14 @@ def test_two_processes_train_to_the_parameters_of_one(tmp_path):
     ours, theirs = (read_json_lines(folder / "metrics.jsonl") for folder in (workdir, alone))
     for row, other in zip(ours, theirs, strict=True):
         assert row["episodes"] == other["episodes"] == 8 and row["grad_norm"] > 1e-4
-        for name in ("success", "reward/team", "reward/agent_1", "answer_length", "answers_trained", "task/length"):
+        for name in (
+            "success",
+            "reward/team",
+            "reward/agent_1",
+            "completion_length",
+            "completions_trained",
+            "task/length",
+        ):
             assert row[name] == pytest.approx(other[name], abs=1e-5), name
     ours, theirs = (read_json_lines(folder / "eval.jsonl") for folder in (workdir, alone))
     assert [(row["step"], row["games"], row["success"]) for row in ours] == [

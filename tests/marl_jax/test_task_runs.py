@@ -91,10 +91,10 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["episodes"] == 2 and row["episodes/finished"] + row["episodes/failed"] == 2
-        assert row["answers_trained"] == row["answers"] and row["skipped"] == 0
-        assert row["logprob_diff"] < 1e-5 and row["tokens"] > row["answers"] and row["tokens_per_s"] > 0
+        assert row["completions_trained"] == row["completions"] and row["skipped"] == 0
+        assert row["logprob_diff"] < 1e-5 and row["tokens"] > row["completions"] and row["tokens_per_s"] > 0
         assert 0 < row["seconds/device"] < row["seconds/generating"] and 0 < row["device_idle"] < 1
-        assert {"success", "reward/team", "reward/process", "reward/agent_0", "answer_length"} <= set(row)
+        assert {"success", "reward/team", "reward/process", "reward/agent_0", "completion_length"} <= set(row)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "at_grpo"])
@@ -295,13 +295,13 @@ def test_a_policy_for_each_role(lora, tmp_path):
     config.steps = 2
     config.policies.e.frozen = lora
     rows = run(config, tmp_path)
-    assert all(row["logprob_diff"] < 1e-5 and row["answers"] == 12 for row in rows)
+    assert all(row["logprob_diff"] < 1e-5 and row["completions"] == 12 for row in rows)
     if lora:
-        assert all(row["answers_trained"] == 8 for row in rows)
+        assert all(row["completions_trained"] == 8 for row in rows)
         moved = changes(tmp_path)
         assert moved["w"] > 0 and moved["e"] == 0
     else:
-        assert rows[-1]["w/answers_trained"] == 8 and rows[-1]["e/answers_trained"] == 4
+        assert rows[-1]["w/completions_trained"] == 8 and rows[-1]["e/completions_trained"] == 4
 
 
 def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):

@@ -123,7 +123,7 @@ def test_samples_of_one_agent_change_its_own_model_only(team):
         assert not equal(kept[own][own]["model"], before[own]["model"])
         assert equal(kept[own][other], before[other])  # the other model stays as it was, to the last bit
         assert equal(kept[own][own], kept["both"][own])  # and what the other did changes nothing here
-    answers = {name: int(metrics[f"{name}answers_trained"]) for name in ("", "executor/", "planner/")}
+    answers = {name: int(metrics[f"{name}completions_trained"]) for name in ("", "executor/", "planner/")}
     assert answers[""] == answers["executor/"] > 0 == answers["planner/"]
 
 
@@ -184,7 +184,7 @@ def test_a_run_evaluates_also_with_roles_swapped_and_writes_games(finished):
     for row in last.values():
         assert row["success_low"] <= row["success"] <= row["success_high"]
     metrics = read_json_lines(workdir / "metrics.jsonl")
-    assert {"policy_loss", "planner/policy_loss", "executor/grad_norm", "truncated_answers"} <= metrics[0].keys()
+    assert {"policy_loss", "planner/policy_loss", "executor/grad_norm", "truncated_completions"} <= metrics[0].keys()
     game = read_json_lines(workdir / "games.jsonl")[0]
     assert game["players"] == ["tiny planner", "smollm2-135m executor"]
     for turn, move in enumerate(game["moves"]):

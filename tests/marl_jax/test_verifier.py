@@ -80,7 +80,7 @@ def test_a_chat_is_read_as_it_is_sampled():
     sampled = speaker.opening("Be kind.", "Hé <|im_end|>?") + tokenizer.encode("one") + speaker.continuation("And?")
     reading = read_chat(tokenizer, messages, 512)
     assert list(reading.tokens) == sampled + tokenizer.encode("two")
-    assert reading.start == len(sampled) and reading.answer_length == 3
+    assert reading.start == len(sampled) and reading.completion_length == 3
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_workflow_of_the_config_is_trained_and_drawn(config, tmp_path):
     rows = read_json_lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["episodes/finished"] == 2 and row["answers_trained"] == row["answers"] >= 2 * 3
+        assert row["episodes/finished"] == 2 and row["completions_trained"] == row["completions"] >= 2 * 3
         assert row["logprob_diff"] < 1e-5 and row["grad_norm"] > 1e-4
     drawing = (tmp_path / "workflow.svg").read_text()
     assert drawing == draw(read(saved.read(tmp_path).task.params.to_dict()["workflow"])) == draw(read(WORKFLOW))

@@ -160,7 +160,7 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
     lost = {}
     if dropped is not None:
         n_dropped = jnp.sum(dropped)
-        lost = {"dropped_answers": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
+        lost = {"dropped_completions": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
     # A conversation is read once, prompts that stand alone once for each answer.
     tokens = (
         total(samples.context_len + samples.completion_lengths)
@@ -168,10 +168,10 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
         else jnp.sum(samples.segment >= 0)
     )
     return {
-        "answers": total(samples.loss_weights > 0),
+        "completions": total(samples.loss_weights > 0),
         "tokens": tokens,
         "prompt_length": total(samples.context_len) / jnp.maximum(total(samples.recorded()), 1),
-        "answer_length": total(samples.completion_lengths) / count,
+        "completion_length": total(samples.completion_lengths) / count,
         "parse_failure_rate": total(failed) / count,
         **lost,
     }

@@ -3,7 +3,7 @@
 episodes, answers, tokens                 how many were played and given; tokens read and written
 success, reward/<level> …                 means over episodes that did not fail; process rewards over seats as well
 episodes/failed/<reason> …                how many episodes failed or ended, by reason
-answer_length, truncated_rate …           means over answers, candidates included
+completion_length, truncated_rate …           means over answers, candidates included
 task/<name>                               the task's own
 seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
 refill/rollouts, refill/replaced          extra rollouts of the step, and the share of its examples that they
@@ -49,10 +49,10 @@ def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
         for chat in episode.chats:
             for said in chat.said:
                 for answer in said.answers:
-                    add("answers", 1, 0)
+                    add("completions", 1, 0)
                     add("tokens", said.start + len(answer.tokens), 0)
                     add("prompt_length", said.start)
-                    add("answer_length", len(answer.tokens))
+                    add("completion_length", len(answer.tokens))
                     add("truncated_rate", answer.finish == "length")
     return found
 

@@ -272,7 +272,7 @@ def test_a_small_run_from_end_to_end(tmp_path, monkeypatch):
     validate.check(config)
     train.train(config, tmp_path / "run")
     rows = read_json_lines(tmp_path / "run" / "metrics.jsonl")
-    assert rows[-1]["episodes/failed"] == 0 and rows[-1]["answers"] == 4 and rows[-1]["task/parse_failure"] == 1
+    assert rows[-1]["episodes/failed"] == 0 and rows[-1]["completions"] == 4 and rows[-1]["task/parse_failure"] == 1
 
 
 def test_an_episode_with_real_workers():
