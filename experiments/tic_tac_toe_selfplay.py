@@ -2,10 +2,10 @@
 
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
 
-Four minutes on two CPU cores. Expect 87 to 88 % wins and hardly a loss against random play, and draws with minimax in
-at least 95 % of the games (all of them on five seeds, aarch64). On one H200: with `:smollm2` in seven minutes 93 % wins
-and all games against minimax drawn, with adapters (`:smollm2-lora`) in nine minutes 92 % and all games drawn
-(docs/results.md).
+Four minutes on two CPU cores. Expect 85 to 90 % wins and hardly a loss against random play, and draws in all games
+against minimax (nine of ten runs on two kinds of CPU; the tenth drew 88 %). On one H200: with `:smollm2` in seven
+minutes 93 % wins and all games against minimax drawn, with adapters (`:smollm2-lora`) in nine minutes 92 % and all
+games drawn (docs/results.md).
 
 Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-coder-0.5b`,
 `:qwen2.5-7b` and the others of `configs/variants.py`; `:sft` and `:sft+MODEL` imitate minimax.
