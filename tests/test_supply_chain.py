@@ -81,3 +81,18 @@ def test_importing_asks_for_no_connection():
     ran = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert int(ran.stdout.split()[-1]) > 200
+
+
+def test_a_wheel_is_refused_with_the_supported_way_to_install(tmp_path):
+    """A stand-in for setuptools runs `setup.py` without building anything."""
+    (tmp_path / "setuptools" / "command").mkdir(parents=True)
+    (tmp_path / "setuptools" / "__init__.py").write_text(
+        "def setup(cmdclass):\n    cmdclass['bdist_wheel'](None).run()\n"
+    )
+    (tmp_path / "setuptools" / "command" / "__init__.py").touch()
+    (tmp_path / "setuptools" / "command" / "bdist_wheel.py").write_text(
+        "class bdist_wheel:\n    def __init__(self, dist): pass\n    def run(self): raise AssertionError('built')\n"
+    )
+    command = [sys.executable, str(ROOT / "setup.py")]
+    found = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert found.returncode and found.stderr == "marl_jax is installed from a clone: pip install -e .\n"
