@@ -30,30 +30,10 @@ import pytest
 hypothesis.settings.register_profile("marl_jax", derandomize="MARL_JAX_SOAK" not in os.environ, deadline=None)
 hypothesis.settings.load_profile("marl_jax")
 
-# The files that take longest come first, so that no worker is left alone with one of them at the end.
-LONGEST = (
-    "task_runs", "events", "history", "conversations", "team", "processes", "train", "text", "cotraining", "at_grpo",
-    "rollout", "update", "parser", "sharded_training", "sft", "cache_rows", "sampling_requests", "extending", "grpo",
-    "sampling_engine", "programs", "history_runs", "sampling_batcher", "scoring", "task_processes", "stages",
-)  # fmt: skip
-
-
-# What `make quick` runs: one file or more of every part, chosen to answer within three minutes on two cores.
-QUICK = (
-    "layers", "registries", "launch", "schema", "validate", "batches", "samples", "losses", "advantages", "groups",
-    "overlong", "scoring", "seating", "opponents", "stats", "metrics", "logs", "tic_tac_toe", "template", "entries",
-    "chat", "hf_config", "cache", "lora", "sampling_draw", "sampling_choice", "task", "host_collate", "host_journal",
-)  # fmt: skip
-
 
 def pytest_collection_modifyitems(items):
-    """Long files first; within a file and among the others the order stays. Marks what is quick."""
-    quick = {f"test_{name}.py" for name in QUICK}
-    for item in items:
-        if item.path.name in quick:
-            item.add_marker(pytest.mark.quick)
-    names = [f"test_{name}.py" for name in LONGEST]
-    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+    """Start the files marked `long` first, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture

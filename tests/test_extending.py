@@ -41,6 +41,8 @@ from tests.envs import test_events, test_game_api
 from tests.marl_jax.tiny_host import make_rollout
 from tests.models import test_families, tiny_models
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(launch.__file__).parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, re.DOTALL))

@@ -20,6 +20,8 @@ from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import flags
 from marl_jax.schema.validate import fields
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(launch.__file__).parent
 TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
 

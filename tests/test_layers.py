@@ -9,6 +9,8 @@ import pytest
 
 from marl_jax.algorithms import ALGORITHMS
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("configs", "envs", "experiments", "marl_jax", "models", "tests", "benchmarks", "launch", "registries")
 

@@ -7,6 +7,8 @@ import pytest
 
 from registries import Registry, load_plugins
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from envs.games.roles import TwoRole
 from envs.games.template import Table, Template
 from envs.games.text import Text
 
+pytestmark = pytest.mark.quick
+
 SMALL = {"n_train": 4, "n_test": 2}
 OWN_BOTS = {
     "tic_tac_toe": ("minimax",),

@@ -23,6 +23,8 @@ from tests.envs.readers import READERS
 from tests.envs.test_template import Words
 from tests.envs.test_text import FORMS, MOST, byte_tokenizer, check_tokens, game, jit, one, parts, text, tokenizer
 
+pytestmark = pytest.mark.long
+
 ROWS, TURNS = 6, 40
 
 

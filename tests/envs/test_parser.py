@@ -22,6 +22,8 @@ from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, byte_character
 from models.tokenizers.tokenizer import build
 from tests.conftest import published, shared_data
 
+pytestmark = pytest.mark.long
+
 SMALL = {name: dict(n_train=6, n_test=2) for name in ("plan_path", "sokoban", "sudoku")}
 WIDTH, ROWS = 64, 4
 

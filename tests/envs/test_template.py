@@ -15,6 +15,8 @@ from envs.games.borders import MergeError
 from envs.games.template import Fixed, Table, Template, check_neighbors, token_table
 from tests.conftest import shared_data
 
+pytestmark = pytest.mark.quick
+
 
 class Bytes:
     """Every byte is a token."""

@@ -18,6 +18,8 @@ from models import chat, tokenizers
 from tests.conftest import published, shared_data
 from tests.envs.test_template import LLAMA3, Rust
 
+pytestmark = pytest.mark.long
+
 SMALL = {name: dict(n_train=6, n_test=2) for name in ("plan_path", "sokoban", "sudoku")}
 ROWS, TURNS = 8, 12
 

@@ -14,6 +14,8 @@ from envs.games.tic_tac_toe.bots import MinimaxBot, index, tables
 from envs.games.tic_tac_toe.rules import TicTacToe, cells, from_cells, has_line
 from envs.games.tic_tac_toe.symmetry import TicTacToeSymmetry
 
+pytestmark = pytest.mark.quick
+
 pyspiel = pytest.importorskip("pyspiel")
 GAME = TicTacToe()
 SYMMETRY = TicTacToeSymmetry(GAME)

@@ -11,6 +11,8 @@ from tests.marl_jax import tiny_play
 from tests.marl_jax.tiny_engine import quick_jit
 from tests.marl_jax.tiny_samples import by_hand
 
+pytestmark = pytest.mark.quick
+
 
 def streams(rewards, values, players, ends, gamma, lam, tail):
     """What `gae` should find, by following one seat of one game at a time.

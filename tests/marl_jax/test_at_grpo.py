@@ -24,6 +24,8 @@ from marl_jax.rollouts.tree import TreeRollout
 from tests.marl_jax import plain_tree, tiny_play, tiny_puzzle
 from tests.marl_jax.tiny_puzzle import ROWS, TURNS, K
 
+pytestmark = pytest.mark.long
+
 GAME, PROMPT = tiny_puzzle.game(), tiny_puzzle.prompt()
 KEY = jax.random.key(1)
 

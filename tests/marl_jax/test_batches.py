@@ -6,6 +6,8 @@ from configs import algorithms, defaults
 from marl_jax.errors import ConfigError
 from marl_jax.schema import batches
 
+pytestmark = pytest.mark.quick
+
 
 def config_with(games=256, turns=16, minibatches=4):
     config = defaults.get_config()

@@ -16,6 +16,8 @@ from tests.marl_jax import tiny_conversations as tiny
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
 
+pytestmark = pytest.mark.long
+
 N, TIME, SIZE, WIDTH = 3, 64, 9, 3
 
 

@@ -30,6 +30,8 @@ from tests.marl_jax.test_task_runs import untimed
 from tests.marl_jax.tiny_host import FakeSampler, conversation, free_policy, make_rollout
 from tests.models.tiny_models import quick_jit
 
+pytestmark = pytest.mark.long
+
 
 def equal(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))

@@ -7,6 +7,8 @@ import pytest
 
 from marl_jax.learning import groups
 
+pytestmark = pytest.mark.quick
+
 REWARDS = jnp.array([[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 4.0], [5.0, 5.0, 5.0, 5.0]])
 # means 3, 1, 5; sums of squares 14, 12, 0
 

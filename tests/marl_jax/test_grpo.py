@@ -23,6 +23,8 @@ from tests.marl_jax.tiny_puzzle import K
 from tests.marl_jax.tiny_samples import by_hand
 from tests.models.tiny_models import quick_jit
 
+pytestmark = pytest.mark.long
+
 # ------------------------------------------------------------------------------------------------ the family by hand
 
 LENGTHS = (1, 3)

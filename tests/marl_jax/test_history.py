@@ -25,6 +25,8 @@ from tests.marl_jax.tiny_play import TOKENIZER
 from tests.marl_jax.tiny_refill import Refilled
 from tests.models.tiny_models import quick_jit
 
+pytestmark = pytest.mark.long
+
 TIC_TAC_TOE = tiny.game("tic_tac_toe")
 
 

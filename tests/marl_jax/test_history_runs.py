@@ -21,6 +21,8 @@ from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play, tiny_run, tiny_team
 from tests.marl_jax.tiny_play import TOKENIZER
 
+pytestmark = pytest.mark.long
+
 GAME = tiny.game("tic_tac_toe")
 HISTORY_TURNS = 3
 

@@ -20,6 +20,8 @@ from marl_jax.running.garbage import NEW_OBJECTS, rare_collections
 from tests.envs.tasks import verifiers
 from tests.marl_jax.tiny_host import FakeSampler, assert_equal_samples, make_rollout
 
+pytestmark = pytest.mark.quick
+
 
 def roll(task, folder, sampler=None, **kwargs):
     rollout = make_rollout(task, sampler, journal=folder, **kwargs)

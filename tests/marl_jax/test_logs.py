@@ -10,6 +10,8 @@ from configs import defaults
 from marl_jax.running.conversation_logs import GameLogs, GameRecord, Move
 from marl_jax.running.metrics import read_json_lines
 
+pytestmark = pytest.mark.quick
+
 
 def make_game(winner=0, answer="5", svg=""):
     moves = (

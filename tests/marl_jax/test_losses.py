@@ -10,6 +10,8 @@ import pytest
 from marl_jax.learning import losses
 from tests.marl_jax.tiny_samples import by_hand
 
+pytestmark = pytest.mark.quick
+
 TWO = by_hand([[0, 0, 0], [0, -1, -1]])  # an answer of three tokens and one of one
 TOGETHER = by_hand([[0, 0, 0, 1]])  # the same in one row
 ONE = by_hand([[0]])

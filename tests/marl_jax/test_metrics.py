@@ -18,6 +18,8 @@ from marl_jax.running.events import Events, fold_events, read_events
 from marl_jax.running.metrics import JsonLines, MetricsWriter, read_json_lines, write_config
 from marl_jax.running.processes import workdir_lock
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def config():

@@ -11,6 +11,8 @@ from marl_jax.agents.answers import FreeText
 from marl_jax.learning.advantages import handle_overlong, overlong_penalty
 from tests.marl_jax import test_grpo, tiny_play
 
+pytestmark = pytest.mark.quick
+
 STOP = 9
 FREE = FreeText(None, np.zeros((1, 1), np.int32), np.ones((1,), np.int32), stop_ids=(STOP, 8), max_new=4)
 WRITES = types.SimpleNamespace(answers=FREE, width=4, critic="none")  # free answers of at most four tokens

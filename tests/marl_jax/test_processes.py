@@ -19,6 +19,8 @@ from marl_jax.running.metrics import read_json_lines
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 15
 FLAGS = (

@@ -21,6 +21,8 @@ from marl_jax.serving.sessions.episodes import episode_server
 from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import FakeSampler, answers_of, assert_equal_samples, make_rollout, visible
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(__file__).with_name("tiny_program.py")
 ROLES = ("solver", "verifier")
 

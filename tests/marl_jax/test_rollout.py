@@ -19,6 +19,8 @@ from marl_jax.rollouts.games import GameRolloutState
 from marl_jax.rollouts.opponents import Opponents, Sections, make_sections, results
 from tests.marl_jax import tiny_play
 
+pytestmark = pytest.mark.long
+
 GAME = TicTacToe()
 ROWS, TURNS = 12, 8
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from marl_jax import samples as s
 from tests.marl_jax.tiny_samples import by_hand
 
+pytestmark = pytest.mark.quick
+
 # Row 0: an answer of two tokens, one of one. Row 1: a gap, the second answer only. Row 2: no answer at all.
 ANSWER_OF = [[0, 0, 1, -1], [-1, 1, 1, 1], [-1, -1, -1, -1]]
 TOKENS = jnp.arange(1.0, 13.0).reshape(3, 4)

@@ -16,6 +16,8 @@ from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.settings import Sampling, sample_seed
 from tests.marl_jax.tiny_engine import CONFIG, full_logits, greedy_chain, make_engine, model_and_params, random_prompts
 
+pytestmark = pytest.mark.long
+
 SLOTS, PAGE = 48, 4
 LENGTHS = [5, 12, 1, 20, 7, 3, 16, 9, 2]
 BUDGETS = [9, 2, 14, 6, 20, 1, 3, 11, 5]

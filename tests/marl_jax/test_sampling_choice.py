@@ -16,6 +16,8 @@ from marl_jax.sampling.batch_settings import row_keys
 from marl_jax.sampling.choice import choice_logprobs, choose, make_choices
 from tests.marl_jax.tiny_engine import goodness, quick_jit
 
+pytestmark = pytest.mark.quick
+
 D, V, END = 6, 12, 11
 B = 32  # rows of every call
 

@@ -12,6 +12,8 @@ from marl_jax.sampling import draw
 from marl_jax.sampling.batch_settings import row_keys
 from tests.marl_jax.tiny_engine import goodness
 
+pytestmark = pytest.mark.quick
+
 categorical = jax.jit(draw.categorical)
 ALMOST_ONE = np.float32(1 - 2**-24)
 

@@ -30,6 +30,8 @@ from tests.models import llama2c
 from tests.models.test_parity import GOLDEN, read
 from tests.models.tiny_models import make
 
+pytestmark = pytest.mark.long
+
 SLOTS = 64
 PROMPTS = random_prompts([5, 12, 1])
 GREEDY = Sampling(temperature=0, max_new_tokens=12)

@@ -17,6 +17,8 @@ from marl_jax.sampling.batchers import Batchers
 from marl_jax.sampling.settings import Sampling, sample_seed
 from tests.marl_jax.tiny_engine import CONFIG, adapters, make_engine, model_and_params, random_prompts
 
+pytestmark = pytest.mark.long
+
 LENGTH = 48
 PROMPTS = random_prompts([5, 12, 1, 20, 7, 3])
 ENGINE = make_engine(with_adapters=True)  # not a fixture: the examples of a test cannot have any

@@ -14,6 +14,8 @@ from marl_jax.algorithms import ALGORITHMS
 from marl_jax.fields import Field
 from marl_jax.schema import renamed, run_fields, validate
 
+pytestmark = pytest.mark.quick
+
 ALGORITHM_FIELDS = {
     f"{name}: algo.{key}": field for name in ALGORITHMS for key, field in ALGORITHMS.get(name).fields.items()
 }

@@ -13,6 +13,8 @@ from models.model import build
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
 
+pytestmark = [pytest.mark.quick, pytest.mark.long]
+
 WIDTH, GROUP = 4, 3
 
 

@@ -20,6 +20,8 @@ from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.schema import validate
 from tests.marl_jax import tiny_play, tiny_run
 
+pytestmark = pytest.mark.quick
+
 GAME = games.make("tic_tac_toe")
 FIRST, LATER = 0, 1
 TABLE = ((FIRST, LATER), (FIRST, LATER))

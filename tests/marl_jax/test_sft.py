@@ -23,6 +23,8 @@ from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_plan
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):

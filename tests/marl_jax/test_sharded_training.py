@@ -23,6 +23,8 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.train_programs import at_start, programs, resumed, saved
 from tests.marl_jax import tiny_run
 
+pytestmark = pytest.mark.long
+
 SHAPE = dict(d_model=16, n_layers=1, n_heads=8, n_kv_heads=2, head_dim=4, d_ff=16)
 MESHES = {"one": (1, 1, 1), "all": (2, 2, 2), "four": (1, 2, 2)}  # ways of data, fsdp and tensor
 

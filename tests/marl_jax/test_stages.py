@@ -18,6 +18,8 @@ from marl_jax.schema import flags, saved, stages, validate
 from marl_jax.setup.weights import restore_weights
 from tests.marl_jax import tiny_plan, tiny_run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from marl_jax.evaluation import intervals
 
+pytestmark = pytest.mark.quick
+
 
 def test_wilson_by_hand():
     # 8 of 10 at z = 1.96: centre (0.8 + 0.19207) / 1.38415, half 1.96 sqrt(0.016 + 0.009604) / 1.38415

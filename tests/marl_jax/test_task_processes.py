@@ -14,6 +14,8 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from tests.conftest import ROUGH
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
 FLAGS = (

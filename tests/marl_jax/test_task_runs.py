@@ -33,6 +33,8 @@ from marl_jax.setup.weights import untuned_weights
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run, tiny_task
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMED = (
     "time", "seconds/rollout", "seconds/update", "seconds/generating", "seconds/device", "device_idle",

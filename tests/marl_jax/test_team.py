@@ -25,6 +25,8 @@ from models.weights.load import load
 from tests.marl_jax import tiny_team
 from tests.marl_jax.tiny_engine import quick_jit
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

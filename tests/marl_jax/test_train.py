@@ -28,6 +28,8 @@ from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 from tests.marl_jax.test_ahead import Compiled
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

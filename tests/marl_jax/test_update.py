@@ -20,6 +20,8 @@ from models.model import build
 from tests.marl_jax import tiny_play
 from tests.marl_jax.test_advantages import streams
 
+pytestmark = pytest.mark.long
+
 GAME = TicTacToe()
 PPO = ALGORITHMS.get("ppo")
 SGD = optax.sgd(0.1)

@@ -24,6 +24,8 @@ from marl_jax.fields import Field, number
 from marl_jax.schema import batches, task_combinations, validate
 from registries import Registry
 
+pytestmark = pytest.mark.quick
+
 
 def config_with(**changes):
     """The defaults with fields changed; `__` stands for a dot."""

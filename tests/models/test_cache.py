@@ -8,6 +8,8 @@ import pytest
 from models import cache as kv
 from tests.models.tiny_models import forward, largest_difference, make, random_tokens, unstack
 
+pytestmark = pytest.mark.quick
+
 SLOTS = 20
 ATOL = 1e-5  # float32: two orders of summing the same products
 

@@ -14,6 +14,8 @@ from models import cache as kv
 from tests.models.test_sharding import MESHES, mesh_of
 from tests.models.tiny_models import FAMILIES, make, quick_jit, random_tokens, unstack
 
+pytestmark = pytest.mark.long
+
 F32, ATOL = jnp.float32, 1e-5
 SLOTS, GAMES, SEATS, PREFIX = 20, 2, 3, 6
 SEAT_OF_ROW = np.tile(np.arange(SEATS), GAMES)

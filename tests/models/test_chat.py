@@ -10,6 +10,8 @@ from models.chat_templates import BUILTIN, guess_style
 from models.tokenizers import ByteTokenizer
 from tests.conftest import shared_data
 
+pytestmark = pytest.mark.quick
+
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tokenizers.json").read_text(encoding="utf-8"))
 SYSTEM, USER, ANSWER, AGAIN = (
     {"role": role, "content": text}

@@ -24,6 +24,8 @@ from tests.models.tiny_models import (
     random_tokens,
 )  # fmt: skip
 
+pytestmark = pytest.mark.long
+
 F32 = jnp.float32
 PREFIX = 5
 # Conversations of the two rows: tokens behind the prefix, and the branches, each (tokens of the trunk it sees, size).

@@ -9,6 +9,8 @@ from models import hf_config, registry
 from models.config import RopeScaling
 from tests.models.tiny_models import CONFIGS
 
+pytestmark = pytest.mark.quick
+
 QWEN = {
     "model_type": "qwen2", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,

@@ -10,6 +10,8 @@ import pytest
 from models import lora
 from tests.models.tiny_models import forward, largest_difference, make, quick_jit, random_tokens, unstack
 
+pytestmark = pytest.mark.quick
+
 ATOL = 2e-5  # float32: two orders of summing the same products
 N, RANK = 3, 2
 IDS = np.array([2, 0, 1, 2])

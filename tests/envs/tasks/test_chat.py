@@ -9,6 +9,8 @@ from envs.tasks.replies import TaskError
 from envs.tasks.scripted import ScriptedAsk
 from envs.tasks.task import Outcome
 
+pytestmark = pytest.mark.quick
+
 
 class Nobody:
     roles = ("one", "two")
