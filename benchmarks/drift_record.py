@@ -1,6 +1,6 @@
 r"""Conversations of frameworks as they went over HTTP, so that tests can repeat them without the frameworks.
 
-    python -m benchmarks.drift_record ag2 llamaindex --out=tests/marl_jax/golden \
+    python -m benchmarks.drift_record ag2 llamaindex --out=tests/marl_jax/serving/golden \
         --python=ag2:ENVIRONMENT/bin/python --python=llamaindex:ENVIRONMENT/bin/python
 
 The client of `benchmarks/drift_clients.py` talks to a server, as in `benchmarks.drift`, and every request is kept with

@@ -7,7 +7,7 @@ import pytest
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling
 from tests.faults import fuzz
-from tests.marl_jax.test_sampling_batcher import SLOTS, answer_all, apart, check_same
+from tests.marl_jax.sampling.test_batcher import SLOTS, answer_all, apart, check_same
 from tests.marl_jax.tiny_engine import make_engine, random_prompts
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")

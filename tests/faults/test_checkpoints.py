@@ -10,7 +10,7 @@ import pytest
 from marl_jax.errors import CheckpointError
 from marl_jax.running.checkpoint import Checkpoints
 from tests.faults import fuzz
-from tests.marl_jax.test_checkpoint import RUN, assert_equal, make_state, save
+from tests.marl_jax.running.test_checkpoint import RUN, assert_equal, make_state, save
 
 
 @pytest.fixture(scope="module")

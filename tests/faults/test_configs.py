@@ -12,7 +12,7 @@ from marl_jax.errors import ConfigError
 from marl_jax.schema import flags, validate
 from tests.faults import fuzz
 from tests.marl_jax import tiny_run
-from tests.marl_jax.test_validate import changed
+from tests.marl_jax.schema.test_validate import changed
 
 MODES = ("train", "eval", "play", "report", "export", "compile")
 TIC_TAC_TOE, PLAN_PATH = "experiments/tic_tac_toe_selfplay.py", "experiments/plan_path.py"

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests.faults import fuzz
-from tests.marl_jax.test_train import launch, state
+from tests.marl_jax.modes.test_train import launch, state
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="make soak, as root")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import fuzz
-from tests.marl_jax.test_train import launch, steps_done
+from tests.marl_jax.modes.test_train import launch, steps_done
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
 

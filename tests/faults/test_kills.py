@@ -13,7 +13,7 @@ import pytest
 
 from marl_jax.running.metrics import read_json_lines
 from tests.faults import fuzz
-from tests.marl_jax.test_train import launch, state
+from tests.marl_jax.modes.test_train import launch, state
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.faults import fuzz
-from tests.marl_jax.test_processes import launch
+from tests.marl_jax.modes.test_processes import launch
 
 pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes a minute: make soak")
 

@@ -14,7 +14,7 @@ from marl_jax.schema import validate
 from marl_jax.setup import warm_start
 from marl_jax.setup.weights import present_weights
 from tests.marl_jax import tiny_plan, tiny_run
-from tests.marl_jax.test_stages import state
+from tests.marl_jax.modes.test_stages import state
 
 
 def get_config(start="", **changes):

@@ -25,7 +25,8 @@ def values(tree):
 # ---------------------------------------------------------------------------------------------------- all tasks
 
 
-# One whose episodes are programs has to be given one, and needs a server: see tests/marl_jax/test_programs.py.
+# One whose episodes are programs has to be given one, and needs a server: see
+# tests/marl_jax/rollouts/host/test_programs.py.
 @pytest.mark.parametrize("name", [name for name in TASKS.names() if not getattr(TASKS.get(name), "serves", False)])
 def test_every_task_keeps_to_the_protocol(name):
     task = TASKS.get(name)()

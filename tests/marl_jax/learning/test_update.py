@@ -18,7 +18,7 @@ from marl_jax.learning import optimizer as optimizers
 from models import registry
 from models.model import build
 from tests.marl_jax import tiny_play
-from tests.marl_jax.test_advantages import streams
+from tests.marl_jax.learning.test_advantages import streams
 
 pytestmark = pytest.mark.long
 

@@ -35,7 +35,7 @@ from tests.marl_jax import tiny_run, tiny_task
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMED = (
     "time", "seconds/rollout", "seconds/update", "seconds/generating", "seconds/device", "device_idle",
     "episodes/seconds", "episodes_per_s", "tokens_per_s",

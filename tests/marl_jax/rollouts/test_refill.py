@@ -16,7 +16,7 @@ from marl_jax.rollouts.refill import match
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.schema import validate
 from tests.marl_jax import tiny_plan, tiny_task
-from tests.marl_jax.test_at_grpo import GAME, program
+from tests.marl_jax.algorithms.test_at_grpo import GAME, program
 from tests.marl_jax.tiny_refill import Refilled, check
 
 BUDGET = 3

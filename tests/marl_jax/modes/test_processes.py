@@ -21,7 +21,7 @@ from tests.marl_jax import tiny_run
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STEPS = 15
 FLAGS = (
     f"--config={ROOT}/tests/marl_jax/tiny_run.py", f"--config.steps={STEPS}", "--config.checkpoint.every=3",

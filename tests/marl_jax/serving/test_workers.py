@@ -40,7 +40,7 @@ from tests.models.tiny_models import random_params
 
 HELLO = {"model": "one", "messages": [{"role": "user", "content": "hello ab"}]}
 ADMIN = "sk-1-looks-like-that-of-a-session"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Control:

@@ -16,7 +16,7 @@ from tests.conftest import ROUGH
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STEPS = 3
 FLAGS = (
     f"--config.steps={STEPS}", "--config.checkpoint.every=2", "--config.task.n_episodes=8", "--config.eval.every=3",

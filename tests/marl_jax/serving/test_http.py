@@ -31,7 +31,7 @@ from marl_jax.serving.http.guard import Limits
 from marl_jax.serving.http.keys import Keys, check_address, is_loopback
 from marl_jax.serving.http.prometheus import ServerMetrics
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "k-0123456789"
 
 

@@ -358,7 +358,7 @@ def test_the_mode_serves_a_run_and_needs_a_key_on_open_addresses(workdir, opened
 
 
 def test_the_examples_of_the_page(workdir, opened, tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "verifier.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "verifier.md").read_text()
     score_a_chat, use_in_a_task = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "verifier").symlink_to(workdir)

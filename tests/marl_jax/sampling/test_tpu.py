@@ -6,7 +6,7 @@ import pytest
 from marl_jax.sampling.batcher import Batcher
 from marl_jax.sampling.settings import Sampling
 from models import tpu_attention
-from tests.marl_jax.test_sampling_batcher import answer_all, check_same
+from tests.marl_jax.sampling.test_batcher import answer_all, check_same
 from tests.marl_jax.tiny_engine import make_engine, random_prompts
 from tests.models.stand_ins import ragged_paged_attention
 

@@ -17,7 +17,7 @@ from marl_jax.rollouts.games import look
 from marl_jax.schema import validate
 from marl_jax.web import report
 from tests.marl_jax import tiny_run
-from tests.marl_jax.test_evaluate import result
+from tests.marl_jax.evaluation.test_evaluate import result
 from tests.marl_jax.tiny_engine import quick_jit
 
 

@@ -25,7 +25,7 @@ from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
 from marl_jax.setup.train_programs import at_start
 from tests.marl_jax import tiny_play
-from tests.marl_jax.test_exact_play import config_of
+from tests.marl_jax.evaluation.test_exact_play import config_of
 from tests.marl_jax.tiny_engine import quick_jit
 from tests.marl_jax.tiny_samples import by_hand
 

@@ -20,7 +20,7 @@ from marl_jax.serving.sessions.traces import TraceFile, read_traces
 from tests.marl_jax import tiny_run
 from tests.marl_jax.tiny_serving import Parrot, endpoint, served
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"

@@ -26,7 +26,7 @@ from marl_jax.schema import run_fields, validate
 from marl_jax.setup.train_programs import saved
 from models.weights.load import load
 from tests.marl_jax import tiny_task, tiny_team
-from tests.marl_jax.test_task_runs import untimed
+from tests.marl_jax.modes.test_task_runs import untimed
 from tests.marl_jax.tiny_host import FakeSampler, conversation, free_policy, make_rollout
 from tests.models.tiny_models import quick_jit
 

@@ -13,7 +13,7 @@ from marl_jax.algorithms.algorithm import score_in_parts
 from marl_jax.errors import ConfigError
 from marl_jax.schema import validate
 from tests.marl_jax import tiny_play, tiny_samples
-from tests.marl_jax.test_scoring import agree, gradients
+from tests.marl_jax.agents.test_scoring import agree, gradients
 from tests.models.tiny_models import quick_jit
 
 WIDTH = 6

@@ -265,6 +265,6 @@ def test_the_command_prints_a_table_and_fills_the_page(made, monkeypatch, tmp_pa
 
 
 def test_the_published_page_is_made_of_the_published_results():
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    docs = Path(__file__).resolve().parents[3] / "docs"
     page = (docs / "scale.md").read_text()
     assert tables.fill(page, tables.load([str(docs / "scale.json")])) == page

@@ -9,7 +9,8 @@ import pytest
 from configs import published
 from marl_jax.agents.answers import FreeText
 from marl_jax.learning.advantages import handle_overlong, overlong_penalty
-from tests.marl_jax import test_grpo, tiny_play
+from tests.marl_jax import tiny_play
+from tests.marl_jax.algorithms import test_grpo
 
 pytestmark = pytest.mark.quick
 

@@ -26,11 +26,11 @@ from marl_jax.running.monitor import Alarm, Monitor
 from marl_jax.setup.run_fingerprint import model_identity
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
-from tests.marl_jax.test_ahead import Compiled
+from tests.marl_jax.devices.test_aot import Compiled
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

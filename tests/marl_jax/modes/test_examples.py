@@ -32,7 +32,7 @@ from tests.marl_jax.tiny_engine import QuickEngine, quick_jit
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, make_rollout, merging_tokenizer
 from tests.models.tiny_models import random_params
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NEEDS = {
     "openai_sdk": ("openai", "requirements-serving-test.txt", None),
     "autogen_team": ("autogen_agentchat", "requirements-autogen.txt", "MARL_JAX_AUTOGEN_PYTHON"),

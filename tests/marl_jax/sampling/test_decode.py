@@ -13,7 +13,7 @@ from marl_jax.sampling import decode
 from marl_jax.sampling.batch_settings import row_keys, settings_for
 from marl_jax.sampling.settings import Sampling, with_seeds
 from models.cache import Cache
-from tests.marl_jax.test_sampling_draw import plain_penalty, plain_top_k, plain_top_p
+from tests.marl_jax.sampling.test_draw import plain_penalty, plain_top_k, plain_top_p
 from tests.marl_jax.tiny_engine import (
     CONFIG,
     full_logits,
