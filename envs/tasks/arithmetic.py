@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from envs.tasks.chat import keep_one
 from envs.tasks.replies import CallTimeout, Reply
-from envs.tasks.task import Ask, Outcome, check_part
+from envs.tasks.task import Ask, Outcome, check_split
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
 SYSTEM = f"You compute carefully. {FORMAT}"
@@ -109,7 +109,7 @@ class Arithmetic:
 
 def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list[ArithmeticProblem]:
     """`n` different problems of a part, the levels in turn."""
-    check_part(part)
+    check_split(part)
     if not levels or any(level < 1 for level in levels):
         raise ValueError(f"levels is {levels!r}; accepted: numbers from 1 up")
     rng = random.Random(f"arithmetic {seed} {part}")

@@ -29,9 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.tasks.chat import CONTINUATIONS
-from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_parts, open_dataset
+from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_splits, open_dataset
 from envs.tasks.rewards import RewardFunction, named
-from envs.tasks.task import PARTS, Ask, Outcome, check_part
+from envs.tasks.task import SPLITS, Ask, Outcome, check_split
 from envs.tasks.workflow.graph import Function, Workflow
 from envs.tasks.workflow.play import Turn, play
 from envs.tasks.workflow.reading import read
@@ -116,7 +116,7 @@ class OwnTask:
 
     def examples(self, part: str) -> Dataset:
         """Rows with the columns of the dataset."""
-        check_part(part)
+        check_split(part)
         return self._parts[part]
 
     async def play(self, ask: Ask, example: dict[str, Any]) -> Outcome:
@@ -171,14 +171,14 @@ class OwnTask:
     @functools.cached_property
     def _parts(self) -> dict[str, Dataset]:
         given = self.data if isinstance(self.data, Mapping) else {"train": self.data}
-        if "train" not in given or set(given) - set(PARTS):
+        if "train" not in given or set(given) - set(SPLITS):
             raise DataError(f"data has the parts {', '.join(given)}; accepted: train, and validation and test or not")
         parts = {part: _opened(source, part) for part, source in given.items()}
         if given.keys() == {"train"} and isinstance(self.data, str) and self.data.startswith(("hub:", "tfds:")):
             parts |= _others(self.data)
         for data in parts.values():
             self._check_columns(data)
-        return make_parts(**parts, key=self.key or None)
+        return make_splits(**parts, key=self.key or None)
 
     def _check_columns(self, data: Dataset) -> None:
         """Every column that prompts and functions name is there."""
@@ -205,7 +205,7 @@ def _opened(source: Any, part: str) -> Dataset:
 def _others(source: str) -> dict[str, Dataset]:
     """The splits besides train that a source has."""
     found = {}
-    for part in PARTS[1:]:
+    for part in SPLITS[1:]:
         try:
             found[part] = open_dataset(source, part)
         except NoSplit as error:

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 """The parts of a task's examples, which share none: one to learn from, one to choose by, one to report."""
 
 
@@ -152,7 +152,7 @@ class Task(Protocol):
     roles: tuple[str, ...]
 
     def examples(self, part: str) -> Sequence[Any]:
-        """The examples of a part of `PARTS`, always the same ones in the same order."""
+        """The examples of a part of `SPLITS`, always the same ones in the same order."""
         ...
 
     async def play(self, ask: Ask, example: Any) -> Outcome:
@@ -160,7 +160,7 @@ class Task(Protocol):
         ...
 
 
-def check_part(part: str) -> None:
+def check_split(part: str) -> None:
     """Refuses a part that does not exist."""
-    if part not in PARTS:
-        raise ValueError(f"part is {part!r}; accepted: {', '.join(PARTS)}")
+    if part not in SPLITS:
+        raise ValueError(f"part is {part!r}; accepted: {', '.join(SPLITS)}")

@@ -85,7 +85,7 @@ def folder(config: ConfigDict, workdir: Path | None) -> Path:
     return (base or Path()) / FOLDER
 
 
-def read_part(config: ConfigDict, workdir: Path | None, part: str) -> list[labelled.Question]:
+def read_split(config: ConfigDict, workdir: Path | None, part: str) -> list[labelled.Question]:
     """The labelled questions of a part; a file that is missing or not whole is an error that says what to do."""
     path = folder(config, workdir) / f"{part}.jsonl"
     if not path.is_file():
@@ -113,7 +113,7 @@ def rollout(run) -> labelled.LabelledAnswers:
     parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
     if c.algo.completions % parts:
         raise ConfigError([not_divisible("algo.completions", c.algo.completions, parts, "the parts of a batch")])
-    readable = labelled.Readable(run.backbone.tokenizer, read_part(c, run.workdir, "train"), c.task.max_length)
+    readable = labelled.Readable(run.backbone.tokenizer, read_split(c, run.workdir, "train"), c.task.max_length)
     chosen = choose(c, readable.questions)
     counts = {**chosen.counts, "left_out": readable.left_out}
     log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))

@@ -34,7 +34,7 @@ class VerifierEvaluation:
     def __init__(self, setup: TaskSetup, part: str):
         self._setup, self._part = setup, part
         c, backbone = setup.config, setup.backbone
-        questions = verifier.read_part(c, setup.workdir, part)
+        questions = verifier.read_split(c, setup.workdir, part)
         readable = labelled.Readable(backbone.tokenizer, questions, c.task.max_length)
         questions = readable.questions
         natural = [(i, a) for i, q in enumerate(questions) for a in q.answers if not a.gold]

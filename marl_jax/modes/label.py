@@ -27,7 +27,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envs.tasks.data import fingerprint_of, order
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from marl_jax import setup as setups
 from marl_jax.algorithms import verifier
 from marl_jax.errors import ConfigError, RunError
@@ -56,7 +56,7 @@ def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         if not (workdir / "config.json").exists():
             write_config(config, workdir, done=False)
         with Labeller(setup) as labeller:
-            for part in PARTS:
+            for part in SPLITS:
                 labeller.label(folder / f"{part}.jsonl", part, stop)
         if stop.asked:
             log.info("stopped by %s; the same command continues from there", stop.name)
@@ -67,7 +67,7 @@ def main(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 def summarise(config: ConfigDict, folder: Path) -> dict[str, Any]:
     """How many answers are right and what can be balanced, of every part; also written to a file."""
     found = {}
-    for part in PARTS:
+    for part in SPLITS:
         questions = labelled.read_file(folder / f"{part}.jsonl")[1]
         sampled = [answer for question in questions for answer in question.answers if not answer.gold]
         chosen = verifier.choose(config, questions)
@@ -142,7 +142,7 @@ class Labeller:
 
     def _questions(self, part: str, places: Sequence[int], examples: Sequence[Any]) -> list[Question]:
         """Some questions with their answers, and the gold solutions of those that have fewer right than wrong ones."""
-        step, samples = PARTS.index(part), self._config.algo.samples
+        step, samples = SPLITS.index(part), self._config.algo.samples
         jobs = [Job(step, place, k, examples[place]) for place in places for k in range(samples)]
         episodes = self._runner.play(jobs)
         if all(episode.failed for episode in episodes):

@@ -151,7 +151,7 @@ class TaskSetup(Setup):
             runner=self.runner(c.rollout.temperature, c.seed, candidates),
             n_examples=c.task.n_episodes // samples,
             samples=samples,
-            part=c.task.split,
+            split=c.task.split,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
             schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
             journal=None if self.workdir is None else self.workdir / JOURNAL,

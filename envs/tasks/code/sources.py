@@ -17,7 +17,7 @@ from envs.tasks.code import contests, readers, sample
 from envs.tasks.code.rows import Row, check_row, make_row, split
 from envs.tasks.data import DataError, Dataset, check_disjoint, find, from_jsonl, from_list
 from envs.tasks.data.places import ROOT
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 
 log = logging.getLogger(__name__)
 
@@ -118,20 +118,20 @@ def own_row(record: dict) -> Row:
         "entry_point": record.get("entry_point"), "solution": record.get("solution"), "id": str(record["id"]),
     }  # fmt: skip
     check_row(row)
-    if row["part"] not in PARTS:
-        raise DataError(f"row {row['id']}: part is {row['part']!r}; accepted: {', '.join(PARTS)}")
+    if row["part"] not in SPLITS:
+        raise DataError(f"row {row['id']}: part is {row['part']!r}; accepted: {', '.join(SPLITS)}")
     return row
 
 
 def _as_parts(name: str, rows: list[Row]) -> dict[str, Dataset]:
-    published = {part: from_list([r for r in rows if r["part"] == part], name) for part in PARTS}
+    published = {part: from_list([r for r in rows if r["part"] == part], name) for part in SPLITS}
     for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
         check_disjoint(published[one], published[other], "id", one=one, other=other)
     parts = split(rows)
     if parts["train"] and not parts["validation"]:
         parts["validation"] = parts["train"][::VALIDATION_EVERY]
         parts["train"] = [row for i, row in enumerate(parts["train"]) if i % VALIDATION_EVERY]
-    left = sum(len(published[part]) - len(parts[part]) for part in PARTS)
+    left = sum(len(published[part]) - len(parts[part]) for part in SPLITS)
     if left > 0:
         log.info("%s: %d problems left out: asked in two parts, or checked in the program's process", name, left)
     return {part: from_list(found, f"{name}/{part}") for part, found in parts.items()}

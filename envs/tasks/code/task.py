@@ -25,7 +25,7 @@ from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.data import Dataset
 from envs.tasks.replies import Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, Outcome, check_part
+from envs.tasks.task import Ask, Outcome, check_split
 
 FORMS = ("roles", "single")
 SANDBOXES = ("auto", "process")
@@ -81,7 +81,7 @@ class Code:
 
     def examples(self, part: str) -> Dataset:
         """The problems of a part, as rows."""
-        check_part(part)
+        check_split(part)
         name = self.test_dataset or self.dataset if part == "test" else self.dataset
         return sources.load(name)[part]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from envs.tasks.data import DataError, Dataset, check_disjoint, check_fields, cut, find, from_jsonl, from_list
 from envs.tasks.data.places import ROOT
 from envs.tasks.math import sample
-from envs.tasks.task import PARTS, check_part
+from envs.tasks.task import SPLITS, check_split
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def check_name(name: str, field: str = "dataset") -> None:
 def problems(name: str, part: str) -> tuple[MathProblem, ...]:
     """The problems of a part; one that a data set does not have is a `DataError`."""
     check_name(name)
-    check_part(part)
+    check_split(part)
     parts = _load(name, os.environ.get(ROOT, ""))
     if part not in parts:
         raise DataError(f"dataset is {name!r}, which is for testing only; for {part}: {', '.join(_trainable())}")
@@ -132,7 +132,7 @@ def _trainable() -> list[str]:
 @functools.lru_cache(maxsize=16)
 def _load(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     if name == SAMPLE:
-        return _checked({part: from_list(sample.rows(part), f"sample ({part})") for part in PARTS})
+        return _checked({part: from_list(sample.rows(part), f"sample ({part})") for part in SPLITS})
     if name not in SOURCES:
         return _own(name, root)
     source = SOURCES[name]
@@ -191,10 +191,10 @@ def _own(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     whole = from_jsonl(path)
     check_fields(whole, required=("id", "question", "answer"), filled=("id", "question", "answer"))
     named = [whole.row(i).get("part") for i in range(len(whole))]
-    if wrong := [i for i, part in enumerate(named) if part not in (None, *PARTS)]:
-        raise DataError(f"{whole.where(wrong[0])}: part is {named[wrong[0]]!r}; accepted: {', '.join(PARTS)}")
+    if wrong := [i for i, part in enumerate(named) if part not in (None, *SPLITS)]:
+        raise DataError(f"{whole.where(wrong[0])}: part is {named[wrong[0]]!r}; accepted: {', '.join(SPLITS)}")
     rows = whole.map(lambda row: {"source": "own", **{k: str(row[k]) for k in ("id", "question", "answer")}})
-    parts = {part: rows.select([i for i, p in enumerate(named) if (p or "train") == part], name) for part in PARTS}
+    parts = {part: rows.select([i for i, p in enumerate(named) if (p or "train") == part], name) for part in SPLITS}
     for part in ("test", "validation"):
         if not len(parts[part]) and len(parts["train"]):
             parts["train"], parts[part] = cut(parts["train"], "id", part)

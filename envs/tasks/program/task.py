@@ -22,11 +22,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from envs.tasks import arithmetic
-from envs.tasks.data import Dataset, from_list, make_parts, open_dataset
+from envs.tasks.data import Dataset, from_list, make_splits, open_dataset
 from envs.tasks.program import process
 from envs.tasks.program.preload import Preloaded
 from envs.tasks.replies import EpisodeError
-from envs.tasks.task import PARTS, Ask, Outcome, check_part
+from envs.tasks.task import SPLITS, Ask, Outcome, check_split
 
 LARGEST = 1e30  # of a number in a result, which is then finite in any sum
 LONGEST_ERROR = 500  # characters of a program's last words that are logged
@@ -100,15 +100,15 @@ class AgentProgram:
 
     def examples(self, part: str) -> Dataset:
         """Rows with the fields of the dataset."""
-        check_part(part)
+        check_split(part)
         return self._parts[part]
 
     @functools.cached_property
     def _parts(self) -> dict[str, Dataset]:
-        given = {part: getattr(self, part) for part in PARTS if getattr(self, part)}
+        given = {part: getattr(self, part) for part in SPLITS if getattr(self, part)}
         if not given:
-            return {part: from_list(_arithmetic(part), f"arithmetic ({part})") for part in PARTS}
-        return make_parts(**{part: open_dataset(source, part) for part, source in given.items()}, key=self.key or None)
+            return {part: from_list(_arithmetic(part), f"arithmetic ({part})") for part in SPLITS}
+        return make_splits(**{part: open_dataset(source, part) for part, source in given.items()}, key=self.key or None)
 
     async def play(self, ask: Ask, example: Mapping[str, Any]) -> Outcome:
         """Runs the program to its end, and pays what it says."""

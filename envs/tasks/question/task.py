@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from envs.tasks.chat import CONTINUATIONS, Chat, keep_one
-from envs.tasks.data import DataError, Dataset, check_fields, from_list, make_parts, open_dataset
+from envs.tasks.data import DataError, Dataset, check_fields, from_list, make_splits, open_dataset
 from envs.tasks.data.dataset import summary
 from envs.tasks.question import samples
 from envs.tasks.question.compare import COMPARISONS, FORMATS, check_answer, grade
 from envs.tasks.question.template import fields_of, fill
 from envs.tasks.replies import CallFailed, CallTimeout, Reply, Verdict
-from envs.tasks.task import Ask, Outcome, check_part
+from envs.tasks.task import Ask, Outcome, check_split
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Question:
 
     def examples(self, part: str) -> Dataset:
         """Rows with the fields of the dataset."""
-        check_part(part)
+        check_split(part)
         return self._parts[part]
 
     def sources(self) -> dict[str, str]:
@@ -127,7 +127,7 @@ class Question:
             log.info("%s: no data file, so the built-in sample of %d examples is used", type(self).__name__, total)
         for data in parts.values():
             self.check(data)
-        return make_parts(**parts, key=self.key or self.prompt)
+        return make_splits(**parts, key=self.key or self.prompt)
 
     def check(self, data: Dataset) -> None:
         """Refuses rows without what the task needs, by name."""

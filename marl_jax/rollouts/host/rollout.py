@@ -89,7 +89,7 @@ class HostRollout:
     runner: EpisodeRunner
     n_examples: int
     samples: int = 1
-    part: str = "train"
+    split: str = "train"
     reward_levels: Mapping[str, float] | None = None
     time_order: bool = False
     schedule: TurnSchedule = TurnSchedule()
@@ -111,9 +111,9 @@ class HostRollout:
             raise ValueError(f"samples is {self.samples}; accepted: 1 or more")
         if self.refill and self.time_order:
             raise ValueError(f"refill is {self.refill}, but with time_order there are no groups. Set it to 0.")
-        self.examples = self.runner.task.examples(self.part)
+        self.examples = self.runner.task.examples(self.split)
         if not len(self.examples):
-            raise ValueError(f"the task has no examples in the part {self.part!r}")
+            raise ValueError(f"the task has no examples in the split {self.split!r}")
         self._failed = 0  # steps in a row
 
     def init(self, key: Any, params: Any) -> State:

@@ -21,7 +21,7 @@ from envs.tasks.code.private_tests import pickled_text, private_tests
 from envs.tasks.code.rows import check_row, is_trainable, kind_of, make_row, some_tests, split
 from envs.tasks.code.task import Code
 from envs.tasks.data import DataError
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from tests.conftest import shared_data
 
 
@@ -250,7 +250,7 @@ def test_codecontests():
 
 def test_the_sample_is_in_order_and_in_parts():
     parts = sources.load("sample")
-    assert {part: len(parts[part]) for part in PARTS} == {"train": 6, "validation": 3, "test": 3}
+    assert {part: len(parts[part]) for part in SPLITS} == {"train": 6, "validation": 3, "test": 3}
     assert len({row["id"] for row in sample.rows()}) == 12
     for row in sample.rows():
         check_row(row)
@@ -289,7 +289,7 @@ def test_an_own_file_of_rows(tmp_path):
 
     rows = [good | {"id": i, "question": f"Add {i}."} for i in range(20)]
     parts = load(*rows, good | {"id": "t", "question": "Sub.", "part": "test"})
-    assert [len(parts[part]) for part in PARTS] == [18, 2, 1]
+    assert [len(parts[part]) for part in SPLITS] == [18, 2, 1]
     for bad, error in (
         (good | {"tests": []}, "row 1: tests is missing or empty"),
         ({"id": 1, "question": "Q"}, "row 1: tests is missing or empty"),
@@ -326,8 +326,8 @@ def test_the_published_files_are_read_whole(data):
     }  # fmt: skip
     for name, expected in sizes.items():
         parts = sources.load(name)
-        assert tuple(len(parts[part]) for part in PARTS) == expected, name
-    assert [row["id"] for part in PARTS for row in sources.load("mbpp")[part] if not is_trainable(row)] == ["596"]
+        assert tuple(len(parts[part]) for part in SPLITS) == expected, name
+    assert [row["id"] for part in SPLITS for row in sources.load("mbpp")[part] if not is_trainable(row)] == ["596"]
     checked = [row["id"] for row in sources.load("humaneval")["test"] if not is_trainable(row)]
     assert checked == ["32", "33", "38", "44", "50", "53", "151"]
 

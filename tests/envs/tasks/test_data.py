@@ -25,7 +25,7 @@ from envs.tasks.data import (
     from_jsonl,
     from_list,
     from_tfds,
-    make_parts,
+    make_splits,
     open_dataset,
     order,
     prepare_tfds,
@@ -198,7 +198,7 @@ def test_an_id_in_two_parts_is_refused_with_its_places(tmp_path):
         check_disjoint(from_jsonl(train), from_jsonl(test), "id")
     assert str(error.value) == f'id "q7" is in train ({train}:8) and in test ({test}:2)'
     with pytest.raises(DataError, match=r'"q3" is in train .* and in validation'):
-        make_parts(from_list(ROWS), validation=from_list(ROWS[3:4]), test=from_list([{"id": "new"}]), key="id")
+        make_splits(from_list(ROWS), validation=from_list(ROWS[3:4]), test=from_list([{"id": "new"}]), key="id")
     with pytest.raises(DataError, match="and 35 more"):
         check_disjoint(from_list(ROWS), from_list(ROWS))
     with pytest.raises(DataError, match="row 0: no field 'uid'"):
@@ -210,7 +210,7 @@ def test_an_id_in_two_parts_is_refused_with_its_places(tmp_path):
 def test_parts_are_disjoint_whole_and_do_not_depend_on_the_order_of_rows(ids, random):
     rows = [{"id": i, "n": n} for n, i in enumerate(ids)]
     try:
-        parts = make_parts(from_list(rows), key="id")
+        parts = make_splits(from_list(rows), key="id")
     except DataError as error:
         assert len(set(ids)) < 12 and "too few to cut the part" in str(error)
         return
@@ -218,7 +218,7 @@ def test_parts_are_disjoint_whole_and_do_not_depend_on_the_order_of_rows(ids, ra
     assert set.union(*found.values()) == set(ids) and sum(map(len, found.values())) == len(set(ids))
     assert sum(map(len, parts.values())) == len(rows)
     random.shuffle(rows)
-    again = make_parts(from_list(rows), key="id")
+    again = make_splits(from_list(rows), key="id")
     assert {name: {row["id"] for row in part} for name, part in again.items()} == found
 
 
@@ -389,7 +389,7 @@ def test_files_are_found_in_the_data_folder(tmp_path, monkeypatch):
 
 def test_the_published_files_are_read_and_their_parts_are_disjoint():
     train, test = (from_jsonl(shared_data(f"open/gsm8k_{part}.jsonl.gz")) for part in ("train", "test"))
-    parts = make_parts(train, test=test, key="question")
+    parts = make_splits(train, test=test, key="question")
     assert {name: len(part) for name, part in parts.items()} == {"train": 6973, "validation": 500, "test": 1319}
     check_fields(train, (), ("question", "answer"))
 

@@ -11,7 +11,7 @@ from envs.tasks import scripted
 from envs.tasks.data import DataError, from_list, prepare_tfds
 from envs.tasks.dataset_task import OwnTask, dataset_task
 from envs.tasks.replies import CallTimeout
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from tests.envs.tasks import reward_functions as rewards
 from tests.marl_jax.tiny_host import FakeSampler, make_rollout
 
@@ -211,7 +211,7 @@ def test_every_kind_of_data(tmp_path):
     folder = prepare_tfds("words", parts, tmp_path)
     for data in (ROWS, str(path), from_list(ROWS), f"tfds:{folder}", parts):
         task = dataset_task(data, rewards.right)()
-        rows = [row for part in PARTS for row in task.examples(part)]
+        rows = [row for part in SPLITS for row in task.examples(part)]
         assert sorted(map(str, rows)) == sorted(map(str, ROWS)) and len(task.examples("train")) == 6
     with pytest.raises(DataError, match="data has the parts test"):
         OwnTask({"test": ROWS}, rewards.right).examples("test")

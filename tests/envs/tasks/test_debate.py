@@ -17,7 +17,7 @@ from envs.tasks.debate.scoring import ScoreMissing, Scorer
 from envs.tasks.debate.task import ArithmeticDebate, Debate
 from envs.tasks.replies import EpisodeError
 from envs.tasks.scripted import play
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from marl_jax.schema import flags, validate
 from tests.conftest import shared_data
 
@@ -361,7 +361,7 @@ def test_scores_that_do_not_come_cost_the_episode(found, message):
 def test_every_kind_of_question_can_be_debated(dataset, monkeypatch):
     monkeypatch.delenv("MARL_JAX_DATA", raising=False)
     task = Debate(dataset, turns=2)
-    for part in PARTS:
+    for part in SPLITS:
         example = task.examples(part)[0]
         gold = example["label" if dataset == "nli" else "answer"] if isinstance(example, dict) else example.answer
         text = f"so\nanswer: {gold}" if dataset == "arithmetic" else rf"so \boxed{{{gold}}}"

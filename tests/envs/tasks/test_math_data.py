@@ -9,7 +9,7 @@ from envs.tasks.data import DataError
 from envs.tasks.math import sample, sources
 from envs.tasks.math.sources import MathProblem, problems
 from envs.tasks.math.task import Math
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from tests.conftest import shared_data
 
 
@@ -38,7 +38,7 @@ def test_published_formats(folder):
     write(folder, "aime2024", [{"problem": "p", "answer": 204, "url": "u"}])
     write(folder, "olympiadbench_math_en_text", [{"id": 7, "question": "o", "final_answer": ["$2$"]}])
     assert problems("gsm8k", "test")[0] == MathProblem("gsm8k/test/0", "What is 5000 + 1?", "5,001", "gsm8k")
-    assert [len(problems("gsm8k", part)) for part in PARTS] == [36, 4, 3]
+    assert [len(problems("gsm8k", part)) for part in SPLITS] == [36, 4, 3]
     assert problems("math", "test")[0].id == "math/test/a/1.json" and len(problems("math", "train")) == 18
     assert problems("aime2024", "test")[0].answer == "204"
     assert problems("olympiadbench", "test")[0] == MathProblem("olympiadbench/7", "o", "$2$", "olympiadbench")
@@ -68,7 +68,7 @@ def test_without_files_the_sample_is_used_and_the_log_says_so(folder, caplog):
     with caplog.at_level(logging.WARNING):
         assert problems("gsm8k", "test") == problems("sample", "test")
     assert "gsm8k: no file gsm8k_train or gsm8k_test" in caplog.text
-    assert sum(len(sample.rows(part)) for part in PARTS) >= 12
+    assert sum(len(sample.rows(part)) for part in SPLITS) >= 12
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_invalid_utf8_and_broken_json_name_their_line(folder):
 def test_a_file_of_ones_own(folder):
     rows = [{"id": i, "question": f"q{i}", "answer": i + 1} for i in range(30)]
     write(folder, "own", rows)
-    parts = {part: problems("own.jsonl", part) for part in PARTS}
+    parts = {part: problems("own.jsonl", part) for part in SPLITS}
     assert sum(map(len, parts.values())) == 30 and all(parts.values())
     write(folder, "twice", [*rows, {"id": 3, "question": "another", "answer": 1, "part": "test"}])
     with pytest.raises(DataError, match='id "3" is in train .* and in test'):
@@ -117,6 +117,6 @@ def test_a_file_of_ones_own(folder):
 
 def test_the_published_files_have_the_known_sizes(monkeypatch):
     monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/gsm8k_train.jsonl.gz").parents[1]))
-    assert [len(problems("math", part)) for part in PARTS] == [4050, 450, 500]
+    assert [len(problems("math", part)) for part in SPLITS] == [4050, 450, 500]
     assert len(problems("amc2023", "test")) == 40 and len(problems("olympiadbench", "test")) == 675
     assert all(len(problems(f"aime{year}", "test")) == 30 for year in (2024, 2025, 2026))

@@ -15,7 +15,7 @@ from envs.tasks.math.sources import MathProblem
 from envs.tasks.math.task import Math
 from envs.tasks.replies import CallFailed, CallTimeout
 from envs.tasks.sandbox import Sandbox, SandboxUnavailable
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from experiments import math_reasoning
 from marl_jax.schema import validate
 
@@ -79,7 +79,7 @@ def test_one_answer(text, success, paid):
 
 
 def test_the_right_answers_of_the_sample_score():
-    for part in PARTS:
+    for part in SPLITS:
         for example in Math().examples(part):
             assert scripted.play(Math(), example, lambda *_, e=example: rf"\boxed{{{e.answer}}}")[0].success == 1
 

@@ -15,7 +15,7 @@ from envs.tasks.question.sets import LABELS, Arc, Nli, SciQ
 from envs.tasks.question.task import Question
 from envs.tasks.question.template import fill
 from envs.tasks.scripted import play
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 from tests.conftest import shared_data
 
 OPTIONS = ["iron", "gold", "b", "a gas"]
@@ -145,7 +145,7 @@ def test_a_dataset_by_config_alone(tmp_path):
         train=write(tmp_path / "train.jsonl", rows), template="What is {q}? Write # before it in \\boxed{}.",
         answer="a", group="kind",
     )  # fmt: skip
-    assert {part: len(task.examples(part)) for part in PARTS} == {"train": 24, "validation": 3, "test": 3}
+    assert {part: len(task.examples(part)) for part in SPLITS} == {"train": 24, "validation": 3, "test": 3}
     example = task.examples("train")[0]
     outcome, ask = play(task, example, lambda *_: rf"\boxed{{{example['a']}}}")
     assert outcome.success == 1 and outcome.answer == example["a"]
@@ -267,8 +267,8 @@ def test_the_same_question_in_train_and_test_is_refused(tmp_path):
 def test_the_known_answers_of_the_samples_score_full_marks(name, monkeypatch):
     monkeypatch.delenv("MARL_JAX_DATA", raising=False)
     task = TASKS.get(name)()
-    assert {part: len(task.examples(part)) for part in PARTS} == {"train": 12, "validation": 6, "test": 6}
-    for part in PARTS:
+    assert {part: len(task.examples(part)) for part in SPLITS} == {"train": 12, "validation": 6, "test": 6}
+    for part in SPLITS:
         for example in task.examples(part):
             outcome, _ = play(task, example, lambda *_, e=example: rf"so \boxed{{{e[task.answer]}}}")
             assert outcome.success == 1
@@ -281,8 +281,8 @@ def test_the_known_answers_of_the_samples_score_full_marks(name, monkeypatch):
 def test_the_known_answers_of_the_published_files_score_full_marks(task, sizes, monkeypatch):
     monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("SHA256SUMS").parent))
     made = task()
-    assert tuple(len(made.examples(part)) for part in PARTS) == sizes
-    for part in PARTS:
+    assert tuple(len(made.examples(part)) for part in SPLITS) == sizes
+    for part in SPLITS:
         for row in made.examples(part):
             options = row[made.options] if made.options else ()
             assert right(made.comparison, rf"\boxed{{{row[made.answer]}}}", row[made.answer], options)

@@ -12,7 +12,7 @@ from envs.tasks.arithmetic import Arithmetic, ArithmeticProblem, draw_problems, 
 from envs.tasks.data import fingerprint_of
 from envs.tasks.scripted import play
 from envs.tasks.solver_checker import SolverChecker
-from envs.tasks.task import PARTS
+from envs.tasks.task import SPLITS
 
 EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
@@ -30,7 +30,7 @@ def values(tree):
 @pytest.mark.parametrize("name", [name for name in TASKS.names() if not getattr(TASKS.get(name), "serves", False)])
 def test_every_task_keeps_to_the_protocol(name):
     task = TASKS.get(name)()
-    parts = {part: task.examples(part) for part in PARTS}
+    parts = {part: task.examples(part) for part in SPLITS}
     assert all(len(examples) and list(examples) == list(task.examples(part)) for part, examples in parts.items())
     assert all(fingerprint_of(examples) for examples in parts.values())
     kinds = [{repr(example) for example in examples} for examples in parts.values()]
@@ -49,7 +49,7 @@ ARITHMETIC = ("arithmetic", "arithmetic_debate", "solver_checker")
 def test_right_and_wrong_answers_on_arithmetic(name):
     task = TASKS.get(name)(n_examples=60)
     example = task.examples("train")[0]
-    assert all(len(task.examples(part)) == 60 for part in PARTS)
+    assert all(len(task.examples(part)) == 60 for part in SPLITS)
     for candidates in (1, 3):
         outcome, ask = play(task, example, lambda *_: f"so it is\nanswer: {example.answer}", candidates)
         assert outcome.problem() is None and outcome.success == 1
@@ -61,7 +61,7 @@ def test_right_and_wrong_answers_on_arithmetic(name):
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_the_known_answers_score_full_marks(name):
     task = TASKS.get(name)(n_examples=30)
-    for part in PARTS:
+    for part in SPLITS:
         for example in task.examples(part):
             assert play(task, example, lambda *_, e=example: f"answer: {e.answer}")[0].success == 1
 
@@ -70,7 +70,7 @@ def test_the_known_answers_score_full_marks(name):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(PARTS))
+@given(st.integers(0, 2**30), st.integers(1, 6), st.sampled_from(SPLITS))
 def test_answers_are_those_of_python(seed, level, part):
     for problem in draw_problems(part, (level,), 20, seed):
         text = problem.question.removeprefix("What is ").removesuffix("?")

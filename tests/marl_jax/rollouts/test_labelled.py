@@ -127,15 +127,15 @@ def test_damaged_files_are_refused_by_line(tmp_path, line):
 def test_missing_and_unfinished_files_say_what_to_do(tmp_path):
     config = tiny_verifier.get_config()
     with pytest.raises(DataError, match="--mode=label writes it"):
-        verifier.read_part(config, tmp_path, "train")
+        verifier.read_split(config, tmp_path, "train")
     (tmp_path / "labelled").mkdir()
     (tmp_path / "labelled" / "train.jsonl").write_text('{"format": 1, "questions": 2}\n')
     with pytest.raises(DataError, match="continues it"):
-        verifier.read_part(config, tmp_path, "train")
+        verifier.read_split(config, tmp_path, "train")
     tiny_verifier.write_files(tmp_path / "other" / "labelled", n=3, held_out=3)
     config.algo.update(dict(data=str(tmp_path / "other"), questions=2, held_out=1))
-    assert [q.id for q in verifier.read_part(config, tmp_path, "train")] == ["train/0", "train/1"]
-    assert len(verifier.read_part(config, tmp_path, "test")) == 1
+    assert [q.id for q in verifier.read_split(config, tmp_path, "train")] == ["train/0", "train/1"]
+    assert len(verifier.read_split(config, tmp_path, "test")) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ label

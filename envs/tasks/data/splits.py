@@ -16,7 +16,7 @@ LARGEST = 500
 """What is cut from train for a part that a source does not have: a tenth, and no more than this."""
 
 
-def make_parts(
+def make_splits(
     train: Dataset, validation: Dataset | None = None, test: Dataset | None = None, key: Key = None
 ) -> dict[str, Dataset]:
     """{"train", "validation", "test"}: parts that are not given are cut from train; any overlap is refused.
