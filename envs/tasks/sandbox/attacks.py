@@ -1,4 +1,4 @@
-"""The ways out that the sandbox is probed and tested with: programs that try, and checks from outside.
+"""Programs that try to leave the sandbox, which it is probed with, and checks from outside.
 
 A check looks at what an escape would have changed or received out here, and at what the program printed; a program that
 gets at something prints it. The arena is what there is to reach: a file, listeners, and a process of the same user.
@@ -49,7 +49,7 @@ def read(path):
 """
 
 
-def _printed(arena: Arena, result: SandboxResult) -> str:
+def printed(arena: Arena, result: SandboxResult) -> str:
     """What the program got at, by its own word or by the secret in what it wrote."""
     for line in result.stdout.splitlines():
         if line.startswith("ESCAPED") or arena.secret in line:
@@ -59,24 +59,26 @@ def _printed(arena: Arena, result: SandboxResult) -> str:
 
 def _environment(arena, result):
     held = [name for name, value in os.environ.items() if len(value) > 7 and value in result.stdout]
-    return f"the variables {held}" if held else _printed(arena, result)
+    return f"the variables {held}" if held else printed(arena, result)
 
 
 def _files(arena, result):
-    return _printed(arena, result) or arena.changed()
+    return printed(arena, result) or arena.changed()
 
 
 def _network(arena, result):
-    return _printed(arena, result) or arena.received()
+    return printed(arena, result) or arena.received()
 
 
 def _processes(arena, result):
     if arena.victim.poll() is not None:
         return "another process was killed"
-    return _printed(arena, result)
+    return printed(arena, result)
 
 
-def _ended(limit=None):
+def ended(limit=None):
+    """Check that no process is left, and that one of the limits named ended the program."""
+
     def check(arena, result):
         time.sleep(0.05)
         left = arena.processes()
@@ -84,18 +86,13 @@ def _ended(limit=None):
             return f"{left} processes are still there"
         if limit is not None and result.limit not in limit:
             return f"ended with {result.status} {result.limit}, expected the limit {limit}"
-        return _printed(arena, result)
+        return printed(arena, result)
 
     return check
 
 
-def _bounded(arena, result):
-    if result.limit != "output" or len(result.stdout) > 64 << 10:
-        return f"{len(result.stdout)} characters, limit {result.limit}"
-    return ""
-
-
-def _refused(arena, result):
+def refused(arena, result):
+    """Check that a system call was refused."""
     return "" if result.status == "refused" else f"ended with {result.status}: {result.stdout[-200:]}"
 
 
@@ -233,84 +230,7 @@ for _ in range(3):
             time.sleep(600)
         os._exit(0)
 """,
-        _ended(),
+        ended(),
     ),
-    Attack("tracing another process", "libc.ptrace(16, REACH['victim'], 0, 0)\n", _refused),
-)
-
-BOMBS = (
-    Attack(
-        "fork bomb",
-        """
-libc.prctl(15, REACH["token"].encode(), 0, 0, 0)
-while True:
-    try:
-        if not os.fork():
-            os.setsid()
-    except OSError:
-        pass
-""",
-        _ended(("processes",)),
-    ),
-    Attack(
-        "thread bomb",
-        """
-import threading
-while True:
-    threading.Thread(target=time.sleep, args=(600,)).start()
-""",
-        _ended(("processes",)),
-    ),
-    Attack(
-        "memory bomb",
-        "held = []\nwhile True:\n    held.append(bytearray(1 << 24))\n",
-        _ended(("memory",)),
-        Limits(wall=3.0, memory_mb=128),
-    ),
-    Attack(
-        "memory bomb in several processes",
-        """
-libc.prctl(15, REACH["token"].encode(), 0, 0, 0)
-for _ in range(4):
-    if not os.fork():
-        break
-held = bytearray(b"x" * (1 << 20) * 50)
-time.sleep(600)
-""",
-        _ended(("memory",)),
-        Limits(wall=3.0, memory_mb=128),
-    ),
-    Attack(
-        "10 GB of output",
-        "block = b'x' * (1 << 20)\nfor _ in range(10 << 10):\n    os.write(1, block)\n",
-        _bounded,
-    ),
-    Attack("endless computation", "while True:\n    pass\n", _ended(("cpu", "wall")), Limits(wall=2.0, cpu=0.3)),
-    Attack("endless waiting", "signal.alarm(0)\ntime.sleep(600)\n", _ended(("wall",)), Limits(wall=0.4)),
-    Attack(
-        "a large file",
-        "with open('file', 'wb') as file:\n    while True:\n        file.write(bytes(1 << 20))\n",
-        _ended(("files",)),
-    ),
-    Attack(
-        "many files",
-        """
-for index in range(10 ** 7):
-    with open(f"file{index}", "wb") as file:
-        file.write(bytes(1 << 16))
-""",
-        _ended(("files",)),
-    ),
-    Attack(
-        "a new user namespace",
-        "print('ESCAPED' if libc.unshare(0x10000000) == 0 else 'no')\n",
-        _refused,
-    ),
-    Attack("io_uring", "libc.syscall(425, 8, ctypes.create_string_buffer(120))\n", _refused),
-    Attack("memory of another process", "libc.process_vm_readv(REACH['victim'], 0, 0, 0, 0, 0)\n", _refused),
-    Attack(
-        "a newer system call",
-        "print('ESCAPED' if libc.syscall(435, 0, 0) != -1 or ctypes.get_errno() != 38 else 'no')\n",
-        _printed,
-    ),
+    Attack("tracing another process", "libc.ptrace(16, REACH['victim'], 0, 0)\n", refused),
 )

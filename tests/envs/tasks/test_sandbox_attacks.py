@@ -7,6 +7,7 @@ import pytest
 
 from envs.tasks.sandbox import Limits, Sandbox, attacks
 from envs.tasks.sandbox.arena import Arena
+from tests.envs.tasks.bombs import BOMBS
 from tests.envs.tasks.sandboxes import WAYS, sandbox_of
 
 
@@ -17,7 +18,7 @@ def arena():
     made.close()
 
 
-@pytest.mark.parametrize("attack", (*attacks.PROBES, *attacks.BOMBS), ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", (*attacks.PROBES, *BOMBS), ids=lambda attack: attack.name)
 @pytest.mark.parametrize("way", WAYS)
 def test_contained(way, attack, arena):
     sandbox = sandbox_of(way)
