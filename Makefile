@@ -1,6 +1,7 @@
 # make run    a virtual environment, the packages, and the main job on the embedded default model
-# make quick  the linter and the quick tests: an answer in three minutes
-# make test   the linter and all tests
+# make quick    the linter and the quick tests
+# make test     the linter and all tests but the nightly ones
+# make nightly  the tests of faults, browser, drift, tables and supply chain
 # make test-matrix   all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
 # make lock   the lock files in locks/, with hashes; LOCKED=1 installs from them
 # make soak   the fuzzers and fault tests for long with a table of what was seen, then the property tests with other
@@ -20,13 +21,17 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 SETS = $(basename $(wildcard requirements*.txt))
 install = $(VENV)/bin/python -m pip install -q $(if $(LOCKED),--require-hashes -r locks/$(1).lock,-r $(1).txt)
 
-.PHONY: run quick test test-matrix soak lint gpu tpu lock licences clean
+.PHONY: run quick test nightly test-matrix soak lint gpu tpu lock licences clean
 
 run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
 
 test: $(VENV)/test.stamp lint
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 \
+	  -m "not nightly" $(ARGS)
+
+nightly: $(VENV)/test.stamp
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=20 -m nightly $(ARGS)
 
 quick: $(VENV)/test.stamp lint
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m quick $(ARGS)

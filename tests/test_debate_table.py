@@ -18,6 +18,8 @@ from marl_jax.evaluation import intervals as stats
 from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
+pytestmark = pytest.mark.nightly
+
 MODEL = "qwen2.5-coder-1.5b"
 
 

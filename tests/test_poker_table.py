@@ -8,6 +8,8 @@ import pytest
 from configs import poker as forms
 from experiments.tables import lines, poker
 
+pytestmark = pytest.mark.nightly
+
 
 def write_run(folder, steps, values):
     """The evaluations of a run: those with a bot are not part of the table."""

@@ -11,6 +11,8 @@ from experiments.tables.command import check_files, select
 from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
+pytestmark = pytest.mark.nightly
+
 MODEL = "qwen2.5-coder-0.5b"
 
 

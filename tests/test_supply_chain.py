@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 SETS = sorted(path.stem for path in ROOT.glob("requirements*.txt"))
 

@@ -16,6 +16,8 @@ from experiments.tables.command import select
 from marl_jax.schema import validate
 from marl_jax.schema.flags import parse as parse_flags
 
+pytestmark = pytest.mark.nightly
+
 MODELS = ("", "smollm2", "qwen2.5-coder-0.5b", "qwen3-1.7b", "qwen3-8b")
 
 

@@ -9,6 +9,8 @@ from configs import verifier as forms
 from experiments.tables import verifier
 from marl_jax.schema import validate
 
+pytestmark = pytest.mark.nightly
+
 ROW = {
     "games": 8, "distinct": 2, "accuracy": 0.75, "accuracy_low": 0.5, "accuracy_high": 1.0, "ece": 0.1, "ece_low": 0.0,
     "ece_high": 0.2,

@@ -10,7 +10,7 @@ from tests.faults import fuzz
 from tests.marl_jax.sampling.test_batcher import SLOTS, answer_all, apart, check_same
 from tests.marl_jax.tiny_engine import make_engine, random_prompts
 
-pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
+pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak"), pytest.mark.nightly]
 
 
 def test_orders_and_waves_change_nothing(seen):

@@ -12,6 +12,8 @@ from marl_jax.running.checkpoint import Checkpoints
 from tests.faults import fuzz
 from tests.marl_jax.running.test_checkpoint import RUN, assert_equal, make_state, save
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -14,6 +14,8 @@ from tests.faults import fuzz
 from tests.marl_jax import tiny_run
 from tests.marl_jax.schema.test_validate import changed
 
+pytestmark = pytest.mark.nightly
+
 MODES = ("train", "eval", "play", "report", "export", "compile")
 TIC_TAC_TOE, PLAN_PATH = "experiments/tic_tac_toe_selfplay.py", "experiments/plan_path.py"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.faults import fuzz
 from tests.marl_jax.modes.test_train import launch, state
 
-pytestmark = pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="make soak, as root")
+pytestmark = [pytest.mark.skipif(not fuzz.SOAK or os.geteuid() != 0, reason="make soak, as root"), pytest.mark.nightly]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from marl_jax.schema import validate
 from models import tokenizers
 from tests.marl_jax import tiny_run
 
-pytestmark = pytest.mark.usefixtures("own_console")
+pytestmark = [pytest.mark.usefixtures("own_console"), pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(

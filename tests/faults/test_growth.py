@@ -10,7 +10,7 @@ import pytest
 from tests.faults import fuzz
 from tests.marl_jax.modes.test_train import launch, steps_done
 
-pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
+pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak"), pytest.mark.nightly]
 
 STEPS = 1000
 

@@ -15,7 +15,7 @@ from marl_jax.running.metrics import read_json_lines
 from tests.faults import fuzz
 from tests.marl_jax.modes.test_train import launch, state
 
-pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak")
+pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes minutes: make soak"), pytest.mark.nightly]
 
 KILLS = int(os.environ.get("MARL_JAX_KILLS", "100"))
 RUNS = min(10, KILLS)

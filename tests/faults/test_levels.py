@@ -8,6 +8,8 @@ from envs.games.sokoban import levels as sokoban
 from envs.games.sokoban.solver import solve
 from envs.games.sudoku import levels as sudoku
 
+pytestmark = pytest.mark.nightly
+
 OUTSIDE = """
 .  #####
    #@$.#

@@ -23,6 +23,8 @@ from tests.models import test_gguf, test_peft, test_tokenizers
 from tests.models.hf_folders import golden, write_folder
 from tests.models.tiny_models import CONFIGS, make
 
+pytestmark = pytest.mark.nightly
+
 # ---------------------------------------------------------------------------------------------- found by hand
 
 

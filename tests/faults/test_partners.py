@@ -9,7 +9,7 @@ import pytest
 from tests.faults import fuzz
 from tests.marl_jax.modes.test_processes import launch
 
-pytestmark = pytest.mark.skipif(not fuzz.SOAK, reason="takes a minute: make soak")
+pytestmark = [pytest.mark.skipif(not fuzz.SOAK, reason="takes a minute: make soak"), pytest.mark.nightly]
 
 
 def start(folder, index, timeout, *flags) -> subprocess.Popen:

@@ -16,6 +16,8 @@ from marl_jax.running.metrics import MetricsWriter, read_json_lines
 from marl_jax.schema import flags, saved, validate
 from tests.faults import fuzz
 
+pytestmark = pytest.mark.nightly
+
 MOVE = Move(0, "prompt", "answer", "5", (1.0, -1.0), "X . .", "", error="")
 GAME = GameRecord("tic_tac_toe", ("main", "random"), (MOVE,) * 2, "draw", (0.0, 0.0))
 ROWS = {

@@ -9,6 +9,8 @@ import pytest
 from models import chat, chat_limits, chat_templates
 from tests.faults import fuzz
 
+pytestmark = pytest.mark.nightly
+
 USER = {"role": "user", "content": "u" * 1000}
 
 BOMBS = {

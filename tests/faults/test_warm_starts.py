@@ -16,6 +16,8 @@ from marl_jax.setup.weights import present_weights
 from tests.marl_jax import tiny_plan, tiny_run
 from tests.marl_jax.modes.test_stages import state
 
+pytestmark = pytest.mark.nightly
+
 
 def get_config(start="", **changes):
     """Two steps, each with a checkpoint."""

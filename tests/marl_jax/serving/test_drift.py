@@ -12,6 +12,8 @@ from marl_jax.sampling.conversation import Completion
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.endpoint import Endpoint
 
+pytestmark = pytest.mark.nightly
+
 pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
 
 TURNS = 10

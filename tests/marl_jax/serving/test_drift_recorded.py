@@ -11,6 +11,8 @@ from benchmarks import drift, drift_record
 from marl_jax.serving.http.server import in_loop
 from marl_jax.serving.openai.endpoint import Endpoint
 
+pytestmark = pytest.mark.nightly
+
 GOLDEN = Path(__file__).parent / "golden"
 HERMES = ("qwen2.5", "qwen3", "smollm2")  # templates with the calls of tools that were recorded
 

@@ -12,6 +12,8 @@ import pytest
 from marl_jax.serving.http.keys import Keys
 from tests.marl_jax import tiny_page
 
+pytestmark = pytest.mark.nightly
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (docs/page.md)")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("MARL_JAX_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
