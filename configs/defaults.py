@@ -23,7 +23,7 @@ def environment(name: str, **params) -> ConfigDict:
 
 
 def use_task(config: ConfigDict, name: str, **params) -> None:
-    """Makes a task the world of a run in place of a game; `params` go to the task itself."""
+    """Makes a task the environment of a run in place of a game; `params` go to the task itself."""
     config.env.name = ""
     config.task.name, config.task.params = name, ConfigDict(params)
     config.eval.opponents = ()

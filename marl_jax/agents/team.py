@@ -56,7 +56,7 @@ class Backbone:
     learns     for each of them, whether it does
     config     of the model
     place      of its weights; None for a model from scratch
-    prompt     what its policies read of a game; None where the world is a task
+    prompt     what its policies read of a game; None where the environment is a task
     number     its place in the team
     seed       of the run
     reference  whether the update compares with the policy at the start

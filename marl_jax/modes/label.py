@@ -38,7 +38,7 @@ from marl_jax.running.console import Progress
 from marl_jax.running.metrics import replace_text, write_config
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.signals import GracefulStop
-from marl_jax.setup.run_fingerprint import model_identity
+from marl_jax.setup.run_fingerprint import model_fingerprint
 from marl_jax.setup.tasks import TaskSetup
 from marl_jax.setup.weights import untuned_weights
 
@@ -173,7 +173,7 @@ class Labeller:
 
     def _header(self, part: str, wanted: int, examples: Sequence[Any]) -> dict[str, Any]:
         c, backbone = self._config, self._setup.backbone
-        model = model_identity(backbone)
+        model = model_fingerprint(backbone)
         return json.loads(json.dumps({
             "format": labelled.FORMAT, "part": part, "questions": wanted, "samples": c.algo.samples, "seed": c.seed,
             "temperature": c.rollout.temperature, "max_new_tokens": c.task.max_new_tokens,

@@ -36,7 +36,7 @@ from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup
-from marl_jax.setup.run_fingerprint import identity
+from marl_jax.setup.run_fingerprint import run_fingerprint
 from marl_jax.setup.train_programs import _check_starts, arrays, at_start, compile_ahead, programs, resumed, saved
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     c = config.checkpoint
     best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, the best is that of training success
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=best_mode)
-    restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=identity(setup))
+    restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=run_fingerprint(setup))
     start = 0 if restored is None else restored.step
     monitor = Monitor(
         conditions.parse(config.stop_when),
@@ -217,7 +217,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 if wanted or improves or last or stopping or reacts:
                     kept = saved(states, arrays(rollout, rollout_state))
                     noted = {
-                        "run": identity(setup),
+                        "run": run_fingerprint(setup),
                         "accum_multiplier": learn.accum_multiplier,
                         "monitor": monitor.saved(),
                     }

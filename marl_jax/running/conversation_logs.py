@@ -106,8 +106,8 @@ class GameLogs:
         self._results = folder / f"game_results_{now}.log"
         self._conversation = folder / f"llm_conversation_{now}.log"
         self._summary = folder / f"game_summary_{model}.txt"
-        world = config.task if config.task.name else config.env
-        game = " ".join([world.name, *(f"{k}={v}" for k, v in world.params.items())])
+        environment = config.task if config.task.name else config.env
+        game = " ".join([environment.name, *(f"{k}={v}" for k, v in environment.params.items())])
         self._head = f"{config.name}: {game}, model {config.model.name}, from step {start}\n"
 
     def due(self, step: int) -> bool:

@@ -137,13 +137,13 @@ def _ports(c: ConfigDict) -> Iterator[str]:
         )
 
 
-def seats(c: ConfigDict, named: Sequence[str], world: str) -> Iterator[str]:
-    """Problems of `config.agents` in a world whose seats have these names, in order."""
+def seats(c: ConfigDict, named: Sequence[str], environment: str) -> Iterator[str]:
+    """Problems of `config.agents` in a environment whose seats have these names, in order."""
     known = {f"seat_{i}" for i in range(len(named))} | set(named)
     for agent in c.agents:
         who, at, turn = agent.partition("@")
         if who != "all" and who not in known:
-            yield f"config.agents.{agent} is no seat of {world}; accepted: all, {', '.join(sorted(known))}"
+            yield f"config.agents.{agent} is no seat of {environment}; accepted: all, {', '.join(sorted(known))}"
         if at and not (turn.isascii() and turn.isdecimal()):
             yield f"config.agents.{agent} has the turn {turn!r}; accepted: a whole number from 0 up, e.g. {who}@1"
             return

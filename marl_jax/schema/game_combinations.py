@@ -1,4 +1,4 @@
-"""Conditions between the fields of a run whose world is a game.
+"""Conditions between the fields of a run whose environment is a game.
 
 Called once every field by itself is right, every name is known and the game accepts its parameters.
 """

@@ -5,8 +5,8 @@
     config.algo.<field>         the `fields` of the algorithm that `algo.name` names (`marl_jax/algorithms`)
     config.policies.<name>.…    POLICY, and MODEL for a policy with a model of its own
 
-Exactly one world: `env.name` names a game or `task.name` a task, and the other is "". Names of games, tasks, models,
-algorithms and bots are looked up in their registries by `validate.py`; here they are texts, because the registries
+A run has one environment: `env.name` names a game or `task.name` a task, and the other is "". `validate.py` looks up
+the names of games, tasks, models, algorithms and bots in their registries. Here they are texts, because the registries
 need JAX and this file does not.
 """
 
@@ -47,7 +47,7 @@ RUN = {
 # ---------------------------------------------------------------------------------------------------------- worlds
 
 ENV = {
-    "name": Field("tic_tac_toe", TEXT, "the game; '' where the world is a task"),
+    "name": Field("tic_tac_toe", TEXT, "the game; '' where the environment is a task"),
     "params": Field({}, OPEN, "parameters of the game"),
     "text": Field(
         "full",
@@ -78,7 +78,7 @@ ENV = {
 }
 
 TASK = {
-    "name": Field("", TEXT, "the task; '' where the world is a game"),
+    "name": Field("", TEXT, "the task; '' where the environment is a game"),
     "params": Field({}, OPEN, "parameters of the task"),
     "split": Field("train", choice("train", "validation", "test"), "part of the examples to train on"),
     "n_episodes": Field(64, integer(1, 1 << 20), "episodes per step"),

@@ -1,4 +1,4 @@
-"""Conditions between the fields of a run whose world is a host task.
+"""Conditions between the fields of a run whose environment is a host task.
 
 Called once every field by itself is right, every name is known and the task accepts its parameters.
 """

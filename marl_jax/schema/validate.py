@@ -1,8 +1,8 @@
-"""Refuses a config that cannot work, before anything is compiled.
+"""Refuse a config that cannot work, before anything is compiled.
 
-First every field by itself (`schema.py` and the fields of the algorithm), then every name in its registry, then the
-conditions between fields (`combinations.py`, those of the world beside it, and the algorithm's own check). `check`
-collects every problem, so that a user can fix them all at once; each names the field, its value and what is accepted.
+Fields are checked one by one (`run_fields.py` and the fields of the algorithm), then names against their registries,
+then conditions between fields (`combinations.py`, those for games or tasks, and the algorithm's own check). `check`
+collects all problems, so that a user can fix them at once. Each names the field, its value and the accepted values.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _single_fields(config: ConfigDict) -> Iterator[str]:
 def _names(config: ConfigDict) -> Iterator[str]:
     game, task = config.env.name, config.task.name
     if bool(game) == bool(task):
-        yield f"config.env.name is {game!r} and task.name is {task!r}; accepted: one world, the other name ''"
+        yield f"config.env.name is {game!r} and task.name is {task!r}; accepted: one environment, the other name ''"
     elif game and game not in games.GAMES:
         yield _unknown("env.name", game, tuple(games.GAMES))
     elif task and task not in task_combinations.tasks():
@@ -170,9 +170,9 @@ def _parameters(config: ConfigDict) -> Iterator[str]:
 
 
 def _combinations(config: ConfigDict, mode: str, begun: bool) -> Iterator[str]:
-    world = game_combinations if config.env.name else task_combinations
-    left_out = () if mode in LEARNING_MODES else (*combinations.ONLY_AT_START, *world.ONLY_LEARNING)
+    environment = game_combinations if config.env.name else task_combinations
+    left_out = () if mode in LEARNING_MODES else (*combinations.ONLY_AT_START, *environment.ONLY_LEARNING)
     left_out += combinations.ONLY_AT_START if begun else ()
-    for condition in (*combinations.COMBINATIONS, *world.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
+    for condition in (*combinations.COMBINATIONS, *environment.COMBINATIONS, ALGORITHMS.get(config.algo.name).check):
         if condition not in left_out:
             yield from condition(config)

@@ -1,8 +1,8 @@
 """From a config to the parts a run is made of. Nothing is trained here.
 
 parts.py   what every run has: algorithm, mesh, models with their policies, who sits where
-games.py   the parts of a run whose world is a game
-tasks.py   the parts of a run whose world is a host task
+games.py   the parts of a run whose environment is a game
+tasks.py   the parts of a run whose environment is a host task
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def make(
     find     from a model's config: its shape, the place of its weights, its tokenizer; None: `found`
     workdir  of the run, where its checkpoints are and a rollout may keep what it needs to be repeated; None: nowhere
     """
-    world = tasks if config.task.name else games
-    return world.make(config, devices, find or found, workdir)
+    environment = tasks if config.task.name else games
+    return environment.make(config, devices, find or found, workdir)

@@ -1,4 +1,4 @@
-"""The parts of a run whose world is a game: rules, texts, opponents, curriculum and the jitted rollout."""
+"""The parts of a run whose environment is a game: rules, texts, opponents, curriculum and the jitted rollout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from models.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GameSetup(Setup):
-    """What a config stands for whose world is a game."""
+    """What a config stands for whose environment is a game."""
 
     game: Game
 
@@ -83,7 +83,7 @@ class GameSetup(Setup):
             turn_tokens=c.env.turn_tokens,
         )
 
-    def world(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config
         return {
@@ -126,7 +126,7 @@ class GameSetup(Setup):
 def make(
     config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
 ) -> GameSetup:
-    """The parts of a run whose world is a game; arguments as for `setup.make`."""
+    """The parts of a run whose environment is a game; arguments as for `setup.make`."""
     mesh = meshes.make(config, devices)
     sample_mesh = meshes.for_sampling(mesh, config.mesh.sampling)
     check_batches(config, meshes.batch_shards(mesh), meshes.batch_shards(sample_mesh))
@@ -134,12 +134,12 @@ def make(
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)
 
-    def world(cfg: ModelConfig, tokenizer: Tokenizer):
+    def environment(cfg: ModelConfig, tokenizer: Tokenizer):
         prompt = _prompt(config, game, tokenizer)
         history = config.env.context == "history"
         return prompt, dict(answers=_answers(config, prompt, tokenizer), rules=prompt.prefix, keeps_cache=history)
 
-    backbones = make_backbones(config, algorithm, mesh, find, world, workdir)
+    backbones = make_backbones(config, algorithm, mesh, find, environment, workdir)
     _check_tokenizers(config, backbones)
     seating = _seating(config, game, policies)
     setup = GameSetup(config, mesh, Team(backbones, policies), seating, algorithm, workdir, game=game)

@@ -1,4 +1,4 @@
-"""What every run has, whatever its world: algorithm, mesh, models with their policies, and who sits where."""
+"""What every run has, whatever its environment: algorithm, mesh, models with their policies, and who sits where."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Find = Callable[[ConfigDict], tuple[ModelConfig, str | None, Tokenizer]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """The parts that do not depend on the world. `GameSetup` and `TaskSetup` add theirs:
+    """The parts that do not depend on the environment. `GameSetup` and `TaskSetup` add theirs:
 
     host                whether episodes run in Python on the host
     rollout             what gathers the samples
-    rollout_settings()  the arguments that all rollouts of this world share
+    rollout_settings()  the arguments that all rollouts of this environment share
     roles               the names of the seats
-    world()             what a checkpoint must agree with to be continued
+    environment()             what a checkpoint must agree with to be continued
     reshards            whether parameters are laid out for sampling by a program of their own
     drawing             SVG of how an episode goes, "" where there is none
     """
@@ -126,28 +126,35 @@ def make_backbones(
     algorithm: Algorithm,
     mesh: Mesh,
     find: Find,
-    world: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
+    environment: Callable[[ModelConfig, Tokenizer], tuple[Any, dict[str, Any]]],
     workdir: Path | None = None,
 ) -> tuple[Backbone, ...]:
     """The models of a run.
 
-    world    from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of
-             `Policy` that depend on the world
+    environment    from a model's shape and tokenizer: the prompts of the game (None without one), and the arguments of
+             `Policy` that depend on the environment
     workdir  of the run, whose checkpoints may say where its models started
     """
     return tuple(
-        _backbone(config, algorithm, number, chosen, names, mesh, find, world, workdir)
+        _backbone(config, algorithm, number, chosen, names, mesh, find, environment, workdir)
         for number, (chosen, names) in enumerate(models_of(config))
     )
 
 
 def _backbone(
-    config: ConfigDict, algorithm: Algorithm, number: int, chosen: ConfigDict, names: Sequence[str], mesh, find, world,
+    config: ConfigDict,
+    algorithm: Algorithm,
+    number: int,
+    chosen: ConfigDict,
+    names: Sequence[str],
+    mesh,
+    find,
+    environment,
     workdir,
-) -> Backbone:  # fmt: skip
+) -> Backbone:
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
-    prompt, settings = world(cfg, tokenizer)
+    prompt, settings = environment(cfg, tokenizer)
     built = build(cfg)
     learns = tuple(not config.policies[name].frozen for name in names)
     source = warm_start.find(chosen.init_from, names[0], workdir)

@@ -1,6 +1,6 @@
 """What a run is, as far as its checkpoints care: the part of a setup with which one must agree.
 
-To be continued it must agree in all of `identity`; to be played, in models, rules and texts (`check_run`).
+To be continued it must agree in all of `run_fingerprint`; to be played, in models, rules and texts (`check_run`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # whoever builds these may ask for their identity
     from marl_jax.setup import Setup
 
 
-def identity(setup: Setup) -> dict:
+def run_fingerprint(setup: Setup) -> dict:
     """What a checkpoint must agree with to be continued."""
     c = setup.config
     return {
-        "models": {backbone.name: model_identity(backbone) for backbone in setup.backbones},
+        "models": {backbone.name: model_fingerprint(backbone) for backbone in setup.backbones},
         "agents": c.agents.to_dict(),
-        **setup.world(),
+        **setup.environment(),
         "algorithm": c.algo.name,
         "critic": c.algo.get("critic", "none"),
         "seed": c.seed,
@@ -32,7 +32,7 @@ def identity(setup: Setup) -> dict:
     }
 
 
-def model_identity(backbone: Backbone) -> dict:
+def model_fingerprint(backbone: Backbone) -> dict:
     """The part of a run's identity that one model has.
 
     Weights that are only read, as the base of adapters, are no part of a checkpoint. They go by the name of their
@@ -72,7 +72,7 @@ def check_run(run: Mapping[str, Any], setup: Setup, folder: Path) -> None:
     if set(models) != set(backbones):
         problems.append(f"models are {', '.join(models)} there and {', '.join(backbones)} here")
     for name in (name for name in models if name in backbones and "models" in run):
-        here = model_identity(backbones[name])
+        here = model_fingerprint(backbones[name])
         if here["learns"] and not here["lora"]:  # all weights are in the checkpoint, wherever they came from
             del here["weights"], here["init_from"]
         elif here["weights"] == "random" and not here["init_from"]:  # made from the seed

@@ -1,4 +1,4 @@
-"""The parts of a run whose world is a host task: the task, its speakers, their sampler and the host rollout."""
+"""The parts of a run whose environment is a host task: the task, its speakers, their sampler and the host rollout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JOURNAL = "journal"
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskSetup(Setup):
-    """What a config stands for whose world is a task."""
+    """What a config stands for whose environment is a task."""
 
     task: Task
 
@@ -162,7 +162,7 @@ class TaskSetup(Setup):
             row_multiple=parts // count,
         )
 
-    def world(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""
         c = self.config.task
         known = {name: c[name] for name in ("name", "split", "n_episodes")}
@@ -179,14 +179,14 @@ class TaskSetup(Setup):
 def make(
     config: ConfigDict, devices: Sequence[jax.Device] | None, find: Find, workdir: Path | None = None
 ) -> TaskSetup:
-    """The parts of a run whose world is a task; arguments as for `setup.make`."""
+    """The parts of a run whose environment is a task; arguments as for `setup.make`."""
     mesh = meshes.make(config, devices)
     _check_sizes(config, mesh)
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)
     task = TASKS.get(config.task.name)(**config.task.params.to_dict())
 
-    def world(cfg: ModelConfig, tokenizer: Tokenizer):
+    def environment(cfg: ModelConfig, tokenizer: Tokenizer):
         if config.task.max_length > cfg.max_positions:
             raise ConfigError(
                 [
@@ -196,7 +196,7 @@ def make(
             )
         return None, dict(answers=free_text(tuple(tokenizer.stop_ids), config.task.max_new_tokens), on_host=True)
 
-    team = Team(make_backbones(config, algorithm, mesh, find, world, workdir), policies)
+    team = Team(make_backbones(config, algorithm, mesh, find, environment, workdir), policies)
     names = seat_names(config.agents, task.roles)
     seating = Seating(tuple(tuple(policies.index(name) for name in row) for row in names))
     _check_tokenizers(team, seating, task.roles)

@@ -98,7 +98,7 @@ class RunFolders:
         sizes = {name: _size(folder / name) for name in FILES if _inside(folder / name, folder)}
         return {
             "id": id_,
-            "world": _text(task.get("name")) or _text(env.get("name")) or "?",
+            "environment": _text(task.get("name")) or _text(env.get("name")) or "?",
             "is_task": bool(task.get("name")),
             "model": _text(_group(config, "model").get("name")) or "?",
             "algorithm": _text(_group(config, "algo").get("name")) or "?",

@@ -24,7 +24,7 @@ from marl_jax.evaluation.matches import Match, Played
 from marl_jax.modes import evaluate
 from marl_jax.rollouts.seated_team import SeatedTeam
 from marl_jax.running.checkpoint import Checkpoints
-from marl_jax.setup.run_fingerprint import check_run, identity
+from marl_jax.setup.run_fingerprint import check_run, run_fingerprint
 from marl_jax.setup.weights import restore_weights
 from tests.marl_jax import tiny_plan, tiny_play, tiny_puzzle, tiny_run
 
@@ -231,7 +231,7 @@ def save(folder, config):
     """A run of one checkpoint, at step 1, with the weights of the start."""
     made = setups.make(config)
     checkpoints = Checkpoints(folder)
-    checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {"run": identity(made)})
+    checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {"run": run_fingerprint(made)})
     checkpoints.close()
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     return made
@@ -261,7 +261,7 @@ def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
 
 def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_path):
     config = small_plan()
-    run = json.loads(json.dumps(identity(setups.make(config))))
+    run = json.loads(json.dumps(run_fingerprint(setups.make(config))))
 
     def check(**changes):
         changed = small_plan()
@@ -286,14 +286,16 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
     asked = small_plan()
     asked.env.update(dict(text="full", reasoning=True))
     asked.rollout.update(dict(completion="free", max_new_tokens=16))
-    asks, does_not = (json.loads(json.dumps(identity(setups.make(asked)))) for asked.env.reasoning in (True, False))
+    asks, does_not = (
+        json.loads(json.dumps(run_fingerprint(setups.make(asked)))) for asked.env.reasoning in (True, False)
+    )
     assert asks["env"]["reasoning"] and "reasoning" not in does_not["env"]  # as runs of earlier versions have it
     with pytest.raises(RunError, match="env.reasoning is False there and True here"):
         asked.env.reasoning = True
         check_run(does_not, setups.make(asked), tmp_path)
     lora = small_plan()
     lora.model.lora.rank = 2
-    run = json.loads(json.dumps(identity(setups.make(lora))))
+    run = json.loads(json.dumps(run_fingerprint(setups.make(lora))))
     with pytest.raises(RunError, match="config.seed is 0 there and 5 here"):  # of which the base is made
         check(model__lora__rank=2, seed=5)
 

@@ -27,7 +27,7 @@ from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.sampling.batch_rows import BatchRows
 from marl_jax.schema import saved, validate
-from marl_jax.setup.run_fingerprint import check_run, identity
+from marl_jax.setup.run_fingerprint import check_run, run_fingerprint
 from marl_jax.setup.train_programs import programs
 from marl_jax.setup.weights import untuned_weights
 from tests.conftest import ROUGH
@@ -350,5 +350,5 @@ def test_a_checkpoint_of_a_task_is_not_that_of_a_game(tmp_path):
     task, game = setups.make(tiny_task.get_config("ppo")), setups.make(tiny_run.get_config())
     for one, other, name in ((task, game, "task.name is 'plain' there and '' here"), (game, task, "there and 'plain'")):
         with pytest.raises(RunError, match=name):
-            check_run(json.loads(json.dumps(identity(one))), other, tmp_path)
-        check_run(json.loads(json.dumps(identity(one))), one, tmp_path)
+            check_run(json.loads(json.dumps(run_fingerprint(one))), other, tmp_path)
+        check_run(json.loads(json.dumps(run_fingerprint(one))), one, tmp_path)

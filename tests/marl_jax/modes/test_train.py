@@ -23,7 +23,7 @@ from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.events import read_events
 from marl_jax.running.metrics import read_json_lines, write_config
 from marl_jax.running.monitor import Alarm, Monitor
-from marl_jax.setup.run_fingerprint import model_identity
+from marl_jax.setup.run_fingerprint import model_fingerprint
 from tests.conftest import ROUGH
 from tests.marl_jax import tiny_run
 from tests.marl_jax.devices.test_aot import Compiled
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished):
 
 def test_weights_are_known_by_their_name_wherever_they_lie(finished):
     backbone = setups.make(finished[0]).backbone
-    placed = lambda place: model_identity(dataclasses.replace(backbone, place=place))["weights"]  # noqa: E731
+    placed = lambda place: model_fingerprint(dataclasses.replace(backbone, place=place))["weights"]  # noqa: E731
     assert placed(None) == "random" and placed("/here/base/") == placed("there/base") == "base"
     assert placed("/here/other.gguf") == "other.gguf"
 

@@ -141,8 +141,11 @@ def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
         (dict(eval__step="last"), "config.eval.step is 'last'; accepted: 'newest', 'best' or the number of a step"),
         (dict(algo__critic="role"), "config.algo.critic is 'role', which is now algo.baseline 'seat_ema'"),
         (dict(model__init_from="runs/x@last"), "with the step 'last'; accepted: 'newest', 'best' or the number"),
-        (dict(env__name=""), "config.env.name is '' and task.name is ''; accepted: one world"),
-        (dict(task__name="sums"), "config.env.name is 'tic_tac_toe' and task.name is 'sums'; accepted: one world"),
+        (dict(env__name=""), "config.env.name is '' and task.name is ''; accepted: one environment"),
+        (
+            dict(task__name="sums"),
+            "config.env.name is 'tic_tac_toe' and task.name is 'sums'; accepted: one environment",
+        ),
         (dict(plugins=("no_such",)), "config.plugins: plugin 'no_such' cannot be imported"),
         (dict(rollout__games=8), "config.rollout.games is now config.rollout.num_envs"),
         (
@@ -270,7 +273,7 @@ def test_a_missing_field_is_told():
 
 @pytest.fixture
 def sums(monkeypatch):
-    """A run whose world is a task."""
+    """A run whose environment is a task."""
 
     @dataclasses.dataclass
     class Sums:

@@ -78,7 +78,7 @@ def test_runs_are_found_with_what_they_are(url):
     assert status == 200
     assert [run["id"] for run in found["runs"]] == ["runs/mine", "runs/table/deep/row"]
     mine = found["runs"][0]
-    assert (mine["world"], mine["model"], mine["algorithm"]) == ("tic_tac_toe", "tiny", "ppo")
+    assert (mine["environment"], mine["model"], mine["algorithm"]) == ("tic_tac_toe", "tiny", "ppo")
     assert mine["answers"] == ["validation_00000005.jsonl"] and mine["files"]["games.jsonl"] > 0
     (tic_tac_toe,) = (game for game in found["games"] if game["id"] == "tic_tac_toe")
     assert tic_tac_toe["opponents"] == ["model: one", "minimax", "random"] and len(tic_tac_toe["roles"]) == 2
@@ -248,7 +248,7 @@ def test_odd_runs_do_not_stop_the_list(tmp_path):
     (tmp_path / "broken" / "config.json").write_text("{")
     folders = RunFolders([tmp_path])
     described = [folders.describe(id_, folder) for id_, folder in folders.runs().items()]
-    assert [(one["world"], one["steps"]) for one in described] == [("tic_tac_toe", None), ("?", None)]
+    assert [(one["environment"], one["steps"]) for one in described] == [("tic_tac_toe", None), ("?", None)]
 
 
 # --------------------------------------------------------------------------------------------------- keys and headers

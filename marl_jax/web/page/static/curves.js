@@ -25,9 +25,9 @@ export function curves(state) {
     show(picker, state.runs.map((run) => {
       const at = state.chosen.indexOf(run.id);
       const box = el("input", { type: "checkbox", checked: at >= 0, onchange: () => choose(run.id, box.checked) });
-      return el("label", { title: `${run.world}, ${run.model}, ${run.algorithm}` }, box, " ",
+      return el("label", { title: `${run.environment}, ${run.model}, ${run.algorithm}` }, box, " ",
         at >= 0 ? el("span", { class: `swatch k${at % COLOURS}` }) : null, run.id, " ",
-        el("span", { class: "quiet" }, `${run.world} · ${run.model} · ${run.algorithm}`));
+        el("span", { class: "quiet" }, `${run.environment} · ${run.model} · ${run.algorithm}`));
     }), state.runs.length ? null : el("span", { class: "quiet" }, "There are no runs here yet."));
   }
 
