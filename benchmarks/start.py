@@ -50,7 +50,7 @@ PHASES = (  # (module, what is called there, the phase that it is)
     ("marl_jax.running.profiling", "Clock.phase", "first {}"),
     ("marl_jax.running.checkpoint", "Checkpoints.save", "checkpoint"),
     ("marl_jax.running.checkpoint", "Checkpoints.finish", "checkpoint"),
-    ("marl_jax.web.report", "main", "report"),
+    ("marl_jax.modes.report", "main", "report"),
 )
 SMALL, UPDATE = 0.25, "first update"
 

@@ -17,11 +17,12 @@ from tests.marl_jax import tiny_run
 PLUGIN = """
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.algorithms import ppo_config
-from marl_jax.algorithms.ppo import PPO, ClippedObjective, prepare, rollout
+from marl_jax.algorithms.ppo import PPO, ClippedObjective, compute_advantages, rollout
 from marl_jax.algorithms.algorithm import Algorithm
 
 MINE = Algorithm(
-    "mine", ppo_config.FIELDS, rollout, prepare, ClippedObjective(critic=True), check=ppo_config.check, critic=True
+    "mine", ppo_config.FIELDS, rollout, compute_advantages, ClippedObjective(critic=True), check=ppo_config.check,
+    critic=True,
 )
 ALGORITHMS.add("mine", MINE)
 """
@@ -61,7 +62,7 @@ def test_every_algorithm_is_whole():
         algorithm = ALGORITHMS.get(name)
         assert algorithm.name == name and {"epochs", "minibatches", "grad_accum_steps"} <= set(algorithm.fields)
         assert algorithm.critic == ("critic" in algorithm.fields)
-        assert all(callable(getattr(algorithm.objective, part)) for part in ("weigh", "loss", "summary"))
+        assert all(callable(getattr(algorithm.objective, part)) for part in ("loss_weights_for", "loss", "summary"))
 
 
 def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin):

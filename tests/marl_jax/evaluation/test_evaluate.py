@@ -289,7 +289,7 @@ def test_another_size_is_accepted_and_other_rules_texts_or_models_are_not(tmp_pa
     asks, does_not = (
         json.loads(json.dumps(run_fingerprint(setups.make(asked)))) for asked.env.reasoning in (True, False)
     )
-    assert asks["env"]["reasoning"] and "reasoning" not in does_not["env"]  # as runs of earlier versions have it
+    assert asks["env"]["reasoning"] and not does_not["env"]["reasoning"]
     with pytest.raises(RunError, match="env.reasoning is False there and True here"):
         asked.env.reasoning = True
         check_run(does_not, setups.make(asked), tmp_path)

@@ -65,7 +65,7 @@ def test_no_more_parts_than_needed(monkeypatch):
         monkeypatch.setattr(microbatching, "free_bytes", lambda: free / microbatching.SPARE)
         algo = ConfigDict(dict(minibatches=2, grad_accum_steps=2) | algo)
         samples = types.SimpleNamespace(n=rows, shape=(rows,))
-        learn = microbatching.AutoMicrobatch(Update, algo, ways=4)
+        learn = microbatching.AutoMicrobatch(Update, algo, num_shards=4)
         return learn({}, samples), learn({}, samples), list(tried)
 
     assert update(free=95, rows=1 << 10) == (1, 1, [1])

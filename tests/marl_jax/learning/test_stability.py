@@ -20,6 +20,7 @@ from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.learning import groups, losses, stability, update
 from marl_jax.learning.optimizer import learning_rate, make_optimizer
 from marl_jax.samples import from_prompts
+from marl_jax.schema import run_fields
 from tests.marl_jax import tiny_play
 
 GRPO = ALGORITHMS.get("grpo")
@@ -100,7 +101,7 @@ def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
 
 
 def test_the_learning_rate_of_the_next_step():
-    optim = algorithms.schema.group("optim", lr=0.1, warmup=2, schedule="linear")
+    optim = run_fields.group("optim", lr=0.1, warmup=2, schedule="linear")
     optimizer = make_optimizer(optim, 10, 2)
     params, rates = {"model": {"w": jnp.ones((2, 2))}}, []
     state = optimizer.init(params)
@@ -141,7 +142,7 @@ def test_a_step_from_8_of_512_completions_is_at_most_018_of_a_full_one():
     scale = stability.signal_scale(jnp.asarray([8 / 512, 0.5, 1.0, 0.0]), 0.5)
     np.testing.assert_allclose(scale, [0.1768, 1.0, 1.0, 0.0], atol=1e-4)
     np.testing.assert_array_equal(stability.signal_scale(jnp.asarray([0.0, 0.3]), 0.0), 1.0)
-    optimizer = make_optimizer(algorithms.schema.group("optim", warmup=0), 10, 1)
+    optimizer = make_optimizer(run_fields.group("optim", warmup=0), 10, 1)
     p = policy()
     trained, frozen = tiny_play.weights(p)
     grads = jax.tree.map(lambda x: jnp.ones_like(x) * 1e-3, trained)

@@ -379,7 +379,7 @@ def test_a_port_that_is_taken_and_an_application_that_does_not_start():
 def test_sigterm_answers_what_is_under_way_and_ends_with_status_0(tmp_path):
     script = """
         import sys
-        sys.path.insert(0, "tests/marl_jax")
+        sys.path.insert(0, "tests/marl_jax/serving")
         from test_http import ROUTES, Keys, basics, server
         app = basics.application(ROUTES, keys=Keys.of(""))
         server.serve(app, "127.0.0.1", 0, ready=lambda url: print(url, flush=True))

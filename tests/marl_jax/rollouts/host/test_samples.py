@@ -114,7 +114,7 @@ def test_seeds_differ_between_runs_steps_examples_samples_seats_turns_and_forks(
     seeds = []
     for run, step in ((0, 0), (1, 0), (0, 1)):
         sampler = FakeSampler()  # which refuses a seed that comes twice
-        state = {"seed": run, "position": 0, "step": step}
+        state = {"seed": run, "position": 0, "step": step, "sizes": []}
         roll(tree, sampler, state, candidates=2, seed=run)
         seeds += sampler.asked
     assert len(seeds) == len(set(seeds)) == 3 * 6 * 5
@@ -248,7 +248,7 @@ def test_a_run_has_few_sizes_whatever_its_lengths(lengths):
 
 
 def test_sizes_of_earlier_steps_are_taken_again_after_a_restart_too():
-    start = {"seed": 0, "position": 0, "step": 0}  # as an earlier version saved it
+    start = {"seed": 0, "position": 0, "step": 0, "sizes": []}
     alone, state, _ = roll(conversation, state=start, n_examples=1)
     [own] = state["sizes"]
     larger = [own[0] + 1, *own[1:]]
@@ -358,7 +358,7 @@ def test_an_epoch_sees_every_example_once_in_an_order_of_its_own():
     first, second = seen[:7], seen[7:]
     assert set(first) == set(second) == set(rollout.examples) and first != second
     again = []
-    state = {"seed": 0, "position": 4, "step": 2}
+    state = {"seed": 0, "position": 4, "step": 2, "sizes": []}
     for _ in range(2):
         again += [job.example for job in rollout.jobs(state)]
         state = rollout._advance(state, Sizes())

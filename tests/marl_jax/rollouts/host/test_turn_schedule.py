@@ -54,7 +54,7 @@ def test_only_the_weights_of_other_turns_change(schedule):
         (dict(turn_block=2), "no turns take turns"),
         (dict(turn_block=2, train_turns=(1,)), "no turns take turns"),
         (dict(pack=2, grad_accum_steps=2, critic_reads="completion"), "algo.critic_reads 'completion'"),
-        (dict(whiten=True), "is now 'agent'"),
+        (dict(whiten=True), "accepted: one of none, agent, turn"),
     ],
 )
 def test_what_cannot_work_is_refused(fields, problem):
