@@ -1,6 +1,6 @@
 """Programs that are compiled before they are called, beside other work.
 
-    ahead = Ahead()
+    ahead = AotCompiler()
     update = Program(function, donate_argnums=(0,))
     update.compile_ahead(ahead, lambda: (state, samples))     # returns at once
     …
