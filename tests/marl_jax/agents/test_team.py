@@ -231,7 +231,7 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
     setup, _, train_states = start(config)
     games = setup.rollout.init(jax.random.key(0), all_weights(train_states))
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(saved(train_states, games), run=train.identity(setup))
+    restored = checkpoints.restore(saved(train_states, games), run=train.run_fingerprint(setup))
     checkpoints.close()
     again, _ = resumed(train_states, restored.state)
     assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}
