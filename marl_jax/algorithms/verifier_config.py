@@ -39,4 +39,4 @@ def check(c: ConfigDict) -> Iterator[str]:
     if len(c.policies) != 1 or any(policy.frozen for policy in c.policies.values()):
         yield f"config.policies has {', '.join(c.policies)} with algo.name 'verifier'; accepted: one that learns"
     if c.algo.per_side > c.algo.samples:
-        yield f"config.algo.per_side is {c.algo.per_side} with algo.samples {c.algo.samples}; accepted: so many at most"
+        yield f"config.algo.per_side is {c.algo.per_side}, but it must be <= algo.samples ({c.algo.samples})."

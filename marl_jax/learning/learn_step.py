@@ -20,12 +20,12 @@ from marl_jax.samples import Samples
 
 
 def optimizer_for(config: ConfigDict):
-    """The optimizer of a run."""
+    """Build the optimizer of a run."""
     return make_optimizer(config.optim, config.steps, config.algo.epochs * config.algo.minibatches)
 
 
 def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
-    """From what a backbone trains to the averages that its algorithm keeps of it."""
+    """Return a function from trained weights to the averages that the algorithm keeps of them."""
     algo, n_seats = setup.config.algo, setup.seating.n_seats
     return lambda trained: averages.init(backbone.policy, trained, algo, n_seats)
 
@@ -39,7 +39,7 @@ def learn_step(
     Args:
       setup: the parts of the run, a `marl_jax.setup.Setup`.
       lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
-      accum_multiplier: multiplier of the parts in which minibatches are read.
+      accum_multiplier: multiplier of `algo.grad_accum_steps`, raised when a minibatch does not fit in memory.
 
     Returns:
       The train states after the update, and metrics.

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW with a schedule, clipping by the global norm, and a learning rate of its own for the critic."""
+"""AdamW with a schedule, global-norm clipping and a separate learning rate for the critic."""
 
 from __future__ import annotations
 

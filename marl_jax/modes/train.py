@@ -37,7 +37,15 @@ from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup
 from marl_jax.setup.run_fingerprint import run_fingerprint
-from marl_jax.setup.train_programs import _check_starts, arrays, at_start, compile_ahead, programs, resumed, saved
+from marl_jax.setup.train_programs import (
+    arrays,
+    at_start,
+    check_frozen_weights,
+    compile_ahead,
+    programs,
+    resumed,
+    saved,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +119,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     )
     finished = start >= config.steps or monitor.solved
     if not finished:
-        _check_starts(setup.backbones)
+        check_frozen_weights(setup.backbones)
     if main:
         write_config(given, workdir, done=finished)
         if setup.drawing:

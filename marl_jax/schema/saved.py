@@ -33,7 +33,7 @@ def read(workdir: Path, hint: str = "") -> ConfigDict:
 
 
 def load(workdir: Path, hint: str = "") -> dict[str, Any]:
-    """The contents of `config.json`, whose groups of fields are groups; the fields themselves are not checked."""
+    """Load `config.json` and check that its groups are groups. Fields are not checked."""
     path = workdir / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

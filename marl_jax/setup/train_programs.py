@@ -22,7 +22,7 @@ from marl_jax.setup.warm_start import MissingWeights
 
 
 def at_start(setup: Setup, rollout, optimizer, key: jax.Array) -> tuple[dict[str, TrainState], Any]:
-    """What a run begins with, every array in its place on the mesh: (train states, the rollout's state)."""
+    """Return the initial train states and rollout state, with every array placed on its mesh."""
     states = {
         b.name: new_train_state(*_initial_weights(b), optimizer, setup.mesh, averages_of(setup, b))
         for b in setup.backbones
@@ -42,22 +42,25 @@ def at_start(setup: Setup, rollout, optimizer, key: jax.Array) -> tuple[dict[str
 
 
 def _initial_weights(backbone: Backbone) -> tuple[dict, dict]:
-    """The weights at the start; zeros where the run has a checkpoint, which brings all of them, or they are lost."""
+    """Return the initial weights, or zeros if a checkpoint will replace all of them."""
     shapes, source = backbone.abstract(), backbone.source
     if source is None or not source.resumed or (shapes[1] and not isinstance(source, MissingWeights)):
         return backbone.weights_at_start()
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), shapes)
 
 
-def _check_starts(backbones: tuple[Backbone, ...]) -> None:
-    """Refuses to continue where weights that are only read are lost."""
+def check_frozen_weights(backbones: tuple[Backbone, ...]) -> None:
+    """Raise an error if frozen weights, which no checkpoint has, cannot be found."""
     for backbone in backbones:
         if isinstance(backbone.source, MissingWeights) and backbone.abstract()[1]:
             backbone.source.refuse(backbone)
 
 
 def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], rollout_state: Any):
-    """Rollout, update and what follows it as programs: what they change stays in its place, metrics are everywhere."""
+    """Return the rollout, the update and the step after it as jitted programs.
+
+    States keep their shardings, and metrics are replicated.
+    """
     everywhere = placement.replicated(setup.mesh)
     kept_states = placement.shardings_of(states)
 
@@ -130,7 +133,7 @@ def compile_ahead(
 
 
 def arrays(rollout, rollout_state: Any) -> Any:
-    """The rollout's state as far as it is arrays; that of a host rollout is a small JSON value and none of them."""
+    """Return the arrays of a rollout state. A host rollout has none: its state is a JSON value."""
     return rollout_state if rollout.jitted else {}
 
 

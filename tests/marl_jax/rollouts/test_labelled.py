@@ -254,7 +254,7 @@ def test_configs_that_cannot_work():
             validate.check(config)
         return str(error.value)
 
-    assert "accepted: so many at most" in problems(**{"algo.per_side": 3})
+    assert "per_side is 3, but it must be <= algo.samples (2)." in problems(**{"algo.per_side": 3})
     assert "accepted: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
     config = tiny_verifier.get_config()
     config.task.name, config.task.params = "solver_checker", {}
