@@ -31,12 +31,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults
+from experiments.tables.charts import Curve, curve_chart
 from marl_jax import setup as setups
 from marl_jax.dryrun import programs
 from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.learning.update import new_train_state
 from marl_jax.rollouts.games import GameRollout
-from marl_jax.web.charts import HEIGHT, WIDTH, Series, chart
 from models import registry, tokenizers
 
 TIMES, PLAYERS, CANDIDATES = (1, 2, 4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)
@@ -184,29 +184,14 @@ def markdown(found: list[dict]) -> str:
 
 
 def picture(found: list[dict]) -> str:
-    """SVG: for everything that grows, time and memory as multiples of the smallest case."""
-    style = (
-        "<style>svg{--c0:#1f6feb;--c1:#c2410c;--c2:#15803d}text{fill:#64676d;font:10px sans-serif}"
-        ".axis{stroke:#ddd}.line{fill:none;stroke-width:1.8}</style>"
-    )
+    """Draw time and memory as multiples of the smallest case, one panel for everything that grows."""
     names = {"play_s": "rollout, time", "learn_s": "update, time", "learn_gib": "update, memory"}
-    parts = []
-    for i, kind in enumerate(dict.fromkeys(row["kind"] for row in found)):
+    panels = {}
+    for kind in dict.fromkeys(row["kind"] for row in found):
         rows = [row for row in found if row["kind"] == kind]
         x = [row["size"] for row in rows]
-        lines = [Series(name, x, [row[c] / rows[0][c] for row in rows]) for c, name in names.items()]
-        left, top = (i % 2) * WIDTH, 24 + (i // 2) * (HEIGHT + 24)
-        drawn = chart(lines).replace("<svg ", f'<svg x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" ', 1)
-        parts.append(f'<text x="{left + WIDTH / 2}" y="{top - 4}" text-anchor="middle">{kind}</text>{drawn}')
-    height = 24 + 2 * (HEIGHT + 24) + 20
-    marks = (
-        f'<rect x="{60 + 150 * i}" y="{height - 16}" width="12" height="4" fill="var(--c{i})"/>'
-        f'<text x="{78 + 150 * i}" y="{height - 10}">{name}</text>'
-        for i, name in enumerate(names.values())
-    )
-    size = f'viewBox="0 0 {2 * WIDTH} {height}" width="{2 * WIDTH}"'
-    white = '<rect width="100%" height="100%" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{white}{"".join(parts)}{"".join(marks)}</svg>\n'
+        panels[kind] = [Curve(name, x, [row[c] / rows[0][c] for row in rows]) for c, name in names.items()]
+    return curve_chart(panels, "")
 
 
 def main():

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from configs import poker as forms
-from experiments.tables import lines, poker
+from experiments.tables import charts, poker
 
 pytestmark = pytest.mark.nightly
 
@@ -58,9 +58,10 @@ def test_what_is_run_is_what_is_missing(tmp_path, monkeypatch):
 
 
 def test_curves_stay_inside_their_panels():
-    drawn = lines.chart({"a": [lines.Line("x", (0, 5, 10), (0.43, 0.1, 0.02))], "b": []}, "updates", {"a": 0.05})
+    curve = charts.Curve("x", (0, 5, 10), (0.43, 0.1, 0.02))
+    drawn = charts.curve_chart({"a": [curve], "b": []}, "updates", {"a": 0.05})
     (points,) = [e.get("points") for e in ElementTree.fromstring(drawn).iter() if e.tag.endswith("polyline")]
     places = [tuple(map(float, point.split(","))) for point in points.split()]
-    assert all(lines.LEFT <= x <= lines.WIDTH - lines.RIGHT for x, _ in places)
-    assert all(lines.TOP <= y <= lines.HEIGHT - lines.BOTTOM for _, y in places)
+    assert all(charts.LEFT <= x <= charts.WIDTH - charts.RIGHT for x, _ in places)
+    assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for _, y in places)
     assert [y for _, y in places] == sorted(y for _, y in places)  # less exploitable is lower

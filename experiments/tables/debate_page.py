@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.tables import debate_records as read
-from experiments.tables.bars import Bar, chart
+from experiments.tables.charts import Bar, bar_chart
 from experiments.tables.debate_rows import OTHER, ROWS, TASKS, size
 from experiments.tables.intervals import rate
 from experiments.tables.runs import Rate
@@ -166,4 +166,4 @@ def drawing(flags: argparse.Namespace, wanted: Wanted, found: Found) -> str:
             if ROWS[row].untuned and test in ROWS[row].tests:
                 both = bar(task, ROWS[row].untuned, test), bar(task, row, test)
                 groups.setdefault(f"{words(flags, task)}: {method}", []).append(Bar(ROWS[row].words, *both))
-    return chart(groups)
+    return bar_chart(groups)

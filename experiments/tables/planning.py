@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import planning as puzzles
-from experiments.tables.bars import Bar, chart
+from experiments.tables.charts import Bar, bar_chart
 from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select, without_learning
 from experiments.tables.runs import Rate, Runs, counted, evaluation, evaluations, is_done
 
@@ -288,7 +288,7 @@ def drawing(results: Sequence[Result]) -> str:
         of = lambda rate: None if rate is None else (rate.value, rate.low, rate.high)  # noqa: E731
         title = f"{GAMES[r.game]}, seed {r.seed}" if several else GAMES[r.game]
         groups.setdefault(title, []).append(Bar(ROWS[r.row].words, of(r.before), of(r.after)))
-    return chart(groups)
+    return bar_chart(groups)
 
 
 if __name__ == "__main__":

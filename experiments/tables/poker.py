@@ -18,8 +18,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from experiments.tables.charts import Curve, curve_chart
 from experiments.tables.command import add_flags, at_least, finish, read_flags, run_rounds, select
-from experiments.tables.lines import Line, chart
 from experiments.tables.runs import Runs, evaluations, is_done
 
 GAMES = {"kuhn": "Kuhn", "leduc": "Leduc"}
@@ -117,10 +117,10 @@ def markdown(results: Sequence[Result]) -> str:
 def drawing(results: Sequence[Result]) -> str:
     """The curves, a panel for each game."""
     panels = {
-        GAMES[game]: [Line(SHORT[r.form], r.steps, r.values) for r in results if r.game == game]
+        GAMES[game]: [Curve(SHORT[r.form], r.steps, r.values) for r in results if r.game == game]
         for game in dict.fromkeys(result.game for result in results)
     }
-    return chart(panels, "updates", GOALS)
+    return curve_chart(panels, "updates", GOALS)
 
 
 if __name__ == "__main__":

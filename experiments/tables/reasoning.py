@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import reasoning as forms
-from experiments.tables.bars import Bar, chart
+from experiments.tables.charts import Bar, bar_chart
 from experiments.tables.command import (
     add_flags,
     at_least,
@@ -319,7 +319,7 @@ def drawing(results: Sequence[Result], flags: argparse.Namespace) -> str:
             before = found.get((r.task, r.set, ROWS[r.row].untuned))
             group = groups.setdefault(heading(flags, r.task, r.set), [])
             group.append(Bar(ROWS[r.row].words, bar(before), bar(r.rate)))
-    return chart(groups)
+    return bar_chart(groups)
 
 
 if __name__ == "__main__":
