@@ -1,7 +1,6 @@
-"""What the sandbox does: programs a second, gold solutions of data sets, and leaks, as JSON lines.
+"""Measure the sandbox: programs per second, wall limits and leaks, as JSON lines.
 
     python -m benchmarks.sandbox                                # programs a second, and how well wall limits hold
-    python -m benchmarks.sandbox --gold=../shared/data/open     # gold solutions of MBPP, HumanEval, CRUXEval, QuixBugs
     python -m benchmarks.sandbox --leaks=10000                  # processes, files and memory before and after
 
 Every line says which layers hold, how many CPUs there are and the load of the machine when it began: a busy machine
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import os
 import random
@@ -21,19 +19,9 @@ import time
 from pathlib import Path
 
 from envs.tasks.sandbox import Limits, Sandbox, launch
-from envs.tasks.sandbox.asserts import statements
 from envs.tasks.sandbox.inside.tree import descendants
 
 SMALL = "def f(n):\n    return sum(i * i for i in range(n))\n\nprint(f(int(input())))\n"
-PATIENT = Limits(wall=30.0, cpu=25.0, memory_mb=1024)
-# Programs of QuixBugs return tuples and generators where the expected JSON has lists.
-PLAIN = """
-def _plain(value):
-    if isinstance(value, (str, bytes, int, float, type(None))):
-        return value
-    return [_plain(item) for item in value]
-"""
-
 
 BAD = {
     "spins": "while True: pass",
@@ -49,12 +37,6 @@ def report(sandbox, load, **what):
     """A line of JSON."""
     where = {"layers": sandbox.layers, "workers": sandbox.workers, "cpus": os.cpu_count(), "load": load}
     print(json.dumps({**what, **where}), flush=True)
-
-
-def rows(folder, name):
-    """The objects of a compressed file of JSON lines."""
-    with gzip.open(Path(folder) / name, "rt") as file:
-        return [json.loads(line) for line in file]
 
 
 async def speed(sandbox, count):
@@ -97,74 +79,6 @@ async def overshoot(sandbox, rounds=5):
 def _cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-async def gold(sandbox, folder):
-    """Gold solutions against their tests, each data set in a line with the ids that fail."""
-    for name, problems in (("mbpp", mbpp), ("humaneval", humaneval), ("cruxeval", cruxeval)):
-        load, started = os.getloadavg()[0], time.monotonic()
-        given = list(problems(folder))
-        verdicts = await asyncio.gather(
-            *(sandbox.run_asserts(program, tests, setup=setup, limits=PATIENT) for _, program, setup, tests in given)
-        )
-        failed = {}
-        for (key, *_), found in zip(given, verdicts, strict=True):
-            if not all(test.passed for test in found):
-                failed[key] = [test.reason for test in found if not test.passed]
-        tests = [test for found in verdicts for test in found]
-        report(
-            sandbox, load, measure=name, passed=len(given) - len(failed), programs=len(given), failed=failed,
-            tests=len(tests), protected=sum(test.protected for test in tests),
-            seconds=round(time.monotonic() - started, 1),
-        )  # fmt: skip
-    await quixbugs(sandbox, folder)
-
-
-def mbpp(folder):
-    """(id, program, setup, tests) of every problem."""
-    for row in rows(folder, "mbpp.jsonl.gz"):
-        yield row["task_id"], row["code"], row["test_setup_code"], row["test_list"]
-
-
-def humaneval(folder):
-    """(id, program, setup, tests) of every problem."""
-    for row in rows(folder, "humaneval.jsonl.gz"):
-        program = row["prompt"] + row["canonical_solution"]
-        yield row["task_id"], program, "", statements(row["test"], row["entry_point"])
-
-
-def cruxeval(folder):
-    """(id, program, setup, tests) of every problem."""
-    for row in rows(folder, "cruxeval.jsonl.gz"):
-        yield row["id"], row["code"], "", [f"assert f({row['input']}) == {row['output']}"]
-
-
-async def quixbugs(sandbox, folder):
-    """Correct and buggy programs that have JSON tests; a program passes if all its calls return what is expected."""
-    given = [row for row in rows(folder, "quixbugs_python.jsonl.gz") if row["json_tests"]]
-    for version in ("correct", "buggy"):
-        load, started = os.getloadavg()[0], time.monotonic()
-        found = await asyncio.gather(*(_quixbug(sandbox, row, version) for row in given))
-        passed = [row["name"] for row, right in zip(given, found, strict=True) if right]
-        failed = sorted({row["name"] for row in given} - set(passed))
-        odd = {"failed": failed} if version == "correct" else {"passed_ids": passed}
-        seconds = round(time.monotonic() - started, 1)
-        what = f"quixbugs {version}"
-        report(sandbox, load, measure=what, passed=len(passed), programs=len(given), seconds=seconds, **odd)
-
-
-async def _quixbug(sandbox, row, version):
-    limits = PATIENT if version == "correct" else Limits()
-    if row["name"] == "sqrt":  # to the precision it is asked for
-        tests = [f"assert abs(sqrt(*{given}) - {value}) <= {given[-1]}" for given, value in row["json_tests"]]
-        return all(test.passed for test in await sandbox.run_asserts(row[version], tests, limits=limits))
-    calls, expected = [], []
-    for arguments, value in row["json_tests"]:
-        arguments = arguments if isinstance(arguments, list) else [arguments]
-        calls.append(f"_plain({row['name']}(*{arguments!r}))")
-        expected.append(value)
-    results = await sandbox.run_calls(row[version] + PLAIN, calls, limits=limits)
-    return all(result.equals(value) for result, value in zip(results, expected, strict=True))
 
 
 MIXED = (  # what programs do wrong, in the shares of a bad day
@@ -227,16 +141,13 @@ def main():
     parser.add_argument("--workers", type=int)
     parser.add_argument("--namespaces", choices=("bubblewrap", "unshare", "none"))
     parser.add_argument("--python", help="another interpreter for the programs")
-    parser.add_argument("--gold", metavar="FOLDER")
     parser.add_argument("--leaks", type=int, metavar="PROGRAMS")
     options = parser.parse_args()
     plan = None
     if options.namespaces or options.python:
         plan = launch.Plan(None if options.namespaces == "none" else options.namespaces, python=options.python)
     with Sandbox(options.workers, plan=plan) as sandbox:
-        if options.gold:
-            asyncio.run(gold(sandbox, options.gold))
-        elif options.leaks:
+        if options.leaks:
             asyncio.run(leaks(sandbox, options.leaks))
         else:
             asyncio.run(speed(sandbox, options.programs))
