@@ -3,7 +3,6 @@
 import gc
 import importlib.metadata
 import logging
-import math
 import os
 import shutil
 import sys
@@ -64,23 +63,13 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ["MARL_JAX_TESTS"], ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_devices():
-    """Runs have as many of the eight devices as their config names: programs for a mesh take longer to compile."""
-    import jax
-
-    from marl_jax.devices import mesh
-    from models.sharding import MESH_AXES
-
-    make = mesh.make
-
-    def few(config, devices=None):
-        ways = [config.mesh[axis] for axis in MESH_AXES if config.mesh[axis] != -1]
-        return make(config, jax.devices()[: math.prod(ways)] if devices is None else devices)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh, "make", few)
-        yield
+def nightly_cases(cases, *rare):
+    """Mark the parameters in `rare`, which `make nightly` runs and `make test` does not."""
+    assert set(rare) <= set(cases)
+    marked = {
+        case: pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.nightly) for case in rare
+    }
+    return [marked.get(case, case) for case in cases]
 
 
 SHARED = Path(os.environ.get("MARL_JAX_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -6,6 +6,7 @@ What lies where on a mesh is decided in `models/sharding.py`.
 
 from __future__ import annotations
 
+import logging
 import math
 
 import jax
@@ -15,6 +16,8 @@ from ml_collections import ConfigDict
 
 from marl_jax.errors import ConfigError
 from models.sharding import MESH_AXES
+
+log = logging.getLogger(__name__)
 
 
 def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
@@ -33,13 +36,28 @@ def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
 
 
 def make(config: ConfigDict, devices=None) -> Mesh:
-    """The mesh over all devices (or those given, also of another machine), neighbours on the tensor axis."""
-    devices = jax.devices() if devices is None else list(devices)
+    """Build the mesh over `devices`, with neighbouring devices on the tensor axis.
+
+    Args:
+        config: The run's config.
+        devices: The devices to use, which may belong to another machine. By default all of them, or in a run of one
+            process as many as `config.mesh` names.
+    """
+    devices = _devices_for(config) if devices is None else list(devices)
     shape = tuple(sizes(config, len(devices)).values())
     types = (AxisType.Auto,) * len(MESH_AXES)
     # On TPUs this follows the wires; axes that do not match them are cut anyway.
     ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(ordered, MESH_AXES, axis_types=types)
+
+
+def _devices_for(config: ConfigDict) -> list[jax.Device]:
+    """All devices, or the first few when `config.mesh` names fewer and no other process needs the rest."""
+    devices, num_shards = jax.devices(), math.prod(config.mesh[axis] for axis in MESH_AXES)
+    if 0 < num_shards < len(devices) and jax.process_count() == 1:
+        log.warning("config.mesh uses %d of %d devices", num_shards, len(devices))
+        return devices[:num_shards]
+    return devices
 
 
 def for_sampling(mesh: Mesh, kind: str) -> Mesh:

@@ -20,7 +20,7 @@ from envs.games.token_codes import RUN, token_codes
 from models import tokenizers
 from models.tokenizers.bpe import BYTE, CONTROL, NORMAL, UNKNOWN, byte_characters, byte_level_bpe, sentencepiece_bpe
 from models.tokenizers.tokenizer import build
-from tests.conftest import published, shared_data
+from tests.conftest import nightly_cases, published, shared_data
 
 pytestmark = pytest.mark.long
 
@@ -144,7 +144,7 @@ def questions(draw, sets, whole=False):
     return key, written, legal
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_cases(KINDS, "qwen2.5"))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
@@ -290,6 +290,7 @@ def test_codes_keep_what_can_be_part_of_a_name_or_mark():
     assert coded(b"\n: answer: :") == run(0) + b"answer:" + run(0)
 
 
+@pytest.mark.nightly
 def test_tables_of_large_vocabularies_are_small():
     vocabulary = bytes_of("qwen2.5")
     assert np.diff(vocabulary.starts).max() == 128

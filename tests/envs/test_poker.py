@@ -15,6 +15,7 @@ from envs.games import text as texts
 from envs.games.exact import ITERATIONS, EquilibriumBot
 from envs.games.leduc.symmetry import LeducSymmetry
 from envs.games.registry import make, make_text
+from tests.conftest import nightly_cases
 
 pyspiel = pytest.importorskip("pyspiel")
 SPIEL = {"kuhn": "kuhn_poker", "leduc": "leduc_poker"}
@@ -87,7 +88,7 @@ def random_policy(ours: exact.GameTree, seed: int, sparse: bool = False) -> np.n
     return weights / weights.sum(1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", nightly_cases(GAMES, "leduc"))
 def test_exploitability_equals_open_spiel_on_100_policies(name):
     game, ours = pyspiel.load_game(SPIEL[name]), tree(name)
     for seed in range(100):

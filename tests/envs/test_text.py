@@ -144,6 +144,7 @@ def test_tokens_equal_the_tokenizers(name, kind):
         assert tok.encode(question + prompt.text.names[action]) == tok.encode(question) + ids
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("name", MOST)

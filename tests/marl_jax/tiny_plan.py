@@ -14,6 +14,7 @@ def get_config(form="at_grpo"):
     config = plan_path.get_config(form)
     config.name = "tiny_plan"
     config.steps = 4
+    config.mesh.data = 1
     config.env.params.update(dict(n_train=24, n_test=8))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.rollout.num_envs = 8

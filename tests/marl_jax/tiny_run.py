@@ -8,6 +8,7 @@ def get_config(variant=None):
     config = defaults.get_config()
     config.name = "tiny_run"
     config.steps = 8
+    config.mesh.data = 1  # programs for one device compile sooner
     config.env.update(dict(text="brief", style="plain"))
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
     config.rollout.update(dict(num_envs=16, unroll_length=4))

@@ -11,6 +11,7 @@ def get_config(variant="grpo"):
     config = defaults.get_config()
     config.name = "tiny_task"
     config.steps = 3
+    config.mesh.data = 1  # programs for one device compile sooner
     config.plugins = ("tests.marl_jax.tiny_tasks",)
     defaults.use_task(config, task or "plain", n_examples=16)
     config.task.update(dict(n_episodes=4, max_new_tokens=6, max_num_seqs=8, max_length=1024 if task else 256))

@@ -41,6 +41,7 @@ def config(folder: Path, algo: str = "at_grpo", **policies):
     """A run of a planner that is `tiny` and an executor that is the model in `folder`."""
     c = defaults.get_config()
     c.name = "tiny_team"
+    c.mesh.data = 1
     c.env = defaults.environment("plan_path", roles="two", **PARAMS)
     c.env.update(dict(text="brief", style="plain"))
     c.model.shape = SHAPE

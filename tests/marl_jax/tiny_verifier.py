@@ -33,6 +33,7 @@ def get_config(variant=None):
     config = defaults.get_config()
     config.name = "tiny_verifier"
     config.steps = 70
+    config.mesh.data = 1
     config.algo = algorithms.verifier(completions=64, per_side=1, samples=2)
     defaults.use_task(config, "arithmetic", levels=(1,), n_examples=40)
     config.task.update(dict(max_length=128, max_num_seqs=8, max_new_tokens=12))

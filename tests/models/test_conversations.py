@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from models import attention, lora
 from models.layouts import Conversations
 from models.model import build
+from tests.conftest import nightly_cases
 from tests.models.tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -152,7 +153,7 @@ def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     check_same(model, {"model": params}, start=0)
 
 
-@pytest.mark.parametrize("family", ["llama3", "phi3", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", nightly_cases(["llama3", "phi3", "qwen3", "gpt2"], "llama3", "phi3"))
 def test_behind_a_prefix_with_an_adapter_for_each_row(family):
     """Scaled and learnt positions, a window, normalised queries and keys: what a prefix could shift."""
     model, params = make(family)

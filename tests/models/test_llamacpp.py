@@ -31,6 +31,7 @@ def model_and_params(name: str):
     return build(cfg), params
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_those_of_llama_cpp(name):
     theirs, tolerance = MODELS[name]

@@ -59,6 +59,7 @@ def test_the_full_forward_pass_predicts_every_token(smollm2, batch):
     assert np.abs(np.take_along_axis(logprobs, greedy[:, :, None], -1)[:, :, 0] - wanted).max() < CLOSE
 
 
+@pytest.mark.nightly
 def test_prefill_and_decode_with_the_cache_write_the_same_tokens(smollm2, batch):
     """All five prompts in one batch, unequal lengths, 32 steps in a single compiled loop."""
     model, params = smollm2

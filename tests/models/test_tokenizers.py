@@ -134,6 +134,7 @@ def tok512() -> Tokenizer:
 # ---------------------------------------------------------------------------------------------------- Qwen
 
 
+@pytest.mark.nightly
 def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
     for text, ids in zip(TEXTS, GOLDEN["ids"]["qwen2.5"], strict=True):
         assert qwen.encode(text) == qwen_gguf.encode(text) == qwen_tiktoken.encode(text) == ids, text
@@ -147,6 +148,7 @@ def test_three_readers_of_qwen_agree_on_any_text(qwen, qwen_gguf, qwen_tiktoken,
     assert qwen.decode(ids) == qwen_gguf.decode(ids) == qwen_tiktoken.decode(ids) == unicodedata.normalize("NFC", text)
 
 
+@pytest.mark.nightly
 def test_qwen_is_the_same_tokenizer_in_either_file(qwen, qwen_gguf, qwen_tiktoken):
     ids = {"bos_id": None, "eos_id": 151_645, "pad_id": 151_643, "stop_ids": (151_645, 151_643), "vocab_size": 151_665}
     for tokenizer in (qwen, qwen_gguf, qwen_tiktoken):

@@ -100,6 +100,7 @@ def test_what_is_no_calculation_is_refused_and_named(text):
         reference_program(text)
 
 
+@pytest.mark.nightly
 def test_every_row_of_gsm8k():
     """The counts of docs/math.md."""
     counts = {}

@@ -51,6 +51,7 @@ def test_there_are_enough_pairs_of_each_origin():
         assert len({(row["gold"], row["text"]) for row in rows}) == len(rows)
 
 
+@pytest.mark.nightly
 def test_no_false_positive_and_high_recall_within_the_time_limit():
     counts, missed, slowest = Counter(), [], 0.0
     for row in (row for rows in PAIRS.values() for row in rows):

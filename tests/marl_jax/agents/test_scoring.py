@@ -36,6 +36,7 @@ def agree(found, expected):
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "group"),
     [(dict(), 1), (dict(critic="separate"), 1), (dict(lora=2, critic="none"), GROUP)],
@@ -49,6 +50,7 @@ def test_a_prefix_that_is_read_once_changes_nothing(settings, group):
     agree(gradients(once, behind), gradients(whole, samples))
 
 
+@pytest.mark.long
 def test_unrolled_layers_follow_a_prefix_that_is_read_in_a_loop():
     """Unrolled as on a GPU, the update has the layers once and not twice."""
     policy = tiny_play.policy(free=WIDTH)

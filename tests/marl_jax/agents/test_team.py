@@ -149,6 +149,7 @@ def test_rows_of_others_are_left_out_of_the_update(team):
     np.testing.assert_array_equal(update_active_rows(update, None, more, None, n // 2), update(None, more, None))
 
 
+@pytest.mark.nightly
 def test_rows_of_others_are_harmless_behind_long_rules(folder):
     """The rules are read once and left out of the rows; those of the other model must not reach in front of theirs."""
     config = tiny_team.config(folder)

@@ -147,6 +147,7 @@ def test_it_learns_to_tell_right_from_wrong(workdir):
     assert rows[-1]["accuracy_low"] <= rows[-1]["accuracy"] <= rows[-1]["accuracy_high"]
 
 
+@pytest.mark.nightly
 def test_a_run_resumes_exactly_and_refuses_other_answers(workdir, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(workdir, again)

@@ -65,6 +65,7 @@ def test_every_algorithm_is_whole():
         assert all(callable(getattr(algorithm.objective, part)) for part in ("loss_weights_for", "loss", "summary"))
 
 
+@pytest.mark.nightly
 def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin):
     """PPO under another name: the same samples, the turns that look ahead among them, and the same parameters."""
     original, added = small(), small("mine")

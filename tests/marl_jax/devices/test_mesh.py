@@ -28,6 +28,18 @@ def test_some_of_the_devices():
     assert dict(mesh.make(config_with(fsdp=-1), jax.devices()[:2]).shape) == {"data": 1, "fsdp": 2, "tensor": 1}
 
 
+def test_a_mesh_that_names_fewer_devices_uses_the_first_ones_and_warns(caplog):
+    made = mesh.make(config_with(fsdp=2, tensor=2))
+    assert made.devices.flatten().tolist() == jax.devices()[:4]
+    assert caplog.messages == ["config.mesh uses 4 of 8 devices"]
+
+
+def test_a_smaller_mesh_is_refused_when_there_are_other_processes(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="which needs 4 devices; there are 8"):
+        mesh.make(config_with(fsdp=2, tensor=2))
+
+
 def test_the_ready_made_meshes():
     config = defaults.get_config()
     ready = {(8, 1, 1): meshes.automatic(), (1, 8, 1): meshes.sharded(), (1, 2, 4): meshes.tensor_parallel(4)}

@@ -193,6 +193,7 @@ def state(workdir):
     return restored.step, restored.state
 
 
+@pytest.mark.nightly
 def test_averages_resume_as_if_never_interrupted(tmp_path):
     config = magnetic()
     validate.check(config)

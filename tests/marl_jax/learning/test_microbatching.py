@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from marl_jax.learning import microbatching
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
+from tests.conftest import nightly_cases
 from tests.marl_jax import tiny_run, tiny_task, tiny_tasks  # noqa: F401  (registers its tasks)
 
 
@@ -22,7 +23,7 @@ def trained(workdir, config):
     return restored
 
 
-@pytest.mark.parametrize("kind", ["rows", "packed rows"])
+@pytest.mark.parametrize("kind", nightly_cases(["rows", "packed rows"], "packed rows"))
 def test_an_update_that_does_not_fit_is_made_in_more_parts(tmp_path, monkeypatch, caplog, kind):
     if kind == "rows":
         config, parts = tiny_run.get_config(), 16  # of 48 rows a minibatch

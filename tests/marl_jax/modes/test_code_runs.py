@@ -15,6 +15,7 @@ from tests.envs.tasks import verifiers
 FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")
 
 
+@pytest.mark.long
 @pytest.mark.quick
 def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
     """A model of bytes writes no programs, so each answer stands for one: half of them for a solution."""

@@ -237,6 +237,7 @@ def checkpoint(workdir, step):
     return found
 
 
+@pytest.mark.nightly
 def test_turns_learn_in_blocks_and_a_resumed_run_is_the_same(tmp_path):
     """A policy for each turn, all seats sharing it: two steps train the first, two the second, stopped within."""
     config = tiny_task.get_config("ppo+debate_of_bytes")

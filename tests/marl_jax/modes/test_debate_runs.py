@@ -20,6 +20,7 @@ from tests.marl_jax import tiny_task
 from tests.marl_jax.tiny_host import FakeAnswer, FakeSampler, make_rollout, merging_tokenizer
 
 
+@pytest.mark.nightly
 def test_agents_beyond_the_trained_get_their_policies_in_turn(tmp_path):
     config = tiny_task.get_config("grpo+arithmetic_debate")
     config.steps, config.optim.warmup = 1, 0

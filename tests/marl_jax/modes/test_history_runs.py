@@ -137,6 +137,7 @@ def in_history(config, **env):
     return config
 
 
+@pytest.mark.nightly
 def test_models_with_tokenizers_of_their_own(tmp_path_factory):
     config = in_history(tiny_team.config(tmp_path_factory.mktemp("team"), "ppo"), history_turns=4)
     config.rollout.update(dict(num_envs=2, unroll_length=12))
@@ -176,6 +177,7 @@ def sampled(devices: int):
     return jax.device_get((samples, metrics))
 
 
+@pytest.mark.nightly
 def test_games_split_over_devices_make_the_same_samples():
     (one, metrics), (four, more) = sampled(1), sampled(4)
     assert one.n == 16 and (one.segment > 0).any() and metrics["dropped_completions"] == 0

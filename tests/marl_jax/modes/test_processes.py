@@ -84,6 +84,7 @@ def parameters(workdir: Path):
     return restored.state["trained"]
 
 
+@pytest.mark.nightly
 def test_two_processes_lost_stopped_and_resumed_equal_one_that_never_was(tmp_path):
     cache, workdir, alone = tmp_path / "cache", tmp_path / "pair", tmp_path / "alone"
     one = launch(alone, cache, 4, "said_alone")

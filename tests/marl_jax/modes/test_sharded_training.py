@@ -21,6 +21,7 @@ from marl_jax.learning.learn_step import optimizer_for
 from marl_jax.learning.moments import scale_by_adam
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.setup.train_programs import at_start, programs, resumed, saved
+from tests.conftest import nightly_cases
 from tests.marl_jax import tiny_run
 
 pytestmark = pytest.mark.long
@@ -203,7 +204,7 @@ def test_moments_of_every_kind_are_split_as_their_parameters_are(kind):
     assert places.count.is_fully_replicated
 
 
-@pytest.mark.parametrize("sampling", ["replicated", "tensor"])
+@pytest.mark.parametrize("sampling", nightly_cases(["replicated", "tensor"], "tensor"))
 def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
     made = Run("full", "all", sampling)
     assert dict(made.setup.sample_mesh.shape) == {
@@ -221,6 +222,7 @@ def test_sampling_on_another_arrangement_gives_the_same_tokens(sampling):
         assert up.sharding.shard_shape(up.shape)[-2:] == (16, 8)  # all of D, half of F
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_eight_devices_goes_on_on_one_and_on_four(tmp_path):
     eight, one, four = run("full", "all"), run("full", "one"), Run("full", "four")
     checkpoints = Checkpoints(tmp_path)

@@ -114,6 +114,7 @@ def test_the_folder_is_that_of_one_run(run):
     assert page.count("<h2>First stage: sft</h2>") == 1 and "step</span><b>2 of 2</b>" in page
 
 
+@pytest.mark.nightly
 def test_a_run_interrupted_in_its_first_stage_equals_one_that_was_not(run, tmp_path):
     _, workdir = run
     again = tmp_path / "again"
@@ -125,6 +126,7 @@ def test_a_run_interrupted_in_its_first_stage_equals_one_that_was_not(run, tmp_p
         jax.tree.map(np.testing.assert_array_equal, state(workdir / folder).state, state(again / folder).state)
 
 
+@pytest.mark.nightly
 def test_a_first_stage_whose_last_checkpoint_is_damaged_is_finished_again(run, tmp_path):
     _, workdir = run
     again = tmp_path / "again"

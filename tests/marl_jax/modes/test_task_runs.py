@@ -30,7 +30,7 @@ from marl_jax.schema import saved, validate
 from marl_jax.setup.run_fingerprint import check_run, run_fingerprint
 from marl_jax.setup.train_programs import programs
 from marl_jax.setup.weights import untuned_weights
-from tests.conftest import ROUGH
+from tests.conftest import ROUGH, nightly_cases
 from tests.marl_jax import tiny_run, tiny_task
 
 pytestmark = pytest.mark.long
@@ -80,10 +80,13 @@ def launch(workdir, cache, *flags):
 
 @pytest.mark.parametrize(
     ("task", "algorithm"),
-    [
-        ("arithmetic", "grpo"), ("arithmetic_debate", "ppo"), ("arithmetic_debate", "at_grpo"),
-        ("solver_checker", "at_grpo"),
-    ],
+    nightly_cases(
+        [
+            ("arithmetic", "grpo"), ("arithmetic_debate", "ppo"), ("arithmetic_debate", "at_grpo"),
+            ("solver_checker", "at_grpo"),
+        ],
+        ("arithmetic_debate", "at_grpo"),
+    ),
 )  # fmt: skip
 def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm, tmp_path):
     """To a task PPO and GRPO are the same: it is asked for one answer at a time. AT-GRPO asks for several."""
@@ -99,7 +102,7 @@ def test_every_task_runs_with_whole_episodes_and_with_candidates(task, algorithm
         assert {"success", "reward/team", "reward/process", "reward/agent_0", "completion_length"} <= set(row)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "at_grpo"])
+@pytest.mark.parametrize("algorithm", nightly_cases(["ppo", "at_grpo"], "ppo"))
 def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, tmp_path):
     config = tiny_task.get_config(algorithm)
     config.steps = 4
@@ -118,6 +121,7 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_never_was(algorithm, 
     assert not list((tmp_path / "whole" / "journal").iterdir()), "a checkpoint makes journals superfluous"
 
 
+@pytest.mark.nightly
 def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path, monkeypatch, caplog):
     learners = []
 
@@ -139,6 +143,7 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
     assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
 
 
+@pytest.mark.nightly
 def test_killed_while_its_judge_hangs_a_resumed_run_equals_one_that_never_was(tmp_path):
     cache, whole, broken = tmp_path / "cache", tmp_path / "whole", tmp_path / "broken"
     flags = ("--config.steps=5", "--config.checkpoint.every=2")
@@ -290,7 +295,7 @@ def changes(workdir):
     return {name: sum(np.abs(x["b"][:, i]).sum() for x in adapters) for i, name in enumerate("ew")}
 
 
-@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "models"])
+@pytest.mark.parametrize("lora", nightly_cases([True, False], False), ids=["adapters", "models"])
 def test_a_policy_for_each_role(lora, tmp_path):
     """Models learn from their own answers; of two adapters the frozen one stays."""
     config = per_role(tiny_task.get_config("grpo"), lora)

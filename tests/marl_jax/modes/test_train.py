@@ -61,6 +61,7 @@ def steps_done(workdir):
     return len(read_json_lines(workdir / "metrics.jsonl"))
 
 
+@pytest.mark.nightly
 def test_killed_and_started_again_equals_never_interrupted(tmp_path, cache):
     whole = launch(tmp_path / "whole", cache)
     assert whole.wait(600) == 0, whole.stderr.read()
@@ -104,6 +105,7 @@ def test_a_polite_stop_saves_and_the_next_start_goes_on(tmp_path, cache):
     assert state(tmp_path)[0] == steps_done(tmp_path) >= 3
 
 
+@pytest.mark.nightly
 def test_adapters_go_on_as_if_never_interrupted_with_the_config_of_the_last_start(tmp_path):
     config = tiny_run.get_config()
     config.steps = 3

@@ -115,6 +115,7 @@ def state(workdir):
     return restored
 
 
+@pytest.mark.nightly
 def test_a_run_rises_and_an_interrupted_one_stands_where_it_stood(tmp_path):
     config = rising()
     train.train(config, tmp_path / "whole")

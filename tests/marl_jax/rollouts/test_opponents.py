@@ -83,6 +83,7 @@ def stubborn(policy, order):
     return {"main": {**trained, "model": {**model, "embed": embed, "norm": jnp.ones_like(model["norm"])}}}
 
 
+@pytest.mark.long
 def test_historical_opponents_play_with_the_weights_they_had():
     sections = Sections(own=2, historical=6)
     policy = tiny_play.policy()
@@ -120,6 +121,7 @@ def test_a_snapshot_of_the_present_weights_joins_the_pool():
         jax.tree.map(np.testing.assert_array_equal, kept, params["main"]["model"])
 
 
+@pytest.mark.long
 def test_adapters_of_historical_opponents_are_their_own_on_the_same_base():
     """With LoRA a snapshot is the adapters alone: the moves are those of the same base with the old adapters."""
     policy = tiny_play.policy(lora=2)

@@ -73,6 +73,7 @@ def play(judge, other, moves: int) -> dict[str, float]:
     return match_results.match_metrics(GAME, played, np.asarray(seating), 0.95)
 
 
+@pytest.mark.nightly
 def test_with_true_values_enough_moves_are_best_play(judge):
     """Nearly all legal moves are drawn, so that the best of them loses to nobody; the policy's own move does."""
     assert values_by_code()[0] == 0 and set(np.unique(values_by_code())) == {-1, 0, 1}

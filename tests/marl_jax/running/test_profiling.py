@@ -30,6 +30,7 @@ def workdir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_the_trace_names_the_phases(workdir):
     (trace,) = (workdir / "profile").rglob("*.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

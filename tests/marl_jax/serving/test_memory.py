@@ -120,6 +120,7 @@ def growth(case, keep=None):
     return asyncio.run(count())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [streams, sessions, hang_up])
 def test_nothing_is_kept_of_a_request(case, monkeypatch):
     monkeypatch.setattr(sessions_module, "MOST_ENDED", REMEMBERED)

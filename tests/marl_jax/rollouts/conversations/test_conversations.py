@@ -12,6 +12,7 @@ from marl_jax.agents import scoring
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.learning import update
 from models.model import build
+from tests.conftest import nightly_cases
 from tests.marl_jax import tiny_conversations as tiny
 from tests.marl_jax import tiny_play, tiny_samples
 from tests.models.tiny_models import largest, largest_difference, quick_jit
@@ -97,7 +98,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly_cases(CASES, "separate critic", "one-token names"))
 def test_later_answers_see_earlier_ones(case):
     """One conversation in each row: no mask, plain causal attention."""
     made = policy(**CASES[case])
@@ -153,7 +154,7 @@ def test_packed_conversations(settings):
     agree(made, samples, alone, packed=dict(pack=2))
 
 
-@pytest.mark.parametrize("case", ["free text", "adapters and names"])
+@pytest.mark.parametrize("case", nightly_cases(["free text", "adapters and names"], "free text"))
 def test_candidates_behind_one_prompt(case):
     """`from_prompts` with K answers, which has its own layout, against K rows of one answer."""
     made = policy(**CASES[case])

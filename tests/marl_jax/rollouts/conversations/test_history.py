@@ -19,6 +19,7 @@ from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.opponents import Opponents, Sections
 from marl_jax.rollouts.tree import TreeRollout
+from tests.conftest import nightly_cases
 from tests.marl_jax import tiny_history as tiny
 from tests.marl_jax import tiny_play
 from tests.marl_jax.tiny_play import TOKENIZER
@@ -74,7 +75,9 @@ def played(case):
     return found, tiny.tell(found)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", nightly_cases(CASES, "names behind a prefix, adapters", "tree of names, adapters", "groups")
+)
 def test_sampler_and_learner_agree_on_what_was_read(case):
     """`tell` has compared every token that an answer sees with the game's own texts."""
     found, told = played(case)
