@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from models import attention, decode_kernel, lora
 from models import cache as kv
+from tests.conftest import nightly_cases
 from tests.models.test_sharding import MESHES, mesh_of
 from tests.models.tiny_models import FAMILIES, make, quick_jit, random_tokens, unstack
 
@@ -107,7 +108,7 @@ def check(model, params, talks, adapters=None, prefix=()):
         np.testing.assert_allclose(np.stack(hidden), whole[i, start : start + len(hidden)], atol=ATOL)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_interleaved_seats_equal_conversations_read_at_once(family):
     """Unequal lengths, idle rows, games that end: without adapters."""
     model, stacked = make(family)
@@ -117,7 +118,9 @@ def test_interleaved_seats_equal_conversations_read_at_once(family):
     check(model, params, talks)
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "phi3", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "family", nightly_cases(["llama3", "mistral", "phi3", "qwen3", "gpt2"], "llama3", "phi3", "qwen3")
+)
 def test_behind_a_common_prefix_with_an_adapter_for_each_seat(family, kernel=None):
     """The prefix is read once for each adapter; windows of five and six tokens end inside of it, or behind it."""
     model, stacked = make(family)

@@ -146,7 +146,7 @@ def check_same(model, params, start):
     assert largest_difference(others, grads) < 1e-5 * largest(grads)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     """Every family, two of them with a window shorter than a conversation."""
     model, params = make(family)

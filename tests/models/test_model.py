@@ -12,6 +12,7 @@ from models.cache import empty
 from models.config import ModelConfig
 from models.layouts import Branches, Packed
 from models.model import build
+from tests.conftest import nightly_cases
 from tests.models.tiny_models import (
     CONFIGS,
     FAMILIES,
@@ -128,7 +129,7 @@ def test_padding_changes_nothing():
         np.testing.assert_allclose(padded[0, :9], whole[0, :9], atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gpt2"])
+@pytest.mark.parametrize("family", nightly_cases(["mistral", "gpt2"], "mistral"))
 def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
     """One prompt with K answers of unequal length, in four ways: loss and gradient must agree.
 

@@ -140,6 +140,7 @@ def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
         assert qwen.encode(text) == qwen_gguf.encode(text) == qwen_tiktoken.encode(text) == ids, text
 
 
+@pytest.mark.nightly
 @settings(max_examples=150, deadline=None)
 @given(text=MIXED)
 def test_three_readers_of_qwen_agree_on_any_text(qwen, qwen_gguf, qwen_tiktoken, text):

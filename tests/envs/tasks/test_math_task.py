@@ -264,7 +264,7 @@ def test_a_small_run_from_end_to_end(tmp_path, monkeypatch):
 
     config = math_reasoning.get_config("at_grpo_shared")
     config.model.shape = dict(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=16)
-    config.steps, config.optim.warmup = 1, 0
+    config.steps, config.optim.warmup, config.mesh.data = 1, 0, 1
     config.algo.group_size = 2
     config.task.update(dict(n_episodes=1, max_new_tokens=2, max_num_seqs=2, max_length=1024))
     config.eval.every, config.checkpoint.best_metric = 0, ""

@@ -123,7 +123,7 @@ def test_the_checkpoint_of_a_run(tmp_path, capsys):
     config = defaults.get_config()
     config.env.update(dict(style="plain", text="brief"))
     config.model.shape.update(tiny_play.SHAPE)
-    config.play.seat = -1
+    config.play.seat, config.mesh.data = -1, 1
     made = setup.make(config)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"trained": {"main": made.backbone.weights_at_start()[0]}}, {})

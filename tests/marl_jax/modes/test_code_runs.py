@@ -31,7 +31,7 @@ def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "read_program", read_program)
     monkeypatch.setattr(calls, "cases_in", verifiers.cases_by_number)
     config = code_generation.get_config("at_grpo_shared")
-    config.steps, config.optim.warmup = 2, 0
+    config.steps, config.optim.warmup, config.mesh.data = 2, 0, 1
     config.task.update(dict(n_episodes=2, max_num_seqs=8, max_length=1024))
     config.task.params.turns = 1
     config.algo.update(dict(group_size=4, minibatches=1))
@@ -52,6 +52,7 @@ def test_without_isolation_a_run_ends_at_its_start_and_says_why(tmp_path, monkey
 
     monkeypatch.setattr(task, "shared_sandbox", unavailable)
     config = code_generation.get_config("roles_grpo")
+    config.mesh.data = 1
     with pytest.raises(RunError, match="the task code cannot run here: no namespaces and no Landlock"):
         train.train(config, tmp_path)
 

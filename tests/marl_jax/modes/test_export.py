@@ -17,7 +17,7 @@ from models.weights.load import load
 def make_run(workdir, rank):
     """A run of one checkpoint, with weights that are not those of the start."""
     config = defaults.get_config()
-    config.env.style = "plain"
+    config.env.style, config.mesh.data = "plain", 1
     config.model.lora.rank = rank
     config.model.shape.update(dict(d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=48))
     made = setup.make(config)

@@ -51,7 +51,7 @@ def test_accuracy_is_of_the_moves_of_the_bot_and_precision_of_those_of_the_polic
 def shown():
     """(setup, samples) of demonstrations in which plays have weight 3."""
     config = get_config()
-    config.algo.kind_weights = ("play=3",)
+    config.algo.kind_weights, config.mesh.data = ("play=3",), 1
     validate.check(config)
     setup = setups.make(config)
     rollout = setup.rollout
