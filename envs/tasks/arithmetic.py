@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from envs.tasks.chat import keep_one
 from envs.tasks.replies import CallTimeout, Reply
-from envs.tasks.task import Ask, Outcome, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_split
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
 SYSTEM = f"You compute carefully. {FORMAT}"
@@ -71,7 +71,7 @@ def voted(number: int | None) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
+class Arithmetic(Task):
     """The task.
 
     levels      difficulties, which take turns

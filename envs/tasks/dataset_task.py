@@ -31,7 +31,7 @@ from typing import Any
 from envs.tasks.chat import CONTINUATIONS
 from envs.tasks.data import DataError, Dataset, NoSplit, check_fields, from_list, make_splits, open_dataset
 from envs.tasks.rewards import RewardFunction, named
-from envs.tasks.task import SPLITS, Ask, Outcome, check_split
+from envs.tasks.task import SPLITS, Ask, Outcome, Task, check_split
 from envs.tasks.workflow.graph import Function, Workflow
 from envs.tasks.workflow.play import Turn, play
 from envs.tasks.workflow.reading import read
@@ -55,7 +55,7 @@ def dataset_task(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnTask:
+class OwnTask(Task):
     """The task.
 
     data, rewards  as for `dataset_task`

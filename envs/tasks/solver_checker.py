@@ -13,7 +13,7 @@ from typing import Any
 
 from envs.tasks.arithmetic import FORMAT, ArithmeticProblem, draw_problems, graded, voted
 from envs.tasks.chat import CONTINUATIONS
-from envs.tasks.task import Ask, Outcome
+from envs.tasks.task import Ask, Outcome, Task
 from envs.tasks.workflow.graph import Workflow
 from envs.tasks.workflow.play import Turn, play
 from envs.tasks.workflow.reading import read
@@ -42,7 +42,7 @@ def agreed(values: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class SolverChecker:
+class SolverChecker(Task):
     """The task.
 
     rounds        solver and checker, this many times at most; ends when the checker confirms

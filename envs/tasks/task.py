@@ -1,6 +1,6 @@
 """What a task is, and what it works with: `Task`, `Ask`, `Reply`, `Outcome` and the errors of an episode.
 
-    class Echo:
+    class Echo(Task):
         roles = ("speaker",)
 
         def examples(self, part):
@@ -30,6 +30,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from envs.tasks.chat import Chat
+from envs.tasks.workflow.graph import Workflow
 
 SPLITS = ("train", "validation", "test")
 """The parts of a task's examples, which share none: one to learn from, one to choose by, one to report."""
@@ -135,29 +136,44 @@ class Ask(Protocol):
         ...
 
 
-class Task(Protocol):
-    """A task: who takes part, on what, and how an episode goes.
+# ----------------------------------------------------------------------------------------------------------- task
 
-    roles  names of the seats
 
-    A task may have a method `prepare()`, called before the first episode. A RuntimeError of it, such as a sandbox that
-    is not available, ends the run with its text. One whose dataset has worked solutions may have a method
-    `gold_reply(example)`: a right reply in the form that it asks for, or None. A method `for_evaluation()` returns the
-    task as evaluations play it; its seats may be more or fewer, and further ones get the policies of the first. A
-    task that is played by a workflow (`envs/tasks/workflow`) has it as `graph`, and reports show a drawing of it. One
-    with an attribute `serves = True` is given `ask.session()`, and one with `concurrency` plays so many episodes at a
-    time.
+class Task:
+    """Base class of tasks: who takes part, on what examples, and how an episode is played.
+
+    Subclasses set `roles` and implement `examples` and `play`. The other members have defaults.
+
+    Attributes:
+        roles: Names of the seats.
+        serves: Whether `ask.session()` is available, for episodes that are programs of their own.
+        concurrency: Maximum number of episodes that are played at the same time.
+        graph: The workflow that plays the task, if there is one. Reports show a drawing of it.
     """
 
     roles: tuple[str, ...]
+    serves: bool = False
+    concurrency: int = 4096
+    graph: Workflow | None = None
 
     def examples(self, part: str) -> Sequence[Any]:
-        """The examples of a part of `SPLITS`, always the same ones in the same order."""
-        ...
+        """Return the examples of one of `SPLITS`, always the same ones in the same order."""
+        raise NotImplementedError
 
     async def play(self, ask: Ask, example: Any) -> Outcome:
-        """One episode. Rewards are put on the replies they belong to."""
-        ...
+        """Play one episode. Rewards are put on the replies they belong to."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Prepare for the first episode; a RuntimeError, such as a missing sandbox, ends the run with its text."""
+
+    def gold_reply(self, example: Any) -> str | None:
+        """Return a correct reply in the form that the task asks for, or None if the dataset has none."""
+        return None
+
+    def for_evaluation(self) -> Task:
+        """Return the task as evaluations play it. It may have more or fewer seats; extra seats reuse the policies."""
+        return self
 
 
 def check_split(part: str) -> None:

@@ -164,7 +164,7 @@ class Labeller:
         return found
 
     def _learn_gold(self, episodes: Sequence[Episode], example: Any) -> None:
-        gold = getattr(self._setup.task, "gold_reply", lambda example: None)(example)
+        gold = self._setup.task.gold_reply(example)
         if gold and episodes:
             said = episodes[0].chats[0].said[0]
             tokenizer = said.speaker.tokenizer

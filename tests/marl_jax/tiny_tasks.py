@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envs.tasks import TASKS
 from envs.tasks.replies import CallTimeout
-from envs.tasks.task import Outcome
+from envs.tasks.task import Outcome, Task
 from marl_jax.rollouts.host.conversation import derive_seed
 
 SLEEP = 3600.0
@@ -20,7 +20,7 @@ def small_bytes(text: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plain:
+class Plain(Task):
     """Two roles in turn, rewarded for plain characters; `broken` examples fail, each in its way.
 
     With `reward` every reply gets this one: a constant, or more than float32 holds.
@@ -98,7 +98,7 @@ BEFORE = recorded(Path(os.environ["MOODY_JOURNAL"])) if "MOODY_JOURNAL" in os.en
 
 
 @dataclasses.dataclass(frozen=True)
-class Debate:
+class Debate(Task):
     """All agents answer at once, read what the others said and answer again; each is paid for its own characters."""
 
     n_examples: int = 12
@@ -124,7 +124,7 @@ class Debate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
+class Lengths(Task):
     """One answer to texts of which each has 60 bytes more than the one before."""
 
     n_examples: int = 12

@@ -25,14 +25,14 @@ from envs.tasks.code.rows import Row, some_tests
 from envs.tasks.data import Dataset
 from envs.tasks.replies import Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, Outcome, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_split
 
 FORMS = ("roles", "single")
 SANDBOXES = ("auto", "process")
 
 
 @dataclasses.dataclass(frozen=True)
-class Code:
+class Code(Task):
     """The task.
 
     dataset       a name of `sources.SOURCES`, "sample", or a .jsonl file of rows

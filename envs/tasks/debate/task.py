@@ -23,11 +23,11 @@ from envs.tasks.debate.credit import PRESETS, Credit, is_malformed, pay, pay_can
 from envs.tasks.debate.questions import ArithmeticQuestions, Questions, make_questions
 from envs.tasks.debate.scoring import GOLD, Scorer, ask_scores, check_scorer, make_scorer
 from envs.tasks.replies import Reply, Verdict
-from envs.tasks.task import Ask, Outcome
+from envs.tasks.task import Ask, Outcome, Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Debate:
+class Debate(Task):
     """The task.
 
     dataset            what is debated: arithmetic, nli, arc, sciq, question, or a data set of math (`questions.py`)

@@ -28,7 +28,7 @@ from envs.tasks.math.sources import MathProblem, check_name, problems, solutions
 from envs.tasks.math.verifier import LIMIT, ballot, same, verify
 from envs.tasks.replies import CallFailed, CallTimeout, Reply
 from envs.tasks.sandbox import shared_sandbox
-from envs.tasks.task import Ask, Outcome
+from envs.tasks.task import Ask, Outcome, Task
 
 FORMS = ("single", "roles")
 ANSWERS = (*extract.FORMS, "program")
@@ -42,7 +42,7 @@ Found = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Math:
+class Math(Task):
     """The task.
 
     dataset       of `envs/tasks/math/sources.py`: gsm8k, math, math500, aime2024 …, sample, or a .jsonl file

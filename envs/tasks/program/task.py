@@ -26,7 +26,7 @@ from envs.tasks.data import Dataset, from_list, make_splits, open_dataset
 from envs.tasks.program import process
 from envs.tasks.program.preload import Preloaded
 from envs.tasks.replies import EpisodeError
-from envs.tasks.task import SPLITS, Ask, Outcome, check_split
+from envs.tasks.task import SPLITS, Ask, Outcome, Task, check_split
 
 LARGEST = 1e30  # of a number in a result, which is then finite in any sum
 LONGEST_ERROR = 500  # characters of a program's last words that are logged
@@ -52,7 +52,7 @@ class NoModelCalls(EpisodeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentProgram:
+class AgentProgram(Task):
     """The task.
 
     program      a Python file, which runs with this interpreter, or a command; arguments may follow

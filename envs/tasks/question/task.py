@@ -21,7 +21,7 @@ from envs.tasks.question import samples
 from envs.tasks.question.compare import COMPARISONS, FORMATS, check_answer, grade
 from envs.tasks.question.template import fields_of, fill
 from envs.tasks.replies import CallFailed, CallTimeout, Reply, Verdict
-from envs.tasks.task import Ask, Outcome, check_split
+from envs.tasks.task import Ask, Outcome, Task, check_split
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ BOXED = r"Think step by step, then write your final answer in \boxed{}."
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class Question(Task):
     """The task.
 
     train, validation, test  sources (see `open_dataset`); without train, the built-in sample. Parts that are not given
