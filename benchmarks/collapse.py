@@ -146,6 +146,7 @@ class Learner:
         self._setup = types.SimpleNamespace(
             config=config,
             algorithm=GRPO,
+            algo=GRPO.settings.from_config(config.algo),
             trained_backbones=(types.SimpleNamespace(policy=self.policy, name="toy", number=0),),
             team=types.SimpleNamespace(own=lambda samples, number: samples),
             max_active_rows=lambda backbone, n, algo: n,

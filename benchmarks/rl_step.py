@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.sampler import FLOPS_PER_S, report
 from benchmarks.update import GIB, make_policy
-from configs import algorithms, defaults
+from configs import defaults
 from marl_jax.agents import answering
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices.aot import compiler_options
@@ -72,13 +72,14 @@ def main():
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     share = args.group if args.share is None else args.share
     policy = make_policy(args.model, args.new, dtype, remat=args.remat)
-    algo, optim = algorithms.at_grpo(args.group), defaults.optimizer()
-    algo.update(dict(minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps))
+    optim, algorithm = defaults.optimizer(), ALGORITHMS.get("at_grpo")
+    algo = algorithm.settings(
+        group_size=args.group, minibatches=1, tis_clip=0.0, grad_accum_steps=args.grad_accum_steps
+    )
     optim.update(dict(lr=1e-6, schedule="constant", warmup=0))
     optimizer = make_optimizer(optim, 1, 1)
     cfg, n = policy.model.cfg, args.completions
 
-    algorithm = ALGORITHMS.get(algo.name)
     update = make_update(policy, optimizer, algorithm.objective, algo)
 
     def learn(train_state, samples, key):

@@ -36,7 +36,7 @@ from benchmarks.sampler import FLOPS_PER_S, median_seconds, report
 from configs import algorithms, defaults
 from marl_jax.agents.answers import FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.devices.aot import compiler_options
 from marl_jax.learning.optimizer import make_optimizer
 from marl_jax.learning.update import TrainState, make_update, new_train_state
@@ -75,8 +75,7 @@ class Case:
 
     def compile(self) -> None:
         """Compiles the update from shapes alone."""
-        algo = algorithms.grpo()
-        algo.update(dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo)
+        algo = settings_from(algorithms.grpo(**dict(minibatches=1, tis_clip=0.0, loss_agg="token") | self.algo))
         update = make_update(self.policy, self.optimizer(), ALGORITHMS.get("grpo").objective, algo)
         jitted = jax.jit(update, donate_argnums=(0,), compiler_options=compiler_options())
         start = time.perf_counter()

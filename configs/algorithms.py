@@ -1,28 +1,29 @@
 """Algorithms: `config.algo` is the name of one and its fields, here with the defaults of this project.
 
-What a field means stands beside its default in `marl_jax/algorithms/fields.py`. The exact forms of papers are in
+What a field means stands beside its default in `marl_jax/algorithms/*_config.py`. The exact forms of papers are in
 `configs/published.py`.
 """
 
 from ml_collections import ConfigDict
 
 from marl_jax import fields
-from marl_jax.algorithms.at_grpo_config import FIELDS as AT_GRPO
-from marl_jax.algorithms.grpo_config import FIELDS as GRPO
-from marl_jax.algorithms.ppo_config import FIELDS as PPO
-from marl_jax.algorithms.sft_config import FIELDS as SFT
-from marl_jax.algorithms.verifier_config import FIELDS as VERIFIER
+from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
+from marl_jax.algorithms.grpo_config import GRPOSettings
+from marl_jax.algorithms.ppo_config import PPOSettings
+from marl_jax.algorithms.sft_config import SFTSettings
+from marl_jax.algorithms.verifier_config import VerifierSettings
+from marl_jax.learning.settings import LearnerSettings, fields_of
 from marl_jax.schema import run_fields
 
 
-def make(name: str, own: fields.Fields, /, **changes) -> ConfigDict:
-    """An algorithm with its fields, some of them changed."""
-    return ConfigDict({"name": name, **fields.defaults(fields.with_defaults(own, **changes))})
+def make(name: str, settings: type[LearnerSettings], /, **changes) -> ConfigDict:
+    """Return `config.algo` of an algorithm with its default settings, some of them changed."""
+    return ConfigDict({"name": name, **fields.defaults(fields.with_defaults(fields_of(settings), **changes))})
 
 
 def ppo(**changes) -> ConfigDict:
     """PPO: GAE over an agent's own turns, clipped ratio per token, a trained value head."""
-    return make("ppo", PPO, **changes)
+    return make("ppo", PPOSettings, **changes)
 
 
 def magnetic_ppo(**changes) -> ConfigDict:
@@ -30,17 +31,19 @@ def magnetic_ppo(**changes) -> ConfigDict:
 
     The estimate k2 has the gradient of KL(policy ‖ copy); that of k3 would be KL(copy ‖ policy)'s.
     """
-    return make("ppo", PPO, **dict(magnet_coef=0.5, magnet_decay=0.95, kl_kind="k2", entropy_ratio=0.2) | changes)
+    return make(
+        "ppo", PPOSettings, **dict(magnet_coef=0.5, magnet_decay=0.95, kl_kind="k2", entropy_ratio=0.2) | changes
+    )
 
 
 def grpo(group_size: int | None = None, **changes) -> ConfigDict:
     """GRPO: K whole episodes from one start, advantages within the group, no critic."""
-    return make("grpo", GRPO, **_sized(group_size), **changes)
+    return make("grpo", GRPOSettings, **_sized(group_size), **changes)
 
 
 def at_grpo(group_size: int | None = None, **changes) -> ConfigDict:
     """AT-GRPO: K candidates from the same prompt at every turn of every agent, one of them continued."""
-    return make("at_grpo", AT_GRPO, **_sized(group_size), **changes)
+    return make("at_grpo", ATGRPOSettings, **_sized(group_size), **changes)
 
 
 def dr_mas(group_size: int | None = None) -> ConfigDict:
@@ -50,12 +53,12 @@ def dr_mas(group_size: int | None = None) -> ConfigDict:
 
 def sft(**changes) -> ConfigDict:
     """Supervised training on what a bot plays."""
-    return make("sft", SFT, **changes)
+    return make("sft", SFTSettings, **changes)
 
 
 def verifier(**changes) -> ConfigDict:
     """A verifier of a task's answers, trained on labelled ones."""
-    return make("verifier", VERIFIER, **changes)
+    return make("verifier", VerifierSettings, **changes)
 
 
 def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **changes) -> ConfigDict:

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 import launch
 from configs import defaults
@@ -159,7 +158,12 @@ def quiet(monkeypatch):
 def train(folder: Path, config: str, *overrides: str) -> list[dict]:
     """A run of two steps with a tiny model; the rows of its metrics."""
     flags = [f"--config.{group}.{name}={value}" for group, fields in TINY.items() for name, value in fields.items()]
-    flags += ["--config.plugins=my_package.plugin", "--config.steps=2", *(f"--config.{o}" for o in overrides)]
+    flags += [
+        "--config.plugins=my_package.plugin",
+        "--config.steps=2",
+        "--config.mesh.data=1",
+        *(f"--config.{o}" for o in overrides),
+    ]
     assert launch.main(["launch.py", f"--config={config}", f"--workdir={folder}", *flags]) == 0
     rows = read_json_lines(folder / "metrics.jsonl")
     assert len(rows) == 2 and all(np.isfinite(row["loss"]) and not row["skipped"] for row in rows)
@@ -332,11 +336,11 @@ def test_advantages_of_the_algorithm(added):
         seat=seat, group=group, member=0 * group, rewards=rewards, n_groups=2, group_size=1,
     )  # fmt: skip
     algorithm = ALGORITHMS.get("reinforce")
-    algo = ConfigDict({"baseline": "mean"})
+    algo = algorithm.settings()
     found = algorithm.compute_advantages(None, {}, samples, algo)[0].advantages[:, 0]
     returns, means = np.array([1, -1, 1, -1, 1]), np.array([1 / 3, 0, 1 / 3, 1 / 3, 0])
     np.testing.assert_allclose(found, returns - means, atol=1e-6)
-    algo.baseline = "none"
+    algo = algorithm.settings(baseline="none")
     np.testing.assert_allclose(algorithm.compute_advantages(None, {}, samples, algo)[0].advantages[:, 0], returns)
 
 

@@ -210,14 +210,19 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
         "from marl_jax.algorithms import ALGORITHMS\n"
         "from marl_jax.algorithms.algorithm import Algorithm\n"
         "from marl_jax.algorithms.ppo import PPO\n"
-        "from marl_jax.fields import Field, choice, integer, number\n"
+        "import dataclasses\n"
+        "from marl_jax.fields import choice, integer, number\n"
+        "from marl_jax.learning.settings import LearnerSettings, redefault, setting\n"
         "def check(config):\n"
         "    if config.algo.beta > config.optim.lr:\n"
         "        yield 'config.algo.beta is above optim.lr'\n"
-        "FIELDS = {'beta': Field(0.1, number(0, 1), 'a weight'), 'minibatches': Field(2, integer(1), 'parts'),\n"
-        "          'entropy_coef': Field('auto', choice('auto', 'off'), 'not a number here')}\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Settings(LearnerSettings):\n"
+        "    beta: float = setting(0.1, number(0, 1), 'a weight')\n"
+        "    minibatches: int = redefault(LearnerSettings, 'minibatches', 2)\n"
+        "    entropy_coef: str = setting('auto', choice('auto', 'off'), 'not a number here')\n"
         "ALGORITHMS.add(\n"
-        "    'mine', Algorithm('mine', FIELDS, PPO.rollout, PPO.compute_advantages, PPO.objective, check=check)\n"
+        "    'mine', Algorithm('mine', Settings, PPO.rollout, PPO.compute_advantages, PPO.objective, check=check)\n"
         ")\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -225,14 +230,15 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
     monkeypatch.setattr(ALGORITHMS, "_entries", entries)
     chosen = [TIC_TAC_TOE, "--config.plugins=my_plugin", "--config.algo.name=mine"]
     assert "config.algo.beta is above optim.lr" in refused(capsys, *chosen)
-    assert "--config.algo.gamma is not a field of mine; its fields: beta" in refused(
+    assert "--config.algo.gamma is not a field of mine; its fields: epochs, minibatches" in refused(
         capsys, *chosen, "--config.algo.gamma=1"
     )
     assert "config.algo.beta is 2.0; accepted: a number from" in refused(capsys, *chosen, "--config.algo.beta=2")
     assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
     config = started[0][1]["config"]
     # 8 is the experiment's; its entropy_coef is nothing that this algorithm accepts.
-    assert config.algo.to_dict() == {"name": "mine", "beta": 1e-5, "minibatches": 8, "entropy_coef": "auto"}
+    own = {"beta": 1e-5, "epochs": 1, "minibatches": 8, "grad_accum_steps": 1, "entropy_coef": "auto"}
+    assert config.algo.to_dict() == {"name": "mine", **own}
     assert config.plugins == ("my_plugin",)
     monkeypatch.delitem(sys.modules, "my_plugin")
 

@@ -34,6 +34,7 @@ LAYERS = (
 
 LIGHT = (
     "marl_jax.fields",
+    "marl_jax.learning.settings",
     "marl_jax.schema.run_fields",
     *(f"marl_jax.algorithms.{name}_config" for name in ALGORITHMS),
 )

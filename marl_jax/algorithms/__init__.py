@@ -1,5 +1,8 @@
 """The algorithms, each a file in this folder and a line here."""
 
+from ml_collections import ConfigDict
+
+from marl_jax.learning.settings import LearnerSettings
 from registries import Registry
 
 ALGORITHMS = Registry("algorithms")
@@ -8,3 +11,8 @@ ALGORITHMS.add("grpo", "marl_jax.algorithms.grpo:GRPO")
 ALGORITHMS.add("at_grpo", "marl_jax.algorithms.at_grpo:AT_GRPO")
 ALGORITHMS.add("sft", "marl_jax.algorithms.sft:SFT")
 ALGORITHMS.add("verifier", "marl_jax.algorithms.verifier:VERIFIER")
+
+
+def settings_from(algo: ConfigDict) -> LearnerSettings:
+    """Return the settings of the algorithm that `config.algo` names."""
+    return ALGORITHMS.get(algo.name).settings.from_config(algo)

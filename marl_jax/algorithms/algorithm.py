@@ -7,7 +7,7 @@ and what it rejects. It is one file in this folder and one line in the registry;
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,12 @@ from ml_collections import ConfigDict
 from marl_jax.agents import packing, scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
+from marl_jax.algorithms.common_config import PolicyGradientSettings
+from marl_jax.fields import Fields
 from marl_jax.learning import losses
-from marl_jax.learning.update import Objective
+from marl_jax.learning.settings import LearnerSettings, fields_of
+from marl_jax.learning.update import Objective, Scheduled
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.samples import Samples, split, unsplit
 from models.sharding import num_shards
 
@@ -32,8 +36,8 @@ def no_conditions(config: ConfigDict) -> Iterator[str]:
 class Algorithm:
     """One entry of the registry.
 
-    fields     the config fields it reads, each a `marl_jax.fields.Field`
-    rollout    from the parts of a run (`marl_jax.setup.Setup`) to the rollout that gathers its samples
+    settings   its settings, whose class declares its config fields (`marl_jax/learning/settings.py`)
+    rollout    from the parts of a run to the rollout that gathers its samples
     compute_advantages  (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
     objective  see `learning.update.Objective`
     check      (config) -> problems of a config with this algorithm
@@ -43,14 +47,19 @@ class Algorithm:
     """
 
     name: str
-    fields: Mapping[str, Any]
-    rollout: Callable[[Any], Any]
-    compute_advantages: Callable[[Policy, dict, Samples, ConfigDict], tuple[Samples, dict[str, jax.Array]]]
+    settings: type[LearnerSettings]
+    rollout: Callable[[RunParts], Rollout]
+    compute_advantages: Callable[[Policy, dict, Samples, Any], tuple[Samples, dict[str, jax.Array]]]
     objective: Any
     check: Callable[[ConfigDict], Iterator[str]] = no_conditions
     critic: bool = False
-    heldout_eval: Callable[[Any], Callable[[dict], HeldoutMetrics]] | None = None
+    heldout_eval: Callable[[RunParts], Callable[[dict], HeldoutMetrics]] | None = None
     verifies: bool = False
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of `config.algo`."""
+        return fields_of(self.settings)
 
 
 class HeldoutCount(NamedTuple):
@@ -76,14 +85,14 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
 
 
 def score_in_parts(
-    function: Callable[[Samples, packing.PackedRows | None], Any], samples: Samples, algo: ConfigDict
+    function: Callable[[Samples, packing.PackedRows | None], Any], samples: Samples, algo: LearnerSettings
 ) -> Any:
     """`function` (samples, packed rows or None -> tree of [N, X]) over the parts in which the update reads the rows.
 
     Rows without an answer are not read where rows are packed, and have zeros.
     """
     samples, parts = samples.replace(completion_at=None), algo.minibatches * algo.grad_accum_steps
-    if not algo.get("pack", 0):
+    if not algo.pack:
         return in_parts(lambda s: function(s, None), samples, parts)
     answered = jnp.any(samples.completion_lengths > 0, axis=1)
     places = packing.plan(samples, algo.pack, answered, parts * num_shards("B", samples.n))
@@ -101,7 +110,7 @@ def score_in_parts(
     return jax.lax.fori_loop(0, -(-places.used() // size), add, nothing)
 
 
-def with_reference(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
+def with_reference(policy: Policy, weights: dict, samples: Samples, algo: PolicyGradientSettings) -> Samples:
     """The samples with what the update compares them with: log-probabilities of reference and magnet, KL in the reward.
 
     A KL in the reward is subtracted from what the answering seat was paid, summed over the tokens of the answer.
@@ -121,7 +130,7 @@ def with_reference(policy: Policy, weights: dict, samples: Samples, algo: Config
     return samples
 
 
-def kl_rewards(samples: Samples, algo: ConfigDict) -> jax.Array:
+def kl_rewards(samples: Samples, algo: PolicyGradientSettings) -> jax.Array:
     """float32 [N, X]: what a KL in the reward pays for every token; zeros where it is not charged there."""
     if not algo.kl_coef or algo.kl_in != "reward":
         return jnp.zeros(samples.targets.shape, jnp.float32)
@@ -141,18 +150,20 @@ class ClippedObjective(Objective):
 
     critic: bool
 
-    def fits_values(self, algo: ConfigDict) -> bool:
+    def fits_values(self, algo: PolicyGradientSettings) -> bool:
         """Whether values are learnt by this loss."""
         return self.critic and algo.baseline == "critic"
 
-    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def loss_weights_for(self, samples: Samples, algo: PolicyGradientSettings) -> dict[str, jax.Array]:
         """Weights of the tokens in the policy's loss and in the critic's."""
         weighed = {"policy": losses.token_weights(samples, algo.loss_agg, samples.max_new)}
         if self.fits_values(algo):
             weighed["value"] = losses.token_weights(samples, "token", mask=value_mask(samples, algo.gae))
         return weighed
 
-    def loss(self, samples: Samples, weighed: dict, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+    def loss(
+        self, samples: Samples, weighed: dict, scores: Scores, algo: PolicyGradientSettings, scheduled: Scheduled
+    ) -> tuple[jax.Array, dict]:
         """The loss of some rows, and metrics; both are sums over tokens with the minibatch's weights."""
         old = samples.logps if samples.old_logps is None else samples.old_logps
         correction = losses.truncated_importance(old, samples.logps, algo.tis_clip) if algo.tis_clip else 1.0
@@ -180,8 +191,8 @@ class ClippedObjective(Objective):
             "logprob_diff": total(jnp.abs(logps - samples.logps)),
         }
         loss = metrics["policy_loss"]
-        if isinstance(algo.entropy_coef, jax.Array) or algo.entropy_coef:  # an array where it falls from step to step
-            loss -= algo.entropy_coef * metrics["entropy"]
+        if algo.entropy_coef:
+            loss -= scheduled.entropy_coef * metrics["entropy"]
         if self.fits_values(algo):
             value = losses.value_loss(scores.values, samples.values, samples.returns, algo.value_clip)
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)
@@ -204,7 +215,7 @@ class ClippedObjective(Objective):
         total = jnp.maximum(jnp.sum(weights, axis=(1, 2)), 1e-8)
         return {"net_advantage": jnp.sum(weights * mean, axis=(1, 2)) / total}
 
-    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def summary(self, samples: Samples, algo: PolicyGradientSettings) -> dict[str, jax.Array]:
         """How well the critic had foreseen the returns."""
         if not self.fits_values(algo):
             return {}

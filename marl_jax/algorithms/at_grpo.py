@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import at_grpo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective
+from marl_jax.algorithms.at_grpo_config import ATGRPOSettings
 from marl_jax.algorithms.grpo import group_metrics, group_settings, with_advantages, with_old_logps
 from marl_jax.learning import groups
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.samples import Samples
 
 
 def compute_advantages(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+    policy: Policy, weights: dict, samples: Samples, algo: ATGRPOSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with the advantages of each candidate within its group, by what its own seat was paid, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
@@ -33,20 +34,20 @@ def compute_advantages(
     return with_advantages(samples, found.advantages[place], rewards[place], informative, algo), metrics
 
 
-def rollout(run) -> TreeRollout | HostRollout:
-    """Candidates of one prompt at every turn."""
-    algo = run.config.algo
-    if run.host:
-        return HostRollout(**run.rollout_settings(candidates=algo.group_size), refill=algo.refill)
+def rollout(run: RunParts) -> Rollout:
+    """Build the rollout: candidates of one prompt at every turn."""
+    algo = run.algo
+    if run.task:
+        return HostRollout(**run.task.arguments(candidates=algo.group_size), refill=algo.refill)
     return TreeRollout(
-        **run.rollout_settings(), candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term,
+        **run.game.arguments, candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term,
         refill=algo.refill,
     )  # fmt: skip
 
 
 AT_GRPO = Algorithm(
     "at_grpo",
-    at_grpo_config.FIELDS,
+    ATGRPOSettings,
     rollout,
     compute_advantages,
     ClippedObjective(critic=False),

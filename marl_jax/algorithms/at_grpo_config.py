@@ -1,22 +1,29 @@
-"""Config fields and checks of AT-GRPO. Importing this does not import JAX."""
+"""Settings and checks of AT-GRPO. Importing this does not import JAX."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.common_config import PACK, check_no_other_players, check_overlong, check_train_turns
-from marl_jax.algorithms.grpo_config import FIELDS as GRPO
-from marl_jax.fields import Field, choice, with_defaults
+from marl_jax.algorithms.common_config import check_no_other_players, check_overlong, check_train_turns
+from marl_jax.algorithms.grpo_config import GroupSettings
+from marl_jax.fields import choice
+from marl_jax.learning.settings import redefault, setting
 
-FIELDS = {
-    **with_defaults({name: field for name, field in GRPO.items() if name not in PACK}, group_size=4),
-    "continuation": Field("best", choice("best", "random", "first"), "the candidate with which an episode continues"),
-    "team_term": Field(
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ATGRPOSettings(GroupSettings):
+    """Settings of AT-GRPO."""
+
+    group_size: int = redefault(GroupSettings, "group_size", 4)
+    continuation: str = setting(
+        "best", choice("best", "random", "first"), "the candidate with which an episode continues"
+    )
+    team_term: str = setting(
         "immediate", choice("immediate", "lookahead"), "team reward of a candidate: of its step, or of what follows"
-    ),
-}
+    )
 
 
 def check(c: ConfigDict) -> Iterator[str]:
@@ -27,6 +34,8 @@ def check(c: ConfigDict) -> Iterator[str]:
     yield from check_overlong(c)
     yield from check_no_other_players(c, "whose groups compare the learner with itself")
     if not c.task.name:
+        if c.algo.team_term == "lookahead" and c.env.context == "history":
+            yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or 'turn'"
         yield from _planner(c)
         return
     for name, default in (("continuation", "best"), ("team_term", "immediate")):
@@ -35,7 +44,7 @@ def check(c: ConfigDict) -> Iterator[str]:
                 f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
                 f"keeps one itself; accepted: {default!r}, and what task.params offer"
             )
-    workflow = getattr(TASKS.get(c.task.name)(**c.task.params.to_dict()), "graph", None)
+    workflow = TASKS.get(c.task.name)(**c.task.params.to_dict()).graph
     for node in workflow.nodes.values() if workflow is not None else ():
         for step in node.steps if not node.is_last else ():
             if step.rewards is None:

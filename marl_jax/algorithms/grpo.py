@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import grpo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, score_in_parts, with_reference
+from marl_jax.algorithms.grpo_config import GroupSettings
 from marl_jax.learning import groups
 from marl_jax.learning.groups import Groups
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 
 def compute_advantages(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+    policy: Policy, weights: dict, samples: Samples, algo: GroupSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with the advantages of whole episodes within their groups, seat by seat, and metrics."""
     samples = with_old_logps(policy, weights, samples, algo)
@@ -46,7 +47,7 @@ def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
     return jnp.moveaxis(returns, -1, 1), jnp.zeros(size, bool).at[place].max(samples.ends)
 
 
-def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: ConfigDict) -> Samples:
+def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: GroupSettings) -> Samples:
     """`with_reference`, and against staleness the log-probabilities before the update."""
     if algo.tis_clip:
         old = score_in_parts(lambda *part: scoring.answer_logps(policy, weights, *part), samples, algo)
@@ -55,7 +56,7 @@ def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: Config
 
 
 def with_advantages(
-    samples: Samples, advantages: jax.Array, returns: jax.Array, informative: jax.Array, algo: ConfigDict
+    samples: Samples, advantages: jax.Array, returns: jax.Array, informative: jax.Array, algo: GroupSettings
 ) -> Samples:
     """Fill in what is known of the completions, [N, S]; those of uninformative groups may be left out of the loss."""
     if algo.filter_zero_std_groups:
@@ -68,7 +69,7 @@ def with_advantages(
     )
 
 
-def group_settings(algo: ConfigDict) -> dict:
+def group_settings(algo: GroupSettings) -> dict:
     """The arguments of `groups.advantages` that an experiment chooses."""
     return dict(baseline=algo.group_baseline, std=algo.group_std, normalize=algo.normalize, ddof=algo.std_ddof)
 
@@ -84,14 +85,19 @@ def group_metrics(found: Groups, exists: jax.Array, rewards: jax.Array, members:
     }
 
 
-def rollout(run) -> GroupRollout | HostRollout:
-    """Return the rollout of whole episodes, `group_size` from every start or of every example."""
-    algo = run.config.algo
-    if run.host:
-        return HostRollout(**run.rollout_settings(samples=algo.group_size), refill=algo.refill)
-    return GroupRollout(**run.rollout_settings(), candidates=algo.group_size, refill=algo.refill)
+def rollout(run: RunParts) -> Rollout:
+    """Build the rollout: whole episodes, `group_size` from every start or of every example."""
+    algo = run.algo
+    if run.task:
+        return HostRollout(**run.task.arguments(samples=algo.group_size), refill=algo.refill)
+    return GroupRollout(**run.game.arguments, candidates=algo.group_size, refill=algo.refill)
 
 
 GRPO = Algorithm(
-    "grpo", grpo_config.FIELDS, rollout, compute_advantages, ClippedObjective(critic=False), check=grpo_config.check
+    "grpo",
+    grpo_config.GRPOSettings,
+    rollout,
+    compute_advantages,
+    ClippedObjective(critic=False),
+    check=grpo_config.check,
 )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.algorithms import ppo_config
 from marl_jax.algorithms.algorithm import Algorithm, ClippedObjective, kl_rewards, score_in_parts, with_reference
+from marl_jax.algorithms.ppo_config import PPOSettings
 from marl_jax.learning import advantages
+from marl_jax.rollouts.base import Rollout, RunParts
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.rollouts.host.rollout import HostRollout
 from marl_jax.samples import Samples
 
 
 def compute_advantages(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+    policy: Policy, weights: dict, samples: Samples, algo: PPOSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
     # A batcher asks no critic, and one that reads conversations by itself is not asked while they are sampled.
@@ -65,16 +66,16 @@ def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:
     return samples.seat * turns + samples.turn, samples.n_seats * turns
 
 
-def rollout(run) -> GameRollout | HostRollout:
-    """Games in rows that never idle, with opponents; or the episodes of a task, in order of time."""
-    if run.host:
-        return HostRollout(**run.rollout_settings(), time_order=True)
-    return GameRollout(**run.rollout_settings(), opponents=run.opponents())
+def rollout(run: RunParts) -> Rollout:
+    """Build the rollout: games in rows that never idle, with opponents; or episodes of a task, in order of time."""
+    if run.task:
+        return HostRollout(**run.task.arguments(), time_order=True)
+    return GameRollout(**run.game.arguments, opponents=run.game.opponents())
 
 
 PPO = Algorithm(
     "ppo",
-    ppo_config.FIELDS,
+    PPOSettings,
     rollout,
     compute_advantages,
     ClippedObjective(critic=True),

@@ -1,50 +1,58 @@
-"""Config fields and checks of PPO. Importing this does not import JAX."""
+"""Settings and checks of PPO. Importing this does not import JAX."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
 from marl_jax.algorithms.common_config import (
-    COMMON,
-    PACK,
+    PolicyGradientSettings,
     check_overlong,
     check_packing,
     check_train_turns,
     has_free_answers,
+    pack_setting,
 )
-from marl_jax.fields import Field, choice, number
+from marl_jax.fields import choice, number
+from marl_jax.learning.settings import setting
 
-FIELDS = {
-    **COMMON,
-    **PACK,
-    "gamma": Field(1.0, number(0, 1), "discount per turn of the agent"),
-    "gamma_token": Field(1.0, number(0, 1), "discount per token, where gae is token"),
-    "lam": Field(0.95, number(0, 1), "GAE's trade of bias for variance"),
-    "gae": Field("turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"),
-    "critic": Field(
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOSettings(PolicyGradientSettings):
+    """Settings of PPO."""
+
+    pack: int = pack_setting()
+    gamma: float = setting(1.0, number(0, 1), "discount per turn of the agent")
+    gamma_token: float = setting(1.0, number(0, 1), "discount per token, where gae is token")
+    lam: float = setting(0.95, number(0, 1), "GAE's trade of bias for variance")
+    gae: str = setting(
+        "turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"
+    )
+    critic: str = setting(
         "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, one for all seats"
-    ),
-    "baseline": Field(
+    )
+    baseline: str = setting(
         "critic",
         choice("critic", "seat_ema"),
         "values that returns are compared with; seat_ema: no critic, an exponential average of each seat's returns",
-    ),
-    "critic_reads": Field(
+    )
+    critic_reads: str = setting(
         "chat",
         choice("chat", "completion"),
         "tasks: the whole chat before a token, or its question and this answer alone",
-    ),
-    "baseline_decay": Field(0.95, number(0, 1), "decay per step of the average of returns, for baseline=seat_ema"),
-    "value_clip": Field(0.2, number(0), "values are clipped around those of the rollout; 0 is off"),
-    "value_coef": Field(0.5, number(0), "weight of the value loss"),
-    "whiten": Field(
+    )
+    baseline_decay: float = setting(
+        0.95, number(0, 1), "decay per step of the average of returns, for baseline=seat_ema"
+    )
+    value_clip: float = setting(0.2, number(0), "values are clipped around those of the rollout; 0 is off")
+    value_coef: float = setting(0.5, number(0), "weight of the value loss")
+    whiten: str = setting(
         "agent",
         choice("none", "agent", "turn"),
         "advantages are standardised per agent, or (tasks) per agent and turn",
-    ),
-}
+    )
 
 
 def check(c: ConfigDict) -> Iterator[str]:

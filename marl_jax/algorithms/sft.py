@@ -13,14 +13,15 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import sft_config
 from marl_jax.algorithms.algorithm import Algorithm, HeldoutCount, HeldoutMetrics
+from marl_jax.algorithms.sft_config import SFTSettings
 from marl_jax.devices.aot import AotCompiler, Program
-from marl_jax.learning.update import Objective
+from marl_jax.learning.update import Objective, Scheduled
+from marl_jax.rollouts.base import RunParts
 from marl_jax.rollouts.demonstrations import DemonstrationAnswers, Demonstrations
 from marl_jax.samples import Samples
 
@@ -29,7 +30,7 @@ HELD_OUT_KEY = 7
 
 
 def compute_advantages(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+    policy: Policy, weights: dict, samples: Samples, algo: SFTSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
     """The samples as they are."""
     return samples, {}
@@ -38,11 +39,13 @@ def compute_advantages(
 class Likelihood(Objective):
     """Minus the mean log-probability of whole answers."""
 
-    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> jax.Array:
+    def loss_weights_for(self, samples: Samples, algo: SFTSettings) -> jax.Array:
         """[N, S], adding up to 1 over a minibatch."""
         return samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
 
-    def loss(self, samples: Samples, weighed: jax.Array, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+    def loss(
+        self, samples: Samples, weighed: jax.Array, scores: Scores, algo: SFTSettings, scheduled: Scheduled
+    ) -> tuple[jax.Array, dict]:
         """The loss of some rows, and metrics."""
         answers = samples.to_completions(scores.logps)
         loss = -jnp.sum(weighed * answers)
@@ -50,18 +53,18 @@ class Likelihood(Objective):
         return loss, metrics | {"entropy": jnp.sum(weighed * samples.to_completions(scores.entropy))}
 
 
-def rollout(run) -> Demonstrations:
-    """The games of a bot."""
-    algo = run.config.algo
+def rollout(run: RunParts) -> Demonstrations:
+    """Build the rollout: the games of a bot."""
+    algo = run.algo
     weights = sft_config.kind_weights(algo.kind_weights)
-    by_action = tuple(weights.get(kind, 1.0) for kind in run.game.action_kinds) if weights else ()
-    return Demonstrations(**run.rollout_settings(), bot=run.demonstrator(), noise=algo.noise, action_weights=by_action)
+    by_action = tuple(weights.get(kind, 1.0) for kind in run.game.game.action_kinds) if weights else ()
+    return Demonstrations(**run.game.arguments, bot=run.game.bot(algo.bot), noise=algo.noise, action_weights=by_action)
 
 
 class Imitation:
     """How well a team imitates the bot in games that training never sees, the same ones at every call."""
 
-    def __init__(self, run):
+    def __init__(self, run: RunParts):
         shown = rollout(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
         self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last: an answer that names nothing
@@ -95,5 +98,5 @@ def _count(answers: DemonstrationAnswers, among: np.ndarray) -> HeldoutCount:
 
 
 SFT = Algorithm(
-    "sft", sft_config.FIELDS, rollout, compute_advantages, Likelihood(), heldout_eval=Imitation, check=sft_config.check
+    "sft", SFTSettings, rollout, compute_advantages, Likelihood(), heldout_eval=Imitation, check=sft_config.check
 )

@@ -1,14 +1,16 @@
-"""Config fields and checks of supervised training. Importing this does not import JAX."""
+"""Settings and checks of supervised training. Importing this does not import JAX."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.common_config import BATCHES, check_no_other_players
-from marl_jax.fields import TEXT, TEXTS, Field, Rule, integer, number
+from marl_jax.algorithms.common_config import check_no_other_players
+from marl_jax.fields import TEXT, TEXTS, Rule, number
+from marl_jax.learning.settings import LearnerSettings, setting
 
 _KIND_WEIGHT = re.compile(r"(\w+)=(\d+(?:\.\d+)?)")
 _KIND_WEIGHTS = Rule(
@@ -22,13 +24,17 @@ def kind_weights(texts: Sequence[str]) -> dict[str, float]:
     return {kind: float(weight) for kind, weight in (_KIND_WEIGHT.fullmatch(text).groups() for text in texts)}
 
 
-FIELDS = {
-    "epochs": Field(1, integer(1, 1000), "passes over the demonstrations of a step"),
-    **BATCHES,
-    "bot": Field("", TEXT, "the bot that is imitated; '' is the best of the game"),
-    "noise": Field(0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"),
-    "kind_weights": Field((), _KIND_WEIGHTS, "weights in the loss of kinds of moves, ('play=2',); the others have 1"),
-}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTSettings(LearnerSettings):
+    """Settings of supervised training."""
+
+    bot: str = setting("", TEXT, "the bot that is imitated; '' is the best of the game")
+    noise: float = setting(
+        0.1, number(0, 0.9), "share of moves played at random, so that unusual positions are seen too"
+    )
+    kind_weights: tuple[str, ...] = setting(
+        (), _KIND_WEIGHTS, "weights in the loss of kinds of moves, ('play=2',); the others have 1"
+    )
 
 
 def check(c: ConfigDict) -> Iterator[str]:

@@ -22,10 +22,12 @@ from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.algorithms import verifier_config
 from marl_jax.algorithms.algorithm import Algorithm
+from marl_jax.algorithms.verifier_config import VerifierSettings
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, not_divisible
-from marl_jax.learning.update import Objective
+from marl_jax.learning.update import Objective, Scheduled
 from marl_jax.rollouts import labelled
+from marl_jax.rollouts.base import RunParts
 from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ FOLDER = "labelled"
 
 
 def compute_advantages(
-    policy: Policy, weights: dict, samples: Samples, algo: ConfigDict
+    policy: Policy, weights: dict, samples: Samples, algo: VerifierSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
     """The samples as they are."""
     return samples, {}
@@ -56,7 +58,7 @@ def label_mask(samples: Samples, tokens: str) -> jax.Array:
 class CrossEntropy(Objective):
     """The mean over answers of the mean binary cross-entropy over the tokens with a label."""
 
-    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def loss_weights_for(self, samples: Samples, algo: VerifierSettings) -> dict[str, jax.Array]:
         """Weights of tokens, adding up to 1 over a minibatch: of those with a label, and of the last ones."""
         mask = label_mask(samples, algo.label_tokens)
         share = samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
@@ -64,7 +66,9 @@ class CrossEntropy(Objective):
         last = label_mask(samples, "last")
         return {"label": mask * samples.to_tokens(each), "last": last * samples.to_tokens(share)}
 
-    def loss(self, samples: Samples, weighed: dict, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+    def loss(
+        self, samples: Samples, weighed: dict, scores: Scores, algo: VerifierSettings, scheduled: Scheduled
+    ) -> tuple[jax.Array, dict]:
         """The loss of some rows, and metrics; those at the last token are what a reader of the score sees."""
         cross_entropy = optax.sigmoid_binary_cross_entropy(scores.values, samples.returns)
         loss = jnp.sum(weighed["label"] * cross_entropy)
@@ -107,23 +111,23 @@ def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.B
     return labelled.balance(questions, a.per_side, config.seed, balanced=a.balanced, gold=a.gold)
 
 
-def rollout(run) -> labelled.LabelledAnswers:
-    """The labelled answers of the train part."""
-    c = run.config
-    parts = c.algo.minibatches * c.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
+def rollout(run: RunParts) -> labelled.LabelledAnswers:
+    """Build the rollout: the labelled answers of the train part."""
+    c, task = run.config, run.task
+    parts = run.algo.minibatches * run.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
     if c.algo.completions % parts:
         raise ConfigError([not_divisible("algo.completions", c.algo.completions, parts, "the parts of a batch")])
-    readable = labelled.Readable(run.backbone.tokenizer, read_split(c, run.workdir, "train"), c.task.max_length)
+    readable = labelled.Readable(task.tokenizers[0], read_split(c, run.workdir, "train"), c.task.max_length)
     chosen = choose(c, readable.questions)
     counts = {**chosen.counts, "left_out": readable.left_out}
     log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     answers = readable.read(chosen.chosen)
-    return labelled.LabelledAnswers(answers, c.algo.completions, c.seed, run.process, run.place, counts)
+    return labelled.LabelledAnswers(answers, c.algo.completions, c.seed, task.process, task.place, counts)
 
 
 VERIFIER = Algorithm(
     "verifier",
-    verifier_config.FIELDS,
+    VerifierSettings,
     rollout,
     compute_advantages,
     CrossEntropy(),

@@ -1,28 +1,37 @@
-"""Config fields and checks of verifier training. Importing this does not import JAX."""
+"""Settings and checks of verifier training. Importing this does not import JAX."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from marl_jax.algorithms.common_config import BATCHES
-from marl_jax.fields import SWITCH, TEXT, Field, choice, integer, with_defaults
+from marl_jax.fields import SWITCH, TEXT, choice, integer
+from marl_jax.learning.settings import LearnerSettings, redefault, setting
 
-FIELDS = {
-    "epochs": Field(1, integer(1, 1000), "passes over the answers of a step"),
-    **with_defaults(BATCHES, minibatches=1),
-    "critic": Field("head", choice("head"), "the score is a head on the model"),
-    "data": Field("", TEXT, "folder of the run that labelled the answers; '' is the run's own"),
-    "questions": Field(2000, integer(1, 1 << 24), "questions of the train part to label at most"),
-    "held_out": Field(256, integer(1, 1 << 24), "questions of validation and of test to label at most, of each"),
-    "samples": Field(16, integer(2, 1 << 12), "answers to sample to each question"),
-    "per_side": Field(4, integer(1, 1 << 12), "right answers to learn from of each question, and as many wrong ones"),
-    "balanced": Field(True, SWITCH, "as many right as wrong answers of each question; False: as they were sampled"),
-    "gold": Field(False, SWITCH, "the dataset's own solution may take the place of one missing right answer"),
-    "completions": Field(64, integer(1, 1 << 20), "completions per step"),
-    "label_tokens": Field("last_half", choice("last_half", "all", "last"), "tokens of an answer that carry its label"),
-}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifierSettings(LearnerSettings):
+    """Settings of verifier training."""
+
+    minibatches: int = redefault(LearnerSettings, "minibatches", 1)
+    critic: str = setting("head", choice("head"), "the score is a head on the model")
+    data: str = setting("", TEXT, "folder of the run that labelled the answers; '' is the run's own")
+    questions: int = setting(2000, integer(1, 1 << 24), "questions of the train part to label at most")
+    held_out: int = setting(256, integer(1, 1 << 24), "questions of validation and of test to label at most, of each")
+    samples: int = setting(16, integer(2, 1 << 12), "answers to sample to each question")
+    per_side: int = setting(
+        4, integer(1, 1 << 12), "right answers to learn from of each question, and as many wrong ones"
+    )
+    balanced: bool = setting(
+        True, SWITCH, "as many right as wrong answers of each question; False: as they were sampled"
+    )
+    gold: bool = setting(False, SWITCH, "the dataset's own solution may take the place of one missing right answer")
+    completions: int = setting(64, integer(1, 1 << 20), "completions per step")
+    label_tokens: str = setting(
+        "last_half", choice("last_half", "all", "last"), "tokens of an answer that carry its label"
+    )
 
 
 def check(c: ConfigDict) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from marl_jax.algorithms import settings_from
 from marl_jax.dryrun.forecast import Forecast
 from marl_jax.errors import ConfigError
 from marl_jax.schema import batches, validate
@@ -19,7 +20,7 @@ def step_of(config: ConfigDict, num_shards: int) -> int:
     """The smallest number of games that splits as the config and the mesh demand; all others are multiples of it."""
     trial = config.copy_and_resolve_references()
     # Every condition is that of a multiple, and its divisor is one of the numbers that rows are cut by.
-    most = num_shards * batches.parts(config) * config.algo.get("group_size", 1)
+    most = num_shards * batches.parts(config) * settings_from(config.algo).group_size
     for games in range(num_shards, most + 1, num_shards):
         trial.rollout.num_envs = games
         try:

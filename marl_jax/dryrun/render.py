@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from marl_jax.algorithms import settings_from
 from marl_jax.dryrun.forecast import Forecast
 from marl_jax.dryrun.topology import Topology
 
@@ -15,7 +16,7 @@ NAMES = {"play": "rollout (play)", "learn": "update (learn)"}
 
 def as_json(config: ConfigDict, topology: Topology, made: Forecast, notes: list[str], largest: dict | None) -> dict:
     """Everything a forecast says, as plain values."""
-    limit = topology.chip.usable
+    limit, algo = topology.chip.usable, settings_from(config.algo)
     return dict(
         experiment=config.name,
         model=config.model.name,
@@ -23,8 +24,8 @@ def as_json(config: ConfigDict, topology: Topology, made: Forecast, notes: list[
         param_dtype=config.model.param_dtype,
         moments=config.optim.adam_state_dtype,
         algorithm=config.algo.name,
-        critic=config.algo.get("critic", "none"),
-        group=config.algo.get("group_size", 1),
+        critic=algo.critic,
+        group=algo.group_size,
         games=made.games,
         turns=config.rollout.unroll_length,
         epochs=config.algo.epochs,

@@ -69,7 +69,7 @@ class GameEvaluation:
         self._by_value = self._seat(setup.seated(best_of=config.best_of))[1] if config.best_of > 1 else {}
         self._swapped = new_match(self._game, (setup.seated(swapped=True),)) if config.swap_roles else None
         self._key = jax.random.key(config.seed)
-        self._heldout_eval = setup.algorithm.heldout_eval(setup) if setup.algorithm.heldout_eval else None
+        self._heldout_eval = setup.algorithm.heldout_eval(setup.parts) if setup.algorithm.heldout_eval else None
         self._exact = ExactPlay(self._game, self._team, setup.config.rollout.num_envs) if is_exact(setup) else None
         if self._with_bots.walk and config.games > self._game.n_levels:
             log.info("eval.games is %d, and there are %d levels to evaluate on", config.games, self._game.n_levels)

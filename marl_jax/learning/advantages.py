@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.samples import Samples
 
 
@@ -125,12 +125,12 @@ def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels
     return (advantages - mean) / (jnp.sqrt(variance) + eps)
 
 
-def handle_overlong(policy: Policy, samples: Samples, algo: ConfigDict) -> tuple[Samples, dict[str, jax.Array]]:
+def handle_overlong(policy: Policy, samples: Samples, algo: LearnerSettings) -> tuple[Samples, dict[str, jax.Array]]:
     """Samples with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
     cut = policy.answers.truncated(samples)
     counts = samples.loss_weights > 0
     share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
-    kind = algo.get("overlong", "none")
+    kind = algo.overlong
     if kind == "mask":
         samples = samples.replace(loss_weights=samples.loss_weights * ~cut)
     elif kind == "penalty":

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents.policy import Policy
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.samples import Samples
 
 
-def init(policy: Policy, trained: dict, algo: ConfigDict, n_seats: int) -> dict:
+def init(policy: Policy, trained: dict, algo: LearnerSettings, n_seats: int) -> dict:
     """The averages that an algorithm asks for, as they are before the first update; {} where there are none."""
     averages = {}
-    if trained and algo.get("magnet_coef", 0):
+    if trained and algo.magnet_coef:
         averages["magnet"] = jax.tree.map(jnp.copy, policy.acting_params(trained))
-    if trained and algo.get("baseline") == "seat_ema":
+    if trained and algo.baseline == "seat_ema":
         averages["baseline"] = jnp.zeros((n_seats,), jnp.float32)
     return averages
 
 
-def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, algo: ConfigDict) -> dict:
+def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, algo: LearnerSettings) -> dict:
     """The averages after a step: new weights, and the samples it was made from, with their returns."""
     followed = {}
     if "magnet" in averages:

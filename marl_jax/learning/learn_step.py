@@ -15,7 +15,8 @@ from marl_jax.agents.team import Backbone
 from marl_jax.learning import averages, stability
 from marl_jax.learning.advantages import handle_overlong
 from marl_jax.learning.optimizer import learning_rate, make_optimizer
-from marl_jax.learning.update import TrainState, make_update, update_active_rows
+from marl_jax.learning.settings import LearnerSettings
+from marl_jax.learning.update import Scheduled, TrainState, make_update, update_active_rows
 from marl_jax.samples import Samples
 
 
@@ -26,7 +27,7 @@ def optimizer_for(config: ConfigDict):
 
 def averages_of(setup: Any, backbone: Backbone) -> Callable[[dict], dict]:
     """Return a function from trained weights to the averages that the algorithm keeps of them."""
-    algo, n_seats = setup.config.algo, setup.seating.n_seats
+    algo, n_seats = setup.algo, setup.seating.n_seats
     return lambda trained: averages.init(backbone.policy, trained, algo, n_seats)
 
 
@@ -44,8 +45,9 @@ def learn_step(
     Returns:
       The train states after the update, and metrics.
     """
-    algo, algorithm, found = algo_at(setup.config, step), setup.algorithm, {}
-    algo = ConfigDict({**algo, "grad_accum_steps": algo.grad_accum_steps * accum_multiplier})
+    config, algorithm, found = setup.config, setup.algorithm, {}
+    algo = dataclasses.replace(setup.algo, grad_accum_steps=setup.algo.grad_accum_steps * accum_multiplier)
+    scheduled = scheduled_values(algo, step, config.steps)
     for backbone in setup.trained_backbones:
         policy, before = backbone.policy, states[backbone.name]
         sampled, metrics = handle_overlong(policy, setup.team.own(samples, backbone.number), algo)
@@ -54,9 +56,9 @@ def learn_step(
         with jax.named_scope("guard"):
             guard = stability.UpdateGuard.before(policy, before, sampled, prepared, algo)
         signal = stability.signal(policy, sampled, prepared)
-        scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.get("signal_frac", 0.0))
-        update = make_update(policy, optimizer, algorithm.objective, algo)
-        if guard is not None or algo.get("signal_frac", 0.0) or setup.config.alarm == "rollback":
+        scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.signal_frac)
+        update = functools.partial(make_update(policy, optimizer, algorithm.objective, algo), scheduled=scheduled)
+        if guard is not None or algo.signal_frac or config.alarm == "rollback":
             update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
         most = setup.max_active_rows(backbone, prepared.n, algo)
         update_key = jax.random.fold_in(key, 1 + backbone.number)
@@ -65,7 +67,7 @@ def learn_step(
             with jax.named_scope("guard"):
                 state, checked = guard.check(before, state)
             updated |= checked
-        rate = learning_rate(setup.config.optim, setup.config.steps, algo.epochs * algo.minibatches, before.optimizer)
+        rate = learning_rate(config.optim, config.steps, algo.epochs * algo.minibatches, before.optimizer)
         updated |= {} if rate is None else {"learning_rate": rate * scale}
         updated |= {} if prepared.informative is None else {"informative_share": signal.informative}
         followed = averages.ema_update(policy, state.averages, state.trained, prepared, algo)
@@ -108,10 +110,9 @@ def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
     return {name: state.weights for name, state in states.items()}
 
 
-def algo_at(config: ConfigDict, step: jax.Array | int) -> ConfigDict:
-    """The fields of the algorithm at a step: the entropy bonus may fall."""
-    algo = config.algo
-    if algo.get("entropy_ratio", 1.0) == 1.0:
-        return algo
-    done = step / max(config.steps - 1, 1)
-    return ConfigDict({**algo, "entropy_coef": algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done)})
+def scheduled_values(algo: LearnerSettings, step: jax.Array | int, steps: int) -> Scheduled:
+    """Return the values of a step that change over the run: the entropy bonus may fall."""
+    if algo.entropy_ratio == 1.0:
+        return Scheduled(algo.entropy_coef)
+    done = step / max(steps - 1, 1)
+    return Scheduled(algo.entropy_coef * (1.0 + (algo.entropy_ratio - 1.0) * done))

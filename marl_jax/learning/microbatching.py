@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from marl_jax.devices.aot import AotCompiler, Program
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.running import processes
 from marl_jax.samples import Samples
 
@@ -34,7 +34,7 @@ class AutoMicrobatch:
     num_shards  parts of a batch on the mesh
     """
 
-    def __init__(self, make: Callable[[int], Program], algo: ConfigDict, num_shards: int):
+    def __init__(self, make: Callable[[int], Program], algo: LearnerSettings, num_shards: int):
         self._make, self._algo, self._num_shards = make, algo, num_shards
         self._programs: dict[int, Program] = {}
         self._checked: set[Any] = set()
@@ -106,7 +106,7 @@ class AutoMicrobatch:
     def _divides(self, rows: int, accum_multiplier: int) -> bool:
         per_way = rows // (self._algo.minibatches * self._num_shards)
         parts = self._algo.grad_accum_steps * accum_multiplier
-        return parts <= per_way if self._algo.get("pack", 0) else per_way % parts == 0
+        return parts <= per_way if self._algo.pack else per_way % parts == 0
 
 
 def free_bytes() -> float | None:

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from marl_jax.agents import scoring
 from marl_jax.agents.policy import Policy
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.learning.update import TrainState, where_policies
 from marl_jax.samples import Samples, rows
 from models.sharding import num_shards
@@ -109,7 +109,7 @@ class UpdateGuard:
 
     @classmethod
     def before(
-        cls, policy: Policy, state: TrainState, sampled: Samples, prepared: Samples, algo: ConfigDict
+        cls, policy: Policy, state: TrainState, sampled: Samples, prepared: Samples, algo: LearnerSettings
     ) -> UpdateGuard | None:
         """Score some completions before an update; None where `algo` has no guard.
 
@@ -160,10 +160,9 @@ class UpdateGuard:
         return state, {"completion_drop": drop, "rejected": (~accepted).astype(jnp.float32)}
 
 
-def is_guarded(policy: Policy, algo: ConfigDict) -> bool:
+def is_guarded(policy: Policy, algo: LearnerSettings) -> bool:
     """Return whether updates of a policy are checked; "auto" means those of adapters, whose copies are small."""
-    guard = algo.get("guard", "off")
-    return guard == "on" or (guard == "auto" and policy.lora is not None)
+    return algo.guard == "on" or (algo.guard == "auto" and policy.lora is not None)
 
 
 def _n(policy: Policy) -> int:

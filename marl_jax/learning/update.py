@@ -11,27 +11,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from marl_jax.agents import packing, scoring
 from marl_jax.agents.policy import Policy
 from marl_jax.agents.scoring import Scores
 from marl_jax.devices import placement
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.samples import Samples, split
 from marl_jax.samples import rows as take
 from models.sharding import num_shards
 
 
+class Scheduled(NamedTuple):
+    """Values that change over a run: arrays, or numbers where they are constant."""
+
+    entropy_coef: jax.Array | float = 0.0
+
+
 class Objective:
     """Base class of the losses of algorithms; `loss_weights_for` and `loss` are required."""
 
-    def loss_weights_for(self, samples: Samples, algo: ConfigDict) -> Any:
+    def loss_weights_for(self, samples: Samples, algo: Any) -> Any:
         """Compute the weights with which the terms of the loss are summed, a tree of arrays [N, …].
 
         Called once for a whole minibatch. The weights hold the means of the loss, so that the gradients of the parts of
@@ -39,7 +45,9 @@ class Objective:
         """
         raise NotImplementedError
 
-    def loss(self, samples: Samples, weighed: Any, scores: Scores, algo: ConfigDict) -> tuple[jax.Array, dict]:
+    def loss(
+        self, samples: Samples, weighed: Any, scores: Scores, algo: Any, scheduled: Scheduled
+    ) -> tuple[jax.Array, dict]:
         """Compute the loss of some rows and metrics, sums with the given weights; "loss" is one of the metrics."""
         raise NotImplementedError
 
@@ -47,7 +55,7 @@ class Objective:
         """Compute metrics of one whole minibatch; entries of shape [n_policies] are reported per policy."""
         return {}
 
-    def summary(self, samples: Samples, algo: ConfigDict) -> dict[str, jax.Array]:
+    def summary(self, samples: Samples, algo: Any) -> dict[str, jax.Array]:
         """Compute metrics of all rows, once per update."""
         return {}
 
@@ -110,31 +118,36 @@ def n_policies(trained: dict) -> int:
 
 
 def make_update(
-    policy: Policy, optimizer: optax.GradientTransformation, objective: Objective, algo: ConfigDict
+    policy: Policy, optimizer: optax.GradientTransformation, objective: Objective, algo: LearnerSettings
 ) -> Callable:
-    """Build `update(train_state, samples, key, lr_scale) -> (train_state, metrics)`.
+    """Build `update(train_state, samples, key, lr_scale, scheduled) -> (train_state, metrics)`.
 
     The samples have their advantages already. `lr_scale`, float32 [n] with one entry per policy, multiplies the step
-    of the optimizer; None leaves it as it is.
+    of the optimizer; None leaves it as it is. `scheduled` are the values of this step, by default those of `algo`.
     """
 
     def update(
-        state: TrainState, samples: Samples, key: jax.Array, lr_scale: jax.Array | None = None
+        state: TrainState,
+        samples: Samples,
+        key: jax.Array,
+        lr_scale: jax.Array | None = None,
+        scheduled: Scheduled | None = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         size = samples.n // algo.minibatches
+        scheduled = Scheduled(algo.entropy_coef) if scheduled is None else scheduled
 
         def minibatch(state, picked):
             picked = take(samples, picked)
-            grads, metrics = summed_gradients(policy, objective, algo, state, picked)
+            grads, metrics = summed_gradients(policy, objective, algo, scheduled, state, picked)
             learns = learning(policy, picked)
             state, metrics = apply_gradients(policy, optimizer, state, grads, metrics, learns, lr_scale)
             metrics |= objective.minibatch_metrics(picked, len(learns))
             return state, {**metrics, "active": jnp.any(picked.active())}
 
-        order = rows_by_group if algo.get("minibatch_groups", False) else rows_at_random
+        order = rows_by_group if algo.minibatch_groups else rows_at_random
         orders = jax.vmap(lambda k: order(k, samples))(jax.random.split(key, algo.epochs))
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
-        if algo.grad_accum_steps > 1 and not algo.get("pack", 0):
+        if algo.grad_accum_steps > 1 and not algo.pack:
             picks = active_first(picks, samples.active(), algo.grad_accum_steps)
         state, found = jax.lax.scan(minibatch, state, picks)
         active, skipped = found.pop("active"), found.pop("skipped")
@@ -201,21 +214,28 @@ def active_first(picks: jax.Array, active: jax.Array, parts: int) -> jax.Array:
 
 
 @jax.named_scope("forward_backward")
-def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, state: TrainState, samples: Samples):
+def summed_gradients(
+    policy: Policy,
+    objective: Objective,
+    algo: LearnerSettings,
+    scheduled: Scheduled,
+    state: TrainState,
+    samples: Samples,
+):
     """(gradients in float32, metrics) of a minibatch, by parts."""
     weighed = objective.loss_weights_for(samples, algo)
     trained = policy.cast_for_compute(state.trained)  # once, not in every layer of every part
 
     def loss(trained, samples, weighed, packed=None):
         scores = scoring.score(policy, {**state.frozen, **trained}, samples, packed)
-        return objective.loss(samples, weighed, scores, algo)
+        return objective.loss(samples, weighed, scores, algo, scheduled)
 
     def part(*given):
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(trained, *given)
         return jax.tree.map(lambda x: x.astype(jnp.float32), grads), metrics
 
     given = (samples, weighed)
-    if algo.get("pack", 0):
+    if algo.pack:
         return _over_packed_rows(part, algo, *given)
     if algo.grad_accum_steps == 1:
         return part(*given)
@@ -225,7 +245,7 @@ def summed_gradients(policy: Policy, objective: Objective, algo: ConfigDict, sta
     return _sum_over(used, part, lambda i: jax.tree.map(lambda x: x[i], parts))
 
 
-def _over_packed_rows(part, algo, samples: Samples, weighed):
+def _over_packed_rows(part: Callable, algo: LearnerSettings, samples: Samples, weighed):
     """The same over packed rows, as many parts as they fill, `algo.grad_accum_steps` at most."""
     multiple = algo.grad_accum_steps * num_shards("B", samples.n)
     places = packing.plan(samples, algo.pack, samples.active(), multiple)

@@ -11,6 +11,7 @@ import math
 from ml_collections import ConfigDict
 
 from envs.games import registry as games
+from marl_jax.algorithms import settings_from
 from marl_jax.errors import ConfigError, nearest
 
 
@@ -28,13 +29,14 @@ def rows(config: ConfigDict) -> int | None:
 
 def parts(config: ConfigDict) -> int:
     """In how many parts the rows of a rollout are read, one after the other."""
-    return config.algo.get("minibatches", 1) * config.algo.get("grad_accum_steps", 1)
+    algo = settings_from(config.algo)
+    return algo.minibatches * algo.grad_accum_steps
 
 
 def games_step(config: ConfigDict) -> int:
     """A number of games whose rows split into the parts, and which makes whole groups; so do all multiples of it."""
     step = parts(config) // math.gcd(parts(config), rows_per_game(config)[1])
-    return math.lcm(step, config.algo.get("group_size", 1))
+    return math.lcm(step, settings_from(config.algo).group_size)
 
 
 def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | None = None) -> None:

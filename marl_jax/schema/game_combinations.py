@@ -14,6 +14,7 @@ from envs.games import registry as games
 from envs.games.bots import bot_names
 from envs.games.game import Game, Reward
 from marl_jax.agents.seating import BOT, seat_names
+from marl_jax.algorithms import settings_from
 from marl_jax.fields import STEP
 from marl_jax.schema import combinations
 from marl_jax.serving.remote import is_remote
@@ -52,8 +53,6 @@ def _history(c: ConfigDict) -> Iterator[str]:
             f"config.agents.{changing[0]} changes the policy of a seat inside its conversation, with env.context "
             "'history'; accepted: one policy for a seat, or env.context 'turn'"
         )
-    if c.algo.get("team_term") == "lookahead":
-        yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or 'turn'"
 
 
 def _reasoning(c: ConfigDict) -> Iterator[str]:
@@ -139,8 +138,7 @@ def _best_of(c: ConfigDict) -> Iterator[str]:
     if not suits(c.env.name):
         known = ", ".join(filter(suits, games.GAMES))
         yield f"{found} with env.name {c.env.name!r}, where no move can be tried; accepted: 1, or {known}"
-    if c.algo.get("critic") != "head":
-        critic = c.algo.get("critic", "none")
+    if (critic := settings_from(c.algo).critic) != "head":
         yield f"{found}, and the critic of {c.algo.name} is {critic!r}; accepted: 1, or algo.critic 'head'"
     if c.env.context != "turn" or c.rollout.completion != "constrained":
         yield (

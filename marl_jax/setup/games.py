@@ -19,9 +19,10 @@ from envs.games.text import Prompt
 from marl_jax.agents.answers import CompletionFormat, Constrained, FreeText
 from marl_jax.agents.seating import BOT, Seating, seat_names
 from marl_jax.agents.team import Backbone, Team
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
+from marl_jax.rollouts.base import GameParts, JittedRollout, RunParts
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.curriculum import Curriculum, LadderRule
 from marl_jax.rollouts.opponents import Opponents, make_sections
@@ -54,9 +55,15 @@ class GameSetup(Setup):
         return self.config.mesh.sampling != "same" and self.mesh.size > 1
 
     @property
-    def rollout(self) -> Any:
+    def parts(self) -> RunParts:
+        """What the algorithm builds its rollout from."""
+        game = GameParts(self.game, self._rollout_arguments(), self._opponents, self._bot)
+        return RunParts(self.config, self.algo, self.mesh, self.workdir, game=game)
+
+    @property
+    def rollout(self) -> JittedRollout:
         """What gathers the samples, with a curriculum around it if there is one."""
-        rollout, c = self.algorithm.rollout(self), self.config.curriculum
+        rollout, c = self.algorithm.rollout(self.parts), self.config.curriculum
         if not c.enabled:
             return rollout
         settings = {name: value for name, value in c.items() if name != "enabled"}
@@ -64,7 +71,7 @@ class GameSetup(Setup):
         wait = self.game.max_turns if rollout.games_go_on else 0
         return Curriculum(rollout, LadderRule(**settings, wait=wait))
 
-    def rollout_settings(self) -> dict[str, Any]:
+    def _rollout_arguments(self) -> dict[str, Any]:
         """Return the arguments that all rollouts of games share."""
         c = self.config
         return dict(
@@ -93,7 +100,7 @@ class GameSetup(Setup):
             "curriculum": c.curriculum.to_dict() if c.curriculum.enabled else {},
         }
 
-    def opponents(self) -> Opponents | None:
+    def _opponents(self) -> Opponents | None:
         """Who sits opposite the learner; None where it only meets itself."""
         o = self.config.opponents
         bots = [make_bot(self.game, name) for name in o.bots]
@@ -102,10 +109,9 @@ class GameSetup(Setup):
             return None
         return Opponents(sections, o.pool_size, o.snapshot_every, o.prioritized)
 
-    def demonstrator(self) -> Bot:
-        """The bot that is imitated: that of the config, or the best that the game has."""
-        name = self.config.algo.bot or bot_names(self.config.env.name)[-1]
-        return make_bot(self.game, name)
+    def _bot(self, name: str) -> Bot:
+        """Build a bot by its name, or the best one that the game has."""
+        return make_bot(self.game, name or bot_names(self.config.env.name)[-1])
 
     def seated(self, swapped: bool = False, best_of: int = 1) -> SeatedTeam:
         """The team as a contestant of matches.
@@ -159,7 +165,7 @@ def _check_tokenizers(config: ConfigDict, backbones: tuple[Backbone, ...]) -> No
     if len({backbone.tokenizer.fingerprint for backbone in backbones}) == 1:
         return
     words = ", ".join(f"{backbone.name} has that of {backbone.config.name}" for backbone in backbones)
-    if config.algo.get("critic", "none") == "central":
+    if settings_from(config.algo).critic == "central":
         raise ConfigError(
             [
                 "config.algo.critic is 'central', which reads the prompts of all seats, and the tokenizers of the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from marl_jax.agents.team import Backbone, Team
 from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.setup import warm_start
 from models import fetch, tokenizers
 from models import registry as models
@@ -34,8 +36,8 @@ class Setup:
     """The parts that do not depend on the environment. `GameSetup` and `TaskSetup` add theirs:
 
     host                whether episodes run in Python on the host
+    parts               what the algorithm builds its rollout from
     rollout             what gathers the samples
-    rollout_settings()  the arguments that all rollouts of this environment share
     roles               the names of the seats
     environment()             what a checkpoint must agree with to be continued
     reshards            whether parameters are laid out for sampling by a program of their own
@@ -50,6 +52,11 @@ class Setup:
     seating: Seating
     algorithm: Algorithm
     workdir: Path | None = None
+
+    @functools.cached_property
+    def algo(self) -> LearnerSettings:
+        """The settings of the algorithm."""
+        return self.algorithm.settings.from_config(self.config.algo)
 
     @property
     def sample_mesh(self) -> Mesh:
@@ -82,7 +89,7 @@ class Setup:
         """For each policy, whether it does."""
         return tuple(not self.config.policies[name].frozen for name in self.team.policies)
 
-    def max_active_rows(self, backbone: Backbone, n: int, algo: ConfigDict) -> int:
+    def max_active_rows(self, backbone: Backbone, n: int, algo: LearnerSettings) -> int:
         """How many of n rows are a model's own where all seats move equally often, if so many make a batch."""
         learning = dict(zip(backbone.policies, backbone.learns, strict=True))
         n_seats = self.seating.n_seats
@@ -152,6 +159,7 @@ def _backbone(
     environment,
     workdir,
 ) -> Backbone:
+    algo = algorithm.settings.from_config(config.algo)
     cfg, place, tokenizer = find(chosen)
     tokenizers.check_fits(tokenizer, cfg)
     prompt, settings = environment(cfg, tokenizer)
@@ -165,8 +173,8 @@ def _backbone(
     policy = Policy(
         model=built,
         lora=LoraSpec(len(names), lora.rank, lora.alpha, tuple(lora.targets), learns) if lora.rank else None,
-        critic=config.algo.critic if algorithm.critic and config.algo.get("baseline", "critic") == "critic" else "none",
-        critic_reads=config.algo.get("critic_reads", "chat"),
+        critic=algo.critic if algorithm.critic and algo.baseline == "critic" else "none",
+        critic_reads=algo.critic_reads,
         dtype=jnp.dtype(chosen.dtype),
         remat=chosen.remat,
         unroll=chosen.unroll,
@@ -177,7 +185,7 @@ def _backbone(
     )
     return Backbone(
         names[0], names, learns, chosen, place, built, tokenizer, prompt, policy, mesh,
-        number=number, seed=config.seed, reference=config.algo.get("kl_coef", 0) > 0, source=source,
+        number=number, seed=config.seed, reference=algo.kl_coef > 0, source=source,
     )  # fmt: skip
 
 

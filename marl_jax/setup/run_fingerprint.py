@@ -26,9 +26,9 @@ def run_fingerprint(setup: Setup) -> dict:
         "agents": c.agents.to_dict(),
         **setup.environment(),
         "algorithm": c.algo.name,
-        "critic": c.algo.get("critic", "none"),
+        "critic": setup.algo.critic,
         "seed": c.seed,
-        **({"magnet": True} if c.algo.get("magnet_coef", 0) else {}),
+        **({"magnet": True} if setup.algo.magnet_coef else {}),
     }
 
 

@@ -22,6 +22,7 @@ from marl_jax.agents.team_sampler import TeamSampler, local_mesh
 from marl_jax.algorithms import ALGORITHMS
 from marl_jax.devices import mesh as meshes
 from marl_jax.errors import ConfigError, RunError, not_divisible
+from marl_jax.rollouts.base import Rollout, RunParts, TaskParts
 from marl_jax.rollouts.host.collate import place
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
@@ -55,12 +56,12 @@ class TaskSetup(Setup):
     @functools.cached_property
     def evaluated_task(self) -> Task:
         """The task as evaluations play it."""
-        return getattr(self.task, "for_evaluation", lambda: self.task)()
+        return self.task.for_evaluation()
 
     @property
     def drawing(self) -> str:
         """The workflow of a task that has one of several turns."""
-        workflow = getattr(self.task, "graph", None)
+        workflow = self.task.graph
         return draw(workflow) if workflow is not None and len(workflow.steps) > 1 else ""
 
     @property
@@ -84,9 +85,16 @@ class TaskSetup(Setup):
         )
 
     @property
-    def rollout(self) -> Any:
+    def parts(self) -> RunParts:
+        """What the algorithm builds its rollout from."""
+        tokenizers = [backbone.tokenizer for backbone in self.backbones]
+        task = TaskParts(self._rollout_arguments, self.process, self.place, tokenizers)
+        return RunParts(self.config, self.algo, self.mesh, self.workdir, task=task)
+
+    @property
+    def rollout(self) -> Rollout:
         """What gathers the samples."""
-        return self.algorithm.rollout(self)
+        return self.algorithm.rollout(self.parts)
 
     def close(self) -> None:
         """Ends the sampler, where there is one."""
@@ -119,7 +127,7 @@ class TaskSetup(Setup):
         """
         c, task = self.config.task, task or self.task
         try:
-            getattr(task, "prepare", lambda: None)()
+            task.prepare()
         except RuntimeError as error:
             raise RunError(f"the task {c.name} cannot run here: {error}") from error
         settings = dict(
@@ -129,14 +137,12 @@ class TaskSetup(Setup):
             candidates=candidates,
             time_limit=c.time_limit,
             compile_seconds=lambda: self.sampler.compile_seconds,
+            server=episode_server if task.serves else None,
+            concurrency=task.concurrency,
         )
-        if getattr(task, "serves", False):
-            settings |= dict(server=episode_server)
-        if hasattr(task, "concurrency"):
-            settings |= dict(concurrency=task.concurrency)
         return EpisodeRunner(task, **settings | changes)
 
-    def rollout_settings(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
+    def _rollout_arguments(self, samples: int = 1, candidates: int = 1) -> dict[str, Any]:
         """Return the arguments of the rollout of a task.
 
         samples     episodes of each example
@@ -153,7 +159,7 @@ class TaskSetup(Setup):
             samples=samples,
             split=c.task.split,
             reward_levels={level: c.reward[level] for level in ("team", "agent", "process")},
-            schedule=TurnSchedule(tuple(c.algo.get("train_turns", ())), c.algo.get("turn_block", 0)),
+            schedule=TurnSchedule(self.algo.train_turns, self.algo.turn_block),
             journal=None if self.workdir is None else self.workdir / JOURNAL,
             process=self.process,
             gather=processes.gather,
@@ -185,6 +191,10 @@ def make(
     algorithm = ALGORITHMS.get(config.algo.name)
     policies = tuple(config.policies)
     task = TASKS.get(config.task.name)(**config.task.params.to_dict())
+    if not isinstance(task, Task):
+        raise ConfigError(
+            [f"config.task.name is {config.task.name!r}, which is no envs.tasks.task.Task; accepted: a subclass of it"]
+        )
 
     def environment(cfg: ModelConfig, tokenizer: Tokenizer):
         if config.task.max_length > cfg.max_positions:
@@ -243,7 +253,7 @@ def _check_tokenizers(team: Team, seating: Seating, roles: Sequence[str]) -> Non
 def _check_served(task: Task, seating: Seating) -> None:
     """Refuses several policies for one role of a task whose roles are models of a server: a name is one policy."""
     for seat, role in enumerate(task.roles):
-        if getattr(task, "serves", False) and len(seating.policies(seat)) > 1:
+        if task.serves and len(seating.policies(seat)) > 1:
             raise ConfigError(
                 [f"config.agents gives {role} to several policies, turn by turn; accepted for programs: one policy"]
             )

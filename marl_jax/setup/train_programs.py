@@ -73,7 +73,7 @@ def programs(setup: Setup, rollout, optimizer, states: dict[str, TrainState], ro
             compiler_options=compiler_options(),
         )
 
-    learn = AutoMicrobatch(make_learn, setup.config.algo, meshes.batch_shards(setup.mesh))
+    learn = AutoMicrobatch(make_learn, setup.algo, meshes.batch_shards(setup.mesh))
     if not rollout.jitted:
         return rollout, learn, rollout.after_update
     kept = placement.shardings_of(rollout_state)

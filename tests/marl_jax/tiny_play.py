@@ -14,6 +14,7 @@ from marl_jax.agents.answers import Constrained, FreeText
 from marl_jax.agents.policy import LoraSpec, Policy
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Backbone, Team
+from marl_jax.algorithms import settings_from
 from marl_jax.rollouts.games import GameRollout
 from marl_jax.sampling.choice import make_choices
 from models import registry
@@ -101,6 +102,4 @@ def _weights(policy, seed, reference):
 
 def ppo(**changes):
     """PPO's settings."""
-    algo = algorithms.ppo()
-    algo.update(dict(tis_clip=0.0, minibatches=2, epochs=1) | changes)
-    return algo
+    return settings_from(algorithms.ppo(**dict(tis_clip=0.0, minibatches=2, epochs=1) | changes))

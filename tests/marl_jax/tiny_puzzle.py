@@ -10,6 +10,7 @@ from envs.games import registry as games
 from envs.games.registry import make_text
 from marl_jax.agents.answers import Constrained
 from marl_jax.agents.policy import LoraSpec, Policy
+from marl_jax.algorithms import settings_from
 from marl_jax.rollouts.groups import GroupRollout
 from marl_jax.rollouts.tree import TreeRollout
 from marl_jax.sampling.choice import make_choices
@@ -63,6 +64,4 @@ def episodes(roles="two", rows=2 * K, turns=45, **changes):
 
 def algo(name="at_grpo", **changes):
     """Settings of a group algorithm."""
-    config = getattr(algorithms, name)(K)
-    config.update(dict(tis_clip=0.0, minibatches=1) | changes)
-    return config
+    return settings_from(getattr(algorithms, name)(**dict(group_size=K, tis_clip=0.0, minibatches=1) | changes))

@@ -24,9 +24,10 @@ def gradients(policy, samples, **settings):
     algo = tiny_play.ppo(value_clip=0.0, **settings)
     train_state = update.TrainState(trained, frozen, None, np.int32(0))
     objective = ALGORITHMS.get("ppo").objective
-    return quick_jit(lambda state, samples: update.summed_gradients(policy, objective, algo, state, samples))(
-        train_state, samples
-    )
+    scheduled = update.Scheduled(algo.entropy_coef)
+    return quick_jit(
+        lambda state, samples: update.summed_gradients(policy, objective, algo, scheduled, state, samples)
+    )(train_state, samples)
 
 
 def agree(found, expected):

@@ -19,6 +19,7 @@ from marl_jax.modes import evaluate, export, play, train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
+from marl_jax.setup.run_fingerprint import run_fingerprint
 from marl_jax.setup.train_programs import resumed, saved
 from marl_jax.setup.weights import restore_weights
 from models.weights.load import load
@@ -232,7 +233,7 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
     setup, _, train_states = start(config)
     games = setup.rollout.init(jax.random.key(0), all_weights(train_states))
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(saved(train_states, games), run=train.run_fingerprint(setup))
+    restored = checkpoints.restore(saved(train_states, games), run=run_fingerprint(setup))
     checkpoints.close()
     again, _ = resumed(train_states, restored.state)
     assert restored.step == 2 and set(restored.state["trained"]) == {"planner", "executor"}

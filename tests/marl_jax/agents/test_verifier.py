@@ -19,8 +19,10 @@ from envs.tasks.scripted import ScriptedAsk
 from marl_jax import setup as setups
 from marl_jax.agents import scoring
 from marl_jax.agents.verifier import ChatError, Scorer, read_chat, version_of
+from marl_jax.algorithms import settings_from
 from marl_jax.algorithms import verifier as algorithm
 from marl_jax.errors import ConfigError, RunError
+from marl_jax.learning.update import Scheduled
 from marl_jax.modes import evaluate, export, serve_reward, train
 from marl_jax.rollouts import labelled
 from marl_jax.rollouts.host.conversation import Speaker
@@ -126,10 +128,10 @@ def test_labels_stand_on_the_last_half_and_the_last_token_always():
 def test_the_loss_by_hand():
     samples = rows((1, 4, 5), (True, False, True))
     logits = np.linspace(-2, 2, samples.targets.size).reshape(samples.targets.shape).astype(np.float32)
-    algo = tiny_verifier.get_config().algo
+    algo = settings_from(tiny_verifier.get_config().algo)
     objective = algorithm.CrossEntropy()
     scores = scoring.Scores(logits, logits, logits)
-    loss, metrics = objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo)
+    loss, metrics = objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo, Scheduled())
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     each = [-np.log(p[0, 0]), -np.log(1 - p[1, 2:4]).mean(), -np.log(p[2, 2:5]).mean()]
     assert float(loss) == pytest.approx(np.mean(each), rel=1e-5)

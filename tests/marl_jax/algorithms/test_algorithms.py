@@ -21,7 +21,7 @@ from marl_jax.algorithms.ppo import PPO, ClippedObjective, compute_advantages, r
 from marl_jax.algorithms.algorithm import Algorithm
 
 MINE = Algorithm(
-    "mine", ppo_config.FIELDS, rollout, compute_advantages, ClippedObjective(critic=True), check=ppo_config.check,
+    "mine", ppo_config.PPOSettings, rollout, compute_advantages, ClippedObjective(critic=True), check=ppo_config.check,
     critic=True,
 )
 ALGORITHMS.add("mine", MINE)

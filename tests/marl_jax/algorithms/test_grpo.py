@@ -1,5 +1,6 @@
 """The GRPO family: loss and gradient of every member by hand, whole episodes in groups, candidates of one prompt."""
 
+import dataclasses
 import functools
 import types
 
@@ -13,9 +14,10 @@ from configs import algorithms, planning, published
 from experiments import plan_path
 from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.learning import update as updates
 from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
+from marl_jax.learning.update import Scheduled
 from marl_jax.samples import from_prompts
 from marl_jax.schema import batches
 from tests.marl_jax import tiny_play, tiny_puzzle
@@ -56,7 +58,7 @@ def two_answers(name="at_grpo", rewards=(4.0, 0.0), lengths=LENGTHS):
 
 def learn(samples, algo, change=0.0):
     """(samples as prepared, metrics, loss, gradient as [answers, 4]) of log-probabilities that changed since."""
-    algorithm = ALGORITHMS.get(algo.name)
+    algorithm = next(a for a in map(ALGORITHMS.get, ALGORITHMS) if a.settings is type(algo))
 
     @quick_jit
     def learnt(samples, change):
@@ -65,7 +67,7 @@ def learn(samples, algo, change=0.0):
 
         def loss(logps):
             scores = Scores(logps, jnp.zeros_like(logps), jnp.zeros_like(logps))
-            return algorithm.objective.loss(rows, weighed, scores, algo)[0]
+            return algorithm.objective.loss(rows, weighed, scores, algo, Scheduled(algo.entropy_coef))[0]
 
         shape = rows.logps.shape if jnp.ndim(change) else ()
         return rows, metrics, *jax.value_and_grad(loss)(rows.logps + jnp.reshape(change, shape) * rows.mask())
@@ -94,7 +96,7 @@ def learn(samples, algo, change=0.0):
 def test_loss_and_gradient_by_hand(name, loss, gradient):
     algo = getattr(published if name in PUBLISHED else algorithms, name)(2)
     algo.update(dict(tis_clip=0.0, kl_coef=0.0))
-    _, metrics, found, grads = learn(two_answers(name), algo, CHANGE)
+    _, metrics, found, grads = learn(two_answers(name), settings_from(algo), CHANGE)
     assert (int(metrics["groups"]), float(metrics["zero_std_groups"]), float(metrics["group_reward_std"])) == (1, 0, 2)
     assert found == pytest.approx(loss, abs=1e-5)
     np.testing.assert_allclose(grads, gradient, atol=1e-5)
@@ -116,8 +118,7 @@ def test_dr_mas_by_hand():
 
     With agents taken as one it is sqrt((4 + 4 + 1/4 + 1/4) / 4) = 1.4577.
     """
-    algo = algorithms.at_grpo(2, normalize="agent")
-    algo.tis_clip = 0.0
+    algo = tiny_puzzle.algo(group_size=2, normalize="agent")
     change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
     # Agent 0 earned 4 and 0, agent 1 earned 1 and 0; what the other seat was paid is not theirs.
     samples = four_answers([0, 1], [[[4.0, 9.0], [0.0, 9.0]], [[9.0, 1.0], [9.0, 0.0]]])
@@ -138,8 +139,7 @@ def test_a_group_of_equal_rewards_is_dropped_or_kept_as_zeros(name):
     algo = tiny_puzzle.algo(name, group_size=2)
     rows, metrics, *_ = learn(samples, algo)
     assert float(metrics["zero_std_groups"]) == 1 and not rows.loss_weights.any()
-    algo.filter_zero_std_groups = False
-    rows, *_ = learn(samples, algo)
+    rows, *_ = learn(samples, dataclasses.replace(algo, filter_zero_std_groups=False))
     assert rows.loss_weights.all() and not rows.advantages.any()
 
 
@@ -285,7 +285,7 @@ def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long
     assert rows.tokens.size < alone.tokens.size / 2
     algo, state = tiny_puzzle.algo(), updates.TrainState(trained, frozen, None, jnp.int32(0))
     objective = ALGORITHMS.get("at_grpo").objective
-    gradients = jax.jit(functools.partial(updates.summed_gradients, policy, objective, algo))
+    gradients = jax.jit(functools.partial(updates.summed_gradients, policy, objective, algo, updates.Scheduled()))
     expected, of_each = gradients(state, alone)
     found, metrics = gradients(state, rows)
     assert float(metrics["loss"]) == pytest.approx(float(of_each["loss"]), abs=1e-6)
@@ -318,6 +318,7 @@ def test_a_step_of_every_form_fits_together(form):
     config = plan_path.get_config(form)
     config.model.shape = tiny_play.SHAPE
     config.rollout.num_envs //= 2
+    config.mesh.data = 1
     setup = setups.make(config)
     key = jax.random.key(0)
     with jax.set_mesh(setup.mesh):

@@ -9,7 +9,8 @@ import pytest
 
 from configs import algorithms, defaults, published
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import ALGORITHMS, algorithm, ppo
+from marl_jax.algorithms import ALGORITHMS, algorithm, ppo, settings_from
+from marl_jax.learning.update import Scheduled
 from marl_jax.schema import validate
 from tests.marl_jax.tiny_samples import by_hand
 
@@ -102,7 +103,7 @@ def reference(answers, kl_coef, train_turns):
 
 @pytest.mark.parametrize("released", [False, True])
 def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypatch):
-    debates, algo = Debates(released), published.maporl(TURNS, released)
+    debates, algo = Debates(released), settings_from(published.maporl(TURNS, released))
     learns = np.isin(debates.samples.turn, algo.train_turns).astype(np.float32)
     given = debates.samples.replace(loss_weights=jnp.asarray(learns))
     rows = prepared(given, algo, monkeypatch, debates.wide("values"), debates.wide("ref"))
@@ -115,7 +116,7 @@ def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypa
     weighed = objective.loss_weights_for(rows, algo)
 
     def ours(logps, values):
-        return objective.loss(rows, weighed, Scores(logps, 0 * logps, values), algo)[0]
+        return objective.loss(rows, weighed, Scores(logps, 0 * logps, values), algo, Scheduled(algo.entropy_coef))[0]
 
     found, gradients = jax.value_and_grad(ours, (0, 1))(debates.wide("new"), debates.wide("new_values"))
     assert float(found) == pytest.approx(loss, abs=1e-5)

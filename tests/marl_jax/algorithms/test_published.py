@@ -10,8 +10,9 @@ import pytest
 
 from configs import published
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import ALGORITHMS, grpo
+from marl_jax.algorithms import ALGORITHMS, grpo, settings_from
 from marl_jax.learning import groups
+from marl_jax.learning.update import Scheduled
 from tests.marl_jax.tiny_samples import by_hand
 
 K, LONGEST = 3, 4
@@ -86,7 +87,7 @@ def rloo_paper(new):
 
 @pytest.mark.parametrize("paper", [grpo_paper, dr_grpo_paper, dapo_paper, gspo_paper, rloo_paper])
 def test_loss_and_gradient_are_those_of_the_paper(paper, monkeypatch):
-    algo = getattr(published, paper.__name__.removesuffix("_paper"))(K)
+    algo = settings_from(getattr(published, paper.__name__.removesuffix("_paper"))(K))
     flat = lambda x: jnp.asarray(np.reshape(x, (9, LONGEST)), jnp.float32)  # noqa: E731
     inside = np.arange(LONGEST) < np.reshape(LENGTHS, (9, 1))
     samples = by_hand(
@@ -100,7 +101,7 @@ def test_loss_and_gradient_are_those_of_the_paper(paper, monkeypatch):
     weighed = algorithm.objective.loss_weights_for(rows, algo)
 
     def loss(logps):
-        return algorithm.objective.loss(rows, weighed, Scores(logps, 0 * logps, 0 * logps), algo)[0]
+        return algorithm.objective.loss(rows, weighed, Scores(logps, 0 * logps, 0 * logps), algo, Scheduled())[0]
 
     found, gradient = jax.value_and_grad(loss)(flat(NEW))
     expected, slow = jax.value_and_grad(paper)(jnp.asarray(NEW, jnp.float32))

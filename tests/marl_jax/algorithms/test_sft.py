@@ -16,6 +16,7 @@ from marl_jax.agents import scoring
 from marl_jax.algorithms import sft
 from marl_jax.errors import ConfigError, RunError
 from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
+from marl_jax.learning.update import Scheduled
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -151,11 +152,11 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
     setup, _, _, samples, _, _ = perfect
     samples = jax.tree.map(jnp.asarray, samples)
     nothing = {"model": jax.tree.map(lambda x: jnp.zeros(x.shape), setup.backbone.abstract()[0]["model"])}
-    objective, algo = setup.algorithm.objective, setup.config.algo
+    objective, algo = setup.algorithm.objective, setup.algo
 
     def loss_of(params):
         scores = scoring.score(setup.backbone.policy, params, samples)
-        return objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo)
+        return objective.loss(samples, objective.loss_weights_for(samples, algo), scores, algo, Scheduled())
 
     loss, metrics = jax.jit(loss_of)(nothing)
     np.testing.assert_allclose([loss, metrics["probability"]], [np.log(4), 0.25], rtol=1e-5)
@@ -176,7 +177,7 @@ def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again()
 
 def test_imitation_is_measured_in_games_that_training_never_sees(perfect):
     setup, optimizer = perfect[0], optimizer_for(perfect[0].config)
-    imitation, prompt, held_out = sft.SFT.heldout_eval(setup), setup.backbone.prompt, setup.game.held_out()
+    imitation, prompt, held_out = sft.SFT.heldout_eval(setup.parts), setup.backbone.prompt, setup.game.held_out()
     openings = {prompt.opening_text(held_out.reset_level(i), 0) for i in range(held_out.n_levels)}
     states, _ = at_start(setup, setup.rollout, optimizer, jax.random.key(0))
     params = all_weights(states)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import algorithms
 from envs.games.tic_tac_toe.rules import TicTacToe
 from marl_jax import setup as setups
 from marl_jax.agents.scoring import Scores
@@ -18,7 +17,8 @@ from marl_jax.algorithms.ppo import PPO
 from marl_jax.dryrun import programs
 from marl_jax.errors import ConfigError
 from marl_jax.learning import averages
-from marl_jax.learning.learn_step import algo_at, optimizer_for
+from marl_jax.learning.learn_step import optimizer_for, scheduled_values
+from marl_jax.learning.update import Scheduled
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from marl_jax.running.metrics import read_json_lines
@@ -125,39 +125,37 @@ def test_refused(changes, message):
 PULLED = by_hand([[0], [0]], logps=jnp.full((2, 1), -1.0), magnet_logps=jnp.array([[-2.0], [-0.5]]))
 
 
-def loss_of(logps, algo):
+def loss_of(logps, algo, scheduled=None):
     """The clipped loss of two answers that a magnet would give with probabilities e^-2 and e^-0.5."""
     objective = ClippedObjective(critic=True)
     scores = Scores(logps, jnp.array([[0.7], [0.3]]), jnp.zeros((2, 1)))
-    return objective.loss(PULLED, objective.loss_weights_for(PULLED, algo), scores, algo)
+    return objective.loss(
+        PULLED, objective.loss_weights_for(PULLED, algo), scores, algo, scheduled or Scheduled(algo.entropy_coef)
+    )
 
 
 def test_the_magnet_pulls_the_policy_to_it():
     logps = jnp.array([[-1.0], [-1.0]])
-    algo = algorithms.ppo(entropy_coef=0.0, tis_clip=0.0, kl_kind="k2", magnet_coef=0.4, **ROLE)
+    algo = tiny_play.ppo(entropy_coef=0.0, kl_kind="k2", magnet_coef=0.4, **ROLE)
     loss, metrics = loss_of(logps, algo)
     assert float(metrics["magnet_kl"]) == pytest.approx((0.5 * 1 + 0.5 * 0.25) / 2)
     assert float(loss) == pytest.approx(0.4 * float(metrics["magnet_kl"]))  # advantages are 0
     grads = jax.grad(lambda x: loss_of(x, algo)[0])(logps)
     np.testing.assert_allclose(grads, [[0.4 * 1.0 / 2], [0.4 * -0.5 / 2]], rtol=1e-6)
-    assert "magnet_kl" not in loss_of(logps, algorithms.ppo(tis_clip=0.0, **ROLE))[1] and "value_loss" not in metrics
+    assert "magnet_kl" not in loss_of(logps, tiny_play.ppo(**ROLE))[1] and "value_loss" not in metrics
 
 
 def test_the_entropy_bonus_falls_from_step_to_step():
-    config = config_of("kuhn")
-    config.steps = 11
-    config.algo.update(dict(entropy_coef=0.5, entropy_ratio=0.2, **ROLE))
-    found = [algo_at(config, step).entropy_coef for step in (0, 5, 10)]
+    algo = tiny_play.ppo(entropy_coef=0.5, entropy_ratio=0.2, **ROLE)
+    found = [scheduled_values(algo, step, steps=11).entropy_coef for step in (0, 5, 10)]
     np.testing.assert_allclose(found, [0.5, 0.3, 0.1])
 
     @jax.jit
     def loss(step):
-        algo = algo_at(config, step)
-        return loss_of(jnp.full((2, 1), -1.0), algo)[0]
+        return loss_of(jnp.full((2, 1), -1.0), algo, scheduled_values(algo, step, steps=11))[0]
 
     np.testing.assert_allclose([loss(step) for step in (0, 10)], [-0.5 * 0.5, -0.1 * 0.5], rtol=1e-6)
-    config.algo.entropy_ratio = 1.0
-    assert algo_at(config, 3) is config.algo
+    assert scheduled_values(tiny_play.ppo(entropy_coef=0.5), 3, steps=11) == Scheduled(0.5)
 
 
 @pytest.mark.parametrize("lora", [None, 2])

@@ -5,9 +5,9 @@ import types
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from marl_jax.learning import microbatching
+from marl_jax.learning.settings import LearnerSettings
 from marl_jax.modes import train
 from marl_jax.running.checkpoint import Checkpoints
 from tests.conftest import nightly_cases
@@ -64,7 +64,7 @@ def test_no_more_parts_than_needed(monkeypatch):
     def update(free, rows, **algo):
         tried.clear()
         monkeypatch.setattr(microbatching, "free_bytes", lambda: free / microbatching.SPARE)
-        algo = ConfigDict(dict(minibatches=2, grad_accum_steps=2) | algo)
+        algo = LearnerSettings(**dict(minibatches=2, grad_accum_steps=2) | algo)
         samples = types.SimpleNamespace(n=rows, shape=(rows,))
         learn = microbatching.AutoMicrobatch(Update, algo, num_shards=4)
         return learn({}, samples), learn({}, samples), list(tried)

@@ -8,6 +8,7 @@ import pytest
 
 from configs import published
 from marl_jax.agents.answers import FreeText
+from marl_jax.algorithms import settings_from
 from marl_jax.learning.advantages import handle_overlong, overlong_penalty
 from tests.marl_jax import tiny_play
 from tests.marl_jax.algorithms import test_grpo
@@ -29,7 +30,7 @@ def samples(lengths, last, rewards=(4.0, 0.0), name="dapo"):
 def settings(kind, **changes):
     algo = published.dapo(2, std_ddof=0)
     algo.update(dict(tis_clip=0.0, overlong=kind) | changes)
-    return algo
+    return settings_from(algo)
 
 
 @pytest.mark.parametrize("name", ["grpo", "at_grpo"])

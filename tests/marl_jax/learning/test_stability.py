@@ -11,11 +11,10 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
-from ml_collections import FrozenConfigDict
 
 from configs import algorithms, published
 from marl_jax.agents.scoring import Scores
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.algorithms.algorithm import ClippedObjective
 from marl_jax.learning import groups, losses, stability, update
 from marl_jax.learning.optimizer import learning_rate, make_optimizer
@@ -55,9 +54,9 @@ def prepared(samples, n_policies=None, **changes):
     """(policy, state before, samples with advantages, algo)."""
     p = policy(n_policies)
     trained, frozen = tiny_play.weights(p)
-    algo = algorithms.grpo(4, tis_clip=0.0, minibatches=1, **changes)
+    algo = settings_from(algorithms.grpo(4, tis_clip=0.0, minibatches=1, **changes))
     state = update.new_train_state(trained, frozen, optax.sgd(1.0))
-    return p, state, prepare_program(FrozenConfigDict(algo), n_policies)(state.weights, samples), algo
+    return p, state, prepare_program(algo, n_policies)(state.weights, samples), algo
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
@@ -81,7 +80,9 @@ def test_the_loss_reports_the_kl_and_the_extreme_ratios():
     shift = jnp.zeros((16, 5)).at[0, 0].set(-25.0).at[3, 2].set(0.5)  # one token fell by 25 nats
     scores = Scores(samples.logps + shift, jnp.zeros((16, 5)), jnp.zeros((16, 5)))
     objective = ClippedObjective(critic=False)
-    metrics = jax.jit(lambda s: objective.loss(s, objective.loss_weights_for(s, algo), scores, algo)[1])(samples)
+    metrics = jax.jit(
+        lambda s: objective.loss(s, objective.loss_weights_for(s, algo), scores, algo, update.Scheduled())[1]
+    )(samples)
     np.testing.assert_allclose(metrics["log_ratio_min"], -25, rtol=1e-6)
     np.testing.assert_allclose(metrics["log_ratio_max"], 0.5, rtol=1e-5)
     expected = ((np.exp(-25) - 1 + 25) + (np.exp(0.5) - 1 - 0.5)) / 80
@@ -92,7 +93,7 @@ def test_extreme_ratios_do_not_depend_on_the_parts_of_a_minibatch():
     p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4))
     found = {}
     for parts in (1, 4):
-        algo.update(dict(grad_accum_steps=parts, minibatches=2))
+        algo = dataclasses.replace(algo, grad_accum_steps=parts, minibatches=2)
         learn = jax.jit(update.make_update(p, optax.sgd(0.5), GRPO.objective, algo))
         found[parts] = learn(state, samples, jax.random.key(0))[1]
     assert found[1]["log_ratio_min"] < found[1]["log_ratio_max"]
@@ -193,10 +194,9 @@ def test_rows_by_group_keep_groups_together_and_lose_no_row(n_groups, k, padding
 def test_minibatches_of_whole_groups_have_no_net_advantage():
     samples = completions(8, 4, rewards=np.random.default_rng(1).integers(0, 2, 32))
     p, state, after, algo = prepared(samples)
-    algo.minibatches = 4
     found = {}
     for whole in (True, False):
-        algo.minibatch_groups = whole
+        algo = dataclasses.replace(algo, minibatches=4, minibatch_groups=whole)
         learn = jax.jit(update.make_update(p, optax.sgd(0.1), GRPO.objective, algo))
         found[whole] = learn(state, after, jax.random.key(3))[1]
     for side in ("net_advantage_min", "net_advantage_max"):
@@ -211,7 +211,7 @@ def guarded(limit, n_policies=None, moved=0.0, only=None, factor=1.0):
     """The state after a check of an update that moved the adapters of `only` (all) by `moved` at random."""
     samples = completions(6, 4, policies=n_policies or 1, rewards=[1, 1, 1, 1] * 6)  # nobody is informative
     p, before, after, algo = prepared(samples, n_policies)
-    algo.update(dict(guard="on", guard_drop=limit, guard_completions=8))
+    algo = dataclasses.replace(algo, guard="on", guard_drop=limit, guard_completions=8)
     before = dataclasses.replace(before, lr_factor=before.lr_factor * factor)
     noise = lambda x: x + moved * jax.random.normal(jax.random.key(1), x.shape)  # noqa: E731
     trained = {name: jax.tree.map(noise, tree) if name != "critic" else tree for name, tree in before.trained.items()}
@@ -258,7 +258,7 @@ def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count(
     samples = completions(8, 4, rewards=[1, 0, 0, 0] * 4 + [1, 1, 1, 1] * 4)
     samples = samples.replace(loss_weights=samples.loss_weights.at[:8].set(0.0))  # the first two groups
     p, state, after, algo = prepared(samples)
-    algo.update(dict(guard="on", guard_completions=18))
+    algo = dataclasses.replace(algo, guard="on", guard_completions=18)
     guard = stability.UpdateGuard.before(p, state, samples, after, algo)
     # Of groups 2 and 3 one completion is to be kept, which the update makes more likely, and of the others all.
     assert sorted(guard.rows.group[:, 0].tolist()) == sorted([2, 3] + [g for g in range(4, 8) for _ in range(4)])
@@ -266,12 +266,14 @@ def test_the_guard_scores_completions_of_many_groups_and_none_that_do_not_count(
 
 
 def test_guards_are_for_adapters_unless_the_config_says_otherwise():
-    assert [stability.is_guarded(policy(n), algorithms.grpo()) for n in (None, 2)] == [False, True]
-    assert stability.is_guarded(policy(), algorithms.ppo(guard="on"))
-    assert not stability.is_guarded(policy(2), algorithms.ppo(guard="off"))
-    assert not stability.is_guarded(policy(2), algorithms.sft())
+    def is_guarded(algo, n=None):
+        return stability.is_guarded(policy(n), settings_from(algo))
+
+    assert not is_guarded(algorithms.grpo()) and is_guarded(algorithms.grpo(), 2)
+    assert is_guarded(algorithms.ppo(guard="on"))
+    assert not is_guarded(algorithms.ppo(guard="off"), 2) and not is_guarded(algorithms.sft(), 2)
     for form in (published.grpo(), published.dapo(), published.gspo(), published.rloo(), published.maporl()):
-        assert not stability.is_guarded(policy(2), form) and form.get("signal_frac", 0.0) == 0
+        assert not is_guarded(form, 2) and settings_from(form).signal_frac == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -300,7 +302,7 @@ def test_ratio_masks():
 @pytest.mark.parametrize("kind", ["probability", "sequence"])
 def test_a_run_of_updates_with_a_ratio_mask_is_finite(kind):
     p, state, samples, algo = prepared(completions(rewards=[1, 0, 0, 0] * 4), ratio_mask=kind, ratio_mask_limit=1e-3)
-    algo.minibatches = 2
+    algo = dataclasses.replace(algo, minibatches=2)
     learn = jax.jit(update.make_update(p, optax.sgd(5.0), GRPO.objective, algo))
     state, metrics = learn(state, samples, jax.random.key(0))
     assert metrics["skipped"] == 0 and np.isfinite(metrics["loss"])

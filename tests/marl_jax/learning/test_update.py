@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import FrozenConfigDict
 
 from configs import defaults
 from envs.games.tic_tac_toe.rules import TicTacToe
@@ -54,7 +53,7 @@ def update_program(algo, optimizer, **settings):
 def prepared(algo, samples=None, **settings):
     """The samples of a rollout, or these, with their advantages."""
     _, trained, frozen, own = played(**settings)
-    compute_advantages = prepare_program(FrozenConfigDict(algo), **settings)
+    compute_advantages = prepare_program(algo, **settings)
     return compute_advantages({**frozen, **trained}, own if samples is None else samples)
 
 
@@ -64,7 +63,7 @@ def step(algo, rows=None, optimizer=SGD, program=None, **settings):
     train_state = update.new_train_state(trained, frozen, optimizer)
     if rows is None:
         rows = prepared(algo, **settings)
-    program = program or update_program(FrozenConfigDict(algo), optimizer, **settings)
+    program = program or update_program(algo, optimizer, **settings)
     return program(train_state, rows, jax.random.key(0))
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from configs import algorithms, defaults, models, published
 from marl_jax import setup as setups
 from marl_jax.agents.policy import LoraSpec
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from marl_jax.learning import update
 from marl_jax.learning.learn_step import all_weights, learn_step, optimizer_for
 from marl_jax.learning.optimizer import make_optimizer
@@ -59,7 +59,7 @@ def adapters():
     rng = np.random.default_rng(0)
     noise = {name: rng.normal(size=samples.targets.shape) for name in ("values", "advantages", "returns")}
     samples = samples.replace(completion_at=None, **{name: x.astype(np.float32) for name, x in noise.items()})
-    algo = algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0)
+    algo = settings_from(algorithms.ppo(gae="token", epochs=1, minibatches=1, tis_clip=0.0))
     # Clipping by the norm of all gradients would let one adapter's answers change the length of another one's step.
     optimizer = make_optimizer(run_fields.group("optim", max_grad_norm=0.0, weight_decay=0.1), 10, 1)
     key = jax.random.key(0)

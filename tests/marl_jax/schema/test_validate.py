@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import types
 
 import pytest
 from ml_collections import ConfigDict
@@ -19,8 +18,10 @@ from experiments import (
     tic_tac_toe_selfplay,
 )
 from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms.algorithm import Algorithm
 from marl_jax.errors import ConfigError, nearest
-from marl_jax.fields import Field, number
+from marl_jax.fields import number
+from marl_jax.learning.settings import LearnerSettings, redefault, setting
 from marl_jax.schema import batches, task_combinations, validate
 from registries import Registry
 
@@ -90,13 +91,25 @@ def test_every_published_form_is_accepted(make):
     validate.check(config_with(algo=getattr(published, make)()))
 
 
-def test_an_algorithm_without_minibatches_is_read_in_one_part(monkeypatch):
-    light = types.SimpleNamespace(fields={"beta": Field(0.5, number(0, 1), "a weight")}, check=lambda config: iter(()))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Light(LearnerSettings):
+    """The fields of every algorithm and one more."""
+
+    minibatches: int = redefault(LearnerSettings, "minibatches", 1)
+    beta: float = setting(0.5, number(0, 1), "a weight")
+
+
+def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
+    light = Algorithm("light", Light, None, None, None)
     monkeypatch.setattr(ALGORITHMS, "_entries", {**ALGORITHMS._entries, "light": light})
-    validate.check(config_with(algo=algorithms.make("light", light.fields), rollout__num_envs=7))
-    assert problems(algo=algorithms.make("light", light.fields, beta=2.0)) == [
+    validate.check(config_with(algo=algorithms.make("light", Light), rollout__num_envs=7))
+    assert problems(algo=algorithms.make("light", Light, beta=2.0)) == [
         "config.algo.beta is 2.0; accepted: a number from 0 up to 1"
     ]
+    chosen = Light.from_config(algorithms.make("light", Light, epochs=3))
+    assert (chosen.epochs, chosen.beta, chosen.guard) == (3, 0.5, "off")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.beta = 1.0
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,17 @@ class Watched:
 
     loss_weights_for = ALGORITHMS.get("ppo").objective.loss_weights_for
 
-    def loss(self, samples, weighed, scores, algo):
-        loss, metrics = ALGORITHMS.get("ppo").objective.loss(samples, weighed, scores, algo)
-        return loss, {**metrics, "scores": scores}
+    def loss(self, *given):
+        loss, metrics = ALGORITHMS.get("ppo").objective.loss(*given)
+        return loss, {**metrics, "scores": given[2]}
 
 
 @functools.cache
 def program(policy, **settings):
     """(state, samples) -> (gradients, metrics), compiled once for all rows of one shape."""
     algo = tiny_play.ppo(value_clip=0.0, gae="token", **settings)
-    return quick_jit(lambda state, samples: update.summed_gradients(policy, Watched(), algo, state, samples))
+    scheduled = update.Scheduled(algo.entropy_coef)
+    return quick_jit(lambda state, samples: update.summed_gradients(policy, Watched(), algo, scheduled, state, samples))
 
 
 @functools.cache

@@ -7,13 +7,12 @@ import pytest
 
 from configs import algorithms
 from envs.tasks.task import Outcome
-from marl_jax.algorithms import ALGORITHMS
+from marl_jax.algorithms import ALGORITHMS, settings_from
 from tests.marl_jax.tiny_host import answers_of, conversation, free_policy, make_rollout, tree
 
 
 def compute_advantages(name, samples, **changes):
-    algo = getattr(algorithms, name)(**changes)
-    algo.update(dict(tis_clip=0.0, minibatches=1, kl_coef=0.0))
+    algo = settings_from(getattr(algorithms, name)(tis_clip=0.0, minibatches=1, kl_coef=0.0, **changes))
     prepared, metrics = ALGORITHMS.get(name).compute_advantages(
         free_policy(), {}, jax.tree.map(jnp.asarray, samples), algo
     )
