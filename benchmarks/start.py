@@ -42,9 +42,9 @@ KINDS = {
 PHASES = (  # (module, what is called there, the phase that it is)
     ("launch", "check", "check the config, import JAX"),
     ("marl_jax.setup", "make", "game, tokenizer, prompts"),
-    ("marl_jax.modes.train", "at_start", "weights and optimizer"),
-    ("marl_jax.modes.train", "run_fingerprint", "fingerprint of the run"),
-    ("marl_jax.modes.train", "programs", "begin to compile"),
+    ("marl_jax.setup.trainer", "at_start", "weights and optimizer"),
+    ("marl_jax.setup.trainer", "run_fingerprint", "fingerprint of the run"),
+    ("marl_jax.setup.trainer", "programs", "begin to compile"),
     ("marl_jax.modes.evaluate", "evaluation_of", "prepare the evaluation"),
     ("marl_jax.evaluation.games", "GameEvaluation.__call__", "evaluation before training"),
     ("marl_jax.running.profiling", "Clock.phase", "first {}"),

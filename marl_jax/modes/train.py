@@ -9,7 +9,6 @@ was interrupted anywhere continues exactly as if it had not been.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from pathlib import Path
 
@@ -17,35 +16,24 @@ import jax
 from ml_collections import ConfigDict
 
 from marl_jax import setup as setups
-from marl_jax.devices.aot import AotCompiler, Recompiles
-from marl_jax.devices.resharding import SamplerParams
 from marl_jax.errors import RunError
 from marl_jax.evaluation import records
-from marl_jax.learning.learn_step import all_weights, optimizer_for
 from marl_jax.modes import evaluate, report
 from marl_jax.running import processes
-from marl_jax.running.checkpoint import Checkpoints
+from marl_jax.running.checkpoint import Checkpoints, Restored
 from marl_jax.running.conversation_logs import GameLogs
 from marl_jax.running.events import Events
 from marl_jax.running.metrics import MetricsWriter, replace_text, write_config
-from marl_jax.running.monitor import Monitor
+from marl_jax.running.monitor import Alarm, Monitor
 from marl_jax.running.processes import workdir_lock
 from marl_jax.running.profiling import Clock, ProfilerTrace
-from marl_jax.running.recovery import report_alarms, report_update, roll_back
+from marl_jax.running.recovery import report_alarms, report_update
 from marl_jax.running.signals import GracefulStop
 from marl_jax.schema import conditions, stages
 from marl_jax.serving.remote import check_reachable
 from marl_jax.setup import Setup
-from marl_jax.setup.run_fingerprint import run_fingerprint
-from marl_jax.setup.train_programs import (
-    arrays,
-    at_start,
-    check_frozen_weights,
-    compile_ahead,
-    programs,
-    resumed,
-    saved,
-)
+from marl_jax.setup.train_programs import check_frozen_weights
+from marl_jax.setup.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -96,21 +84,13 @@ def _has_checkpoint(workdir: Path) -> bool:
 
 
 def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -> bool:
-    """One stage; `given` is its config as the user has it, without the place of the stage before."""
-    config = setup.config
-    main = jax.process_index() == 0
-
-    # ---------------------------------------------------------------------- what is trained, and where it stands
-    key = jax.random.key(config.seed)
-    rollout, optimizer = setup.rollout, optimizer_for(config)
-    train_mesh, sample_mesh = (functools.partial(jax.set_mesh, mesh) for mesh in (setup.mesh, setup.sample_mesh))
-    with train_mesh():
-        states, rollout_state = at_start(setup, rollout, optimizer, key)
-
+    """Train one stage; `given` is its config as the user has it, without the place of the stage before."""
+    config, main = setup.config, jax.process_index() == 0
+    trainer = Trainer(setup)
     c = config.checkpoint
     best_mode = c.best_mode if config.eval.every else "max"  # without evaluations, the best is that of training success
     checkpoints = Checkpoints(workdir, keep=c.keep, every=c.every, best_mode=best_mode)
-    restored = checkpoints.restore(saved(states, arrays(rollout, rollout_state)), run=run_fingerprint(setup))
+    restored = trainer.restore(checkpoints)
     start = 0 if restored is None else restored.step
     monitor = Monitor(
         conditions.parse(config.stop_when),
@@ -124,98 +104,61 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         write_config(given, workdir, done=finished)
         if setup.drawing:
             replace_text(workdir / report.WORKFLOW, setup.drawing)
-    if restored is not None:
-        states, kept = resumed(states, restored.state)
-        rollout_state = kept if rollout.jitted else restored.meta["rollout"]
-        log.info("resumed from step %d of %d in %s", start, config.steps, workdir)
-    else:
-        for backbone in setup.backbones:
-            size = f"{backbone.model.cfg.n_params:,}"
-            log.info("%s plays %s: %s parameters", backbone.config.name, " and ".join(backbone.policies), size)
-        log.info("new run in %s", workdir)
+    log_start(setup, workdir, restored, monitor)
 
-    # ------------------------------------------------------------------------------------------------- programs
-    roll, learn, after_update = programs(setup, rollout, optimizer, states, rollout_state)
-    if restored is not None:
-        learn.accum_multiplier = restored.meta["accum_multiplier"]
-    sampler, ahead = SamplerParams(setup.team.sampling_layout, setup.reshards), AotCompiler()
     evaluates_first = start == 0 and config.eval.every > 0
     if evaluates_first or config.eval.every and not setup.host:  # tasks ask them at the first evaluation only
         check_reachable(config.eval.opponents, "eval.opponents")
     evaluation, logged = evaluate.evaluation_of(setup), records.log_of(setup)
-    alone = jax.process_count() == 1  # several would have to compile in the same order
-    if alone and rollout.jitted and not sampler.apart and not finished:
-        matches = functools.partial(evaluation.compile_ahead, baselines=True) if evaluates_first else None
-        compile_ahead(setup, ahead, matches, roll, learn, (sampler(states), rollout_state), states, key, start)
-
-    # ----------------------------------------------------------------------------------------------------- loop
+    if not finished:
+        trainer.compile_ahead(start, evaluation if evaluates_first else None)
     metrics = MetricsWriter(config, workdir, start=start, main=main)
     logs = GameLogs(config, workdir, start=start, main=main)
     events = Events(workdir, start=start, main=main)
-    if start >= config.steps:
-        log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
-    elif monitor.solved:
-        log.info("the run met stop_when (%s) at step %d; clear it to continue", config.stop_when, start)
-    step, stopping, failure, recompiles = start, False, None, Recompiles()
     trace = ProfilerTrace(workdir / "profile" if config.log.profile and main else None, start, config.steps)
+    step, stopping, failure = start, False, None
     with contextlib.ExitStack() as closing:
-        for resource in (setup, ahead, rollout, evaluation, logged, checkpoints, metrics, logs, events, trace):
+        for resource in (trainer, evaluation, logged, checkpoints, metrics, logs, events, trace):
             closing.callback(resource.close)
         if evaluates_first:
-            with sample_mesh():
-                metrics.write_eval(0, evaluation(sampler(states), baselines=True))
-                evaluation.write(workdir, 0)
+            with trainer.sampling() as params:
+                metrics.write_eval(0, evaluation(params, baselines=True))
+            evaluation.write(workdir, 0)
         while step < config.steps and not (stopping or monitor.solved or failure):
             with trace.step(step):
-                step_key, clock = jax.random.fold_in(key, step), Clock()
-                with sample_mesh():
-                    with clock.phase("reshard") if sampler.apart else contextlib.nullcontext():
-                        params = jax.block_until_ready(sampler(states))
-                    with clock.phase("rollout"):
-                        samples, rollout_state, found = roll(params, rollout_state, jax.random.fold_in(step_key, 0))
-                        jax.block_until_ready(samples.tokens)
-                del params
-                with train_mesh(), clock.phase("update"):
-                    states, more = learn(states, samples, step_key, step, monitor.lr_scale)
-                    found = jax.device_get({**found, **more})
+                clock, step_key = Clock(), trainer.step_key(step)
+                samples, found = trainer.rollout(step, clock)
+                found |= trainer.update(samples, step, monitor.lr_scale, clock)
                 step += 1
-                recompiles.look(step, samples, clock.seconds("update"))
 
                 if step == start + 1:
                     warn_of_dropped(found.get("dropped_completions", 0.0))
                 alarms = monitor.observe(step, found)
-                report_update(events, step, found, config.algo.get("guard_drop"))
-                if found["skipped_in_a_row"] >= config.checkpoint.nan_limit:
+                report_update(events, step, found, setup.algo.guard_drop)
+                if found["skipped_in_a_row"] >= c.nan_limit:
                     metrics.write(step, {**found, **clock.metrics(found)}, last=True)
                     raise not_finite(step, found["skipped_in_a_row"], config.optim.lr)
-                reacts = bool(alarms) and config.alarm in ("rollback", "stop")
                 report_alarms(events, step, alarms if config.alarm != "off" else ())
-                try:
-                    if reacts and config.alarm == "stop":
-                        raise RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
-                    if reacts:
-                        with train_mesh():
-                            kept = saved(states, arrays(rollout, rollout_state))
-                            states = resumed(states, roll_back(checkpoints, monitor, kept, events, step))[0]
-                except RunError as error:
-                    failure = error  # raised once the run is saved and reported
+                reacts = bool(alarms) and config.alarm in ("rollback", "stop")
+                if reacts:
+                    failure = react(config.alarm, alarms, trainer, checkpoints, monitor, events, step)
                 if monitor.solved:
                     log.info("step %d: the run meets stop_when (%s)", step, config.stop_when)
                     events.write(step, "solved", f"The run meets stop_when ({config.stop_when}).")
-                if rollout.changes_after(step):
-                    with train_mesh():
-                        rollout_state = after_update(rollout_state, all_weights(states), step)
+                trainer.after_update(step)
+
                 metric, last = None, step == config.steps or monitor.solved
                 if config.eval.every and (step % config.eval.every == 0 or last):
-                    with sample_mesh(), clock.phase("evaluation"):
-                        rows = evaluation(sampler(states))
+                    with trainer.sampling() as params, clock.phase("evaluation"):
+                        rows = evaluation(params)
                     metrics.write_eval(step, rows)
                     evaluation.write(workdir, step)
                     metric = best_metric(config, rows)
                 if logs.due(step):
-                    with sample_mesh(), clock.phase("logs"):
-                        logs.write(step, logged(sampler(states), step_key, step))
+                    with trainer.sampling() as params, clock.phase("logs"):
+                        logs.write(step, logged(params, step_key, step))
                 metrics.write(step, {**found, **clock.metrics(found)})
+
                 stopping = processes.anyone(stop.asked)
                 # A step whose update was skipped is no place to continue from.
                 wanted = checkpoints.due(step) and not found["skipped_in_a_row"]
@@ -223,20 +166,9 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
                 if not config.eval.every:
                     metric = monitor.state.mean_success
                 if wanted or improves or last or stopping or reacts:
-                    kept = saved(states, arrays(rollout, rollout_state))
-                    noted = {
-                        "run": run_fingerprint(setup),
-                        "accum_multiplier": learn.accum_multiplier,
-                        "monitor": monitor.saved(),
-                    }
-                    noted |= {} if rollout.jitted else {"rollout": rollout_state}
-                    checkpoints.save(step, kept, noted, metric)
-                    rollout.checkpointed(checkpoints.durable)
-
-        # ------------------------------------------------------------------------------------------------- end
+                    trainer.save(checkpoints, step, monitor, metric)
         if step > start:
-            checkpoints.finish(step)
-            rollout.checkpointed(step)
+            trainer.finish(checkpoints, step)
         if stopping and step < config.steps:
             who = stop.name or "a signal to another process"
             log.info("stopped at step %d by %s; the same command continues from there", step, who)
@@ -250,6 +182,41 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
     if failure:
         raise failure
     return step >= config.steps or monitor.solved
+
+
+def log_start(setup: Setup, workdir: Path, restored: Restored | None, monitor: Monitor) -> None:
+    """Log what is trained, and where a run continues or why it does not."""
+    config = setup.config
+    if restored is None:
+        for backbone in setup.backbones:
+            size = f"{backbone.model.cfg.n_params:,}"
+            log.info("%s plays %s: %s parameters", backbone.config.name, " and ".join(backbone.policies), size)
+        log.info("new run in %s", workdir)
+        return
+    log.info("resumed from step %d of %d in %s", restored.step, config.steps, workdir)
+    if restored.step >= config.steps:
+        log.info("all %d steps are done; raise --config.steps or choose another --workdir to continue", config.steps)
+    elif monitor.solved:
+        log.info("the run met stop_when (%s) at step %d; clear it to continue", config.stop_when, restored.step)
+
+
+def react(
+    alarm: str,
+    alarms: list[Alarm],
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    monitor: Monitor,
+    events: Events,
+    step: int,
+) -> RunError | None:
+    """Stop or roll back after an alarm; the error, if any, is raised once the run is saved and reported."""
+    if alarm == "stop":
+        return RunError(f"step {step}: {alarms[0].message} The run was stopped because alarm is 'stop'.")
+    try:
+        trainer.roll_back(checkpoints, monitor, events, step)
+    except RunError as error:
+        return error
+    return None
 
 
 def warn_of_dropped(share: float) -> None:

@@ -1,0 +1,133 @@
+"""The state of a training run, and the programs that change it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from marl_jax.devices.aot import AotCompiler, Recompiles
+from marl_jax.devices.resharding import SamplerParams
+from marl_jax.learning.learn_step import all_weights, optimizer_for
+from marl_jax.running.checkpoint import Checkpoints, Restored
+from marl_jax.running.events import Events
+from marl_jax.running.monitor import Monitor
+from marl_jax.running.profiling import Clock
+from marl_jax.running.recovery import roll_back
+from marl_jax.samples import Samples
+from marl_jax.setup.parts import Setup
+from marl_jax.setup.run_fingerprint import run_fingerprint
+from marl_jax.setup.train_programs import arrays, at_start, compile_ahead, programs, resumed, saved
+
+
+class Trainer:
+    """Rolls out, updates, saves and restores.
+
+    The training loop does not see whether a rollout is jitted or runs on the host, on which mesh a program runs, how
+    parameters are laid out for sampling, in how many parts a minibatch is read, or when a program is compiled.
+    """
+
+    def __init__(self, setup: Setup):
+        self._setup, self._rollout, self._optimizer = setup, setup.rollout, optimizer_for(setup.config)
+        self._key = jax.random.key(setup.config.seed)
+        with self._train_mesh():
+            self._states, self._rollout_state = at_start(setup, self._rollout, self._optimizer, self._key)
+        self._sampler = SamplerParams(setup.team.sampling_layout, setup.reshards)
+        self._ahead, self._recompiles = AotCompiler(), Recompiles()
+
+    def restore(self, checkpoints: Checkpoints) -> Restored | None:
+        """Continue from the newest checkpoint, if there is one. Call once, before the first rollout."""
+        restored = checkpoints.restore(self._saved(), run=run_fingerprint(self._setup))
+        if restored is not None:
+            self._states, kept = resumed(self._states, restored.state)
+            self._rollout_state = kept if self._rollout.jitted else restored.meta["rollout"]
+        self._play, self._learn, self._after_update = programs(
+            self._setup, self._rollout, self._optimizer, self._states, self._rollout_state
+        )
+        if restored is not None:
+            self._learn.accum_multiplier = restored.meta["accum_multiplier"]
+        return restored
+
+    def compile_ahead(self, step: int, evaluation: Any = None) -> None:
+        """Begin to compile what the first step needs, and the evaluation before it if one is given."""
+        # Several processes would have to compile in the same order.
+        if jax.process_count() > 1 or not self._rollout.jitted or self._sampler.apart:
+            return
+        matches = None if evaluation is None else functools.partial(evaluation.compile_ahead, baselines=True)
+        played = (self._sampler(self._states), self._rollout_state)
+        compile_ahead(self._setup, self._ahead, matches, self._play, self._learn, played, self._states, self._key, step)
+
+    def step_key(self, step: int) -> jax.Array:
+        """Return the key from which all randomness of a step comes."""
+        return jax.random.fold_in(self._key, step)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[dict[str, dict]]:
+        """Provide the parameters for sampling, in the scope of the mesh for sampling."""
+        with self._sample_mesh():
+            yield self._sampler(self._states)
+
+    def rollout(self, step: int, clock: Clock) -> tuple[Samples, dict[str, Any]]:
+        """Gather the samples of a step and metrics."""
+        step_key = self.step_key(step)  # made outside the mesh, as when the programs were compiled ahead
+        with self._sample_mesh():
+            with clock.phase("reshard") if self._sampler.apart else contextlib.nullcontext():
+                params = jax.block_until_ready(self._sampler(self._states))
+            with clock.phase("rollout"):
+                key = jax.random.fold_in(step_key, 0)
+                samples, self._rollout_state, metrics = self._play(params, self._rollout_state, key)
+                jax.block_until_ready(samples.tokens)
+        return samples, jax.device_get(metrics)
+
+    def update(self, samples: Samples, step: int, lr_scale: float, clock: Clock) -> dict[str, Any]:
+        """Compute advantages, update every backbone and return metrics."""
+        step_key = self.step_key(step)
+        with self._train_mesh(), clock.phase("update"):
+            self._states, metrics = self._learn(self._states, samples, step_key, step, lr_scale)
+            metrics = jax.device_get(metrics)
+        self._recompiles.look(step + 1, samples, clock.seconds("update"))
+        return metrics
+
+    def after_update(self, step: int) -> None:
+        """Let the rollout take what it keeps of the new parameters, such as snapshots of opponents."""
+        if self._rollout.changes_after(step):
+            with self._train_mesh():
+                self._rollout_state = self._after_update(self._rollout_state, all_weights(self._states), step)
+
+    def save(self, checkpoints: Checkpoints, step: int, monitor: Monitor, metric: float | None) -> None:
+        """Write a checkpoint."""
+        meta = {
+            "run": run_fingerprint(self._setup),
+            "accum_multiplier": self._learn.accum_multiplier,
+            "monitor": monitor.saved(),
+        }
+        meta |= {} if self._rollout.jitted else {"rollout": self._rollout_state}
+        checkpoints.save(step, self._saved(), meta, metric)
+        self._rollout.checkpointed(checkpoints.durable)
+
+    def finish(self, checkpoints: Checkpoints, step: int) -> None:
+        """Wait until the last checkpoint is written."""
+        checkpoints.finish(step)
+        self._rollout.checkpointed(step)
+
+    def roll_back(self, checkpoints: Checkpoints, monitor: Monitor, events: Events, step: int) -> None:
+        """Return to the weights of the last good checkpoint, at half the learning rate."""
+        with self._train_mesh():
+            self._states = resumed(self._states, roll_back(checkpoints, monitor, self._saved(), events, step))[0]
+
+    def close(self) -> None:
+        """End what the run has started."""
+        for part in (self._rollout, self._ahead, self._setup):
+            part.close()
+
+    def _saved(self) -> dict:
+        return saved(self._states, arrays(self._rollout, self._rollout_state))
+
+    def _train_mesh(self):
+        return jax.set_mesh(self._setup.mesh)
+
+    def _sample_mesh(self):
+        return jax.set_mesh(self._setup.sample_mesh)
