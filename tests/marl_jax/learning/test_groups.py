@@ -61,6 +61,11 @@ def test_equal_rewards_give_no_advantage_whatever_the_rounding():
     assert found.advantages.tolist() == [[0, 0, 0]] and not bool(found.informative[0])
 
 
+def test_differences_within_the_rounding_of_large_rewards_are_none():
+    rewards = np.array([[1e6, 1e6 + 1.0], [1e6, 1e6 + 100.0], [0.0, 1e-5]], np.float32)
+    assert groups.differ(rewards, np.ones((3, 2), bool)).tolist() == [False, True, True]
+
+
 def test_any_leading_axes_and_shift_and_scale():
     rewards = jax.random.normal(jax.random.key(0), (2, 3, 5))
     once = groups.advantages(rewards).advantages
