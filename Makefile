@@ -1,7 +1,8 @@
 # make run    a virtual environment, the packages, and the main job on the embedded default model
 # make quick    the linter and the quick tests
 # make test     the linter and all tests but the nightly ones
-# make nightly  the tests of faults, browser, drift, tables and supply chain
+# make nightly  the tests of faults, interrupted and multi-process runs, browser, drift, tables, supply chain, and
+#               further variants of slow tests
 # make test-matrix   all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
 # make lock   the lock files in locks/, with hashes; LOCKED=1 installs from them
 # make soak   the fuzzers and fault tests for long with a table of what was seen, then the property tests with other
