@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,8 @@ from envs.games.bots import make_bot
 from marl_jax.agents.seating import Seating
 from marl_jax.algorithms.ppo import compute_advantages
 from marl_jax.algorithms.sft import HELD_OUT_KEY, Imitation
+from marl_jax.algorithms.sft_config import SFTSettings
+from marl_jax.rollouts.base import GameParts, RunParts
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.demonstrations import Demonstrations
 from marl_jax.rollouts.groups import GroupRollout
@@ -268,9 +269,9 @@ def test_how_well_demonstrations_are_imitated():
     """The accuracy is that of the learner's most likely answers in the same conversations."""
     settings = demonstrations()
     fields = [f.name for f in dataclasses.fields(settings) if f.name not in ("bot", "noise", "action_weights")]
-    config = SimpleNamespace(algo=SimpleNamespace(noise=0.3, kind_weights=()))
     given = {name: getattr(settings, name) for name in fields}
-    made = SimpleNamespace(rollout_settings=lambda: given, demonstrator=lambda: settings.bot, config=config)
+    game = GameParts(settings.game, given, opponents=lambda: None, bot=lambda name: settings.bot)
+    made = RunParts(config=None, algo=SFTSettings(noise=0.3), mesh=None, game=game)
     params = tiny.params_of(settings)
     accuracy = Imitation(made)(params).counts["accuracy"]
     unseen = tiny.Program(dataclasses.replace(settings, game=settings.game.held_out()))
