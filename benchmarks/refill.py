@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, planning
 from envs.tasks import TASKS
-from envs.tasks.task import Outcome
+from envs.tasks.task import Outcome, Task
 from marl_jax.modes import train
 from marl_jax.running.metrics import read_json_lines
 from marl_jax.schema import validate
@@ -31,7 +31,7 @@ WARM_UP = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstByte:
+class FirstByte(Task):
     """A task that a random model solves in a given share of episodes."""
 
     share: float = 1 / 32

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.sampler import random_params, report
-from envs.tasks.task import Outcome
+from envs.tasks.task import Outcome, Task
 from marl_jax.rollouts.host.conversation import Speaker
 from marl_jax.rollouts.host.episodes import EpisodeRunner
 from marl_jax.rollouts.host.rollout import HostRollout
@@ -36,7 +36,7 @@ from models.tokenizers import ByteTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoTalk:
+class TwoTalk(Task):
     """Two agents answer at once, `turns` times, each with the other's last words before it."""
 
     turns: int
