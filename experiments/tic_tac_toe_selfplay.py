@@ -3,7 +3,7 @@
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
 
 About six minutes on two CPU cores. Expect 85 to 90 % wins and hardly a loss against random play, and draws in all games
-against minimax (each of nine runs on two kinds of CPU). On one H200: with `:smollm2` in seven
+against minimax (each of ten runs on two kinds of CPU). On one H200: with `:smollm2` in seven
 minutes 93 % wins and all games against minimax drawn, with adapters (`:smollm2-lora`) in nine minutes 92 % and all
 games drawn (docs/results.md).
 
