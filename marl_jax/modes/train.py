@@ -121,8 +121,7 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
         for resource in (trainer, evaluation, logged, checkpoints, metrics, logs, events, trace):
             closing.callback(resource.close)
         if evaluates_first:
-            with trainer.sampling() as params:
-                metrics.write_eval(0, evaluation(params, baselines=True))
+            metrics.write_eval(0, trainer.with_params(evaluation, baselines=True))
             evaluation.write(workdir, 0)
         while step < config.steps and not (stopping or monitor.solved or failure):
             with trace.step(step):
@@ -149,14 +148,14 @@ def _train(setup: Setup, given: ConfigDict, workdir: Path, stop: GracefulStop) -
 
                 metric, last = None, step == config.steps or monitor.solved
                 if config.eval.every and (step % config.eval.every == 0 or last):
-                    with trainer.sampling() as params, clock.phase("evaluation"):
-                        rows = evaluation(params)
+                    with clock.phase("evaluation"):
+                        rows = trainer.with_params(evaluation)
                     metrics.write_eval(step, rows)
                     evaluation.write(workdir, step)
                     metric = best_metric(config, rows)
                 if logs.due(step):
-                    with trainer.sampling() as params, clock.phase("logs"):
-                        logs.write(step, logged(params, step_key, step))
+                    with clock.phase("logs"):
+                        logs.write(step, trainer.with_params(logged, step_key, step))
                 metrics.write(step, {**found, **clock.metrics(found)})
 
                 stopping = processes.anyone(stop.asked)

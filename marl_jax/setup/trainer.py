@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 
@@ -21,6 +21,8 @@ from marl_jax.samples import Samples
 from marl_jax.setup.parts import Setup
 from marl_jax.setup.run_fingerprint import run_fingerprint
 from marl_jax.setup.train_programs import arrays, at_start, compile_ahead, programs, resumed, saved
+
+Result = TypeVar("Result")
 
 
 class Trainer:
@@ -64,11 +66,13 @@ class Trainer:
         """Return the key from which all randomness of a step comes."""
         return jax.random.fold_in(self._key, step)
 
-    @contextlib.contextmanager
-    def sampling(self) -> Iterator[dict[str, dict]]:
-        """Provide the parameters for sampling, in the scope of the mesh for sampling."""
+    def with_params(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
+        """Call `function` with the parameters for sampling, on the mesh for sampling.
+
+        The parameters may be a second copy of all weights, so nothing keeps them after the call.
+        """
         with self._sample_mesh():
-            yield self._sampler(self._states)
+            return function(self._sampler(self._states), *args, **options)
 
     def rollout(self, step: int, clock: Clock) -> tuple[Samples, dict[str, Any]]:
         """Gather the samples of a step and metrics."""
