@@ -108,7 +108,7 @@ def make_step(policy: Policy, optimizer: optax.GradientTransformation):
 
 
 def train(steps: int, seed: int = 0, seconds: float = float("inf")) -> list[float]:
-    """Train for so many steps or seconds and return the success of every step."""
+    """Train until the number of steps or the time is reached, and return the success of every step."""
     model = build(registry.get("tiny").config)
     policy = Policy(model, free_text((), max_new=1), critic="none", dtype=jnp.float32)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
