@@ -40,6 +40,8 @@ class Replay:
     rate   tokens a second with all rows; a step takes `floor` seconds at least
     """
 
+    n_policies = 1
+
     def __init__(self, reply: Reply, rows: int, chunk: int, rate: float, floor: float):
         self.reply, self.rows, self.chunk, self.rate, self.floor = reply, rows, chunk, rate, floor
         self.updating, self.next_deadline = set(), None

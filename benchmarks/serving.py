@@ -134,7 +134,7 @@ def real_source(args) -> ModelSource:
     config.model.dtype = args.dtype
     config.serve.update(dict(models=(f"served={args.model}",), max_num_seqs=args.rows, max_length=args.max_length))
     (source,) = load_models(config, Path("."))
-    batcher = source.sampler._batcher
+    batcher = source.sampler.batchers[0]
     if jax.default_backend() == "cpu":  # elsewhere it has begun to
         batcher.compile()
     batcher.wait_until_compiled()

@@ -1,7 +1,6 @@
-"""The models of a team behind the interface of one batcher, for episodes on the host.
+"""A batcher thread for a whole team, which serves the episodes of host tasks.
 
-Every process has a sampler of its own, on its own devices and with whole copies of the weights. `publish` hands it new
-ones; policies have the numbers that they have in the team.
+Every process has its own sampler, on its own devices and with a full copy of the weights.
 """
 
 from __future__ import annotations
@@ -20,91 +19,54 @@ from marl_jax.devices import placement
 from marl_jax.errors import RunError
 from marl_jax.sampling.batcher import MEMORY_FRAC, Batcher
 from marl_jax.sampling.batcher_thread import BatcherThread
-from marl_jax.sampling.batchers import Batchers
-from marl_jax.sampling.conversation import Completion
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.requests import OnTokens, Usage
-from marl_jax.sampling.settings import Sampling
 from models import lora
 from models.sharding import MESH_AXES
 
 
-class TeamSampler:
-    """Answers for all policies of a team, with the weights that were published last.
+class TeamSampler(BatcherThread):
+    """A batcher thread for all policies of a team, started by the first `publish`.
 
-    mesh               of the run, arranged for sampling; a process samples on its own part of it
-    settings           of each `Batcher`; several of them share `memory_frac`
+    Args:
+        team: Policies keep the numbers that they have in the team.
+        mesh: The run's mesh, arranged for sampling. A process samples on its own part of it.
+        memory_frac: Fraction of a device's memory for the KV cache, shared by the batchers.
+        settings: Further arguments of each `Batcher`.
     """
 
     def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings):
+        super().__init__()
         self.team, self.mesh = team, mesh
         self._local = local_mesh(mesh)
         self._settings = settings | dict(memory_frac=memory_frac / len(team.backbones))
-        self._thread: BatcherThread | None = None
 
     def publish(self, params: Mapping[str, dict], version: int) -> None:
-        """Gives every policy its weights, by the names of the backbones; returns when they are in place.
+        """Give every policy its weights, and return when later requests will use them.
 
-        All processes call it, because weights that are split over them are gathered.
+        All processes have to call it, because weights that are sharded over processes are gathered.
+
+        Args:
+            params: Weights by the name of the backbone.
+            version: Reported with the tokens that these weights generate.
         """
         backbones = self.team.backbones
-        parts = ("model", "adapters") if self._thread is None else ("adapters",)  # the base of adapters stays
+        parts = ("adapters",) if self.batchers else ("model", "adapters")  # the base of adapters does not change
         own = {b.name: self._whole(_acting(params[b.name], parts)) for b in backbones}
         with contextlib.nullcontext() if self._local is None else jax.set_mesh(self._local):
-            if self._thread is None:
+            if not self.batchers:
                 batchers = [self._batcher(backbone, own[backbone.name], version) for backbone in backbones]
-                routes = [_route(backbones, name) for name in self.team.policies]
-                self._thread = BatcherThread(Batchers(batchers, routes))
+                self._start(batchers, [_route(backbones, name) for name in self.team.policies])
                 return
             for backbone in backbones:
                 for index, name in enumerate(backbone.policies):
                     weights = own[backbone.name]
                     weights = _adapter(weights["adapters"], index) if "adapters" in weights else weights["model"]
-                    self._thread.set_weights(self.team.policies.index(name), weights, version)
-
-    async def answer(
-        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> list[Completion]:  # fmt: skip
-        """As `BatcherThread.answer`."""
-        return await self._thread.answer(ids, sampling, policy, n, deadline, on_tokens)
-
-    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
-        """As `BatcherThread.top_logprobs`."""
-        return self._thread.top_logprobs(ids, start, sampling, policy, k)
-
-    @property
-    def running(self) -> bool:
-        """As `BatcherThread.running`; False before the first weights."""
-        return self._thread is not None and self._thread.running
-
-    def pause(self) -> None:
-        """As `BatcherThread.pause`."""
-        self._thread.pause()
-
-    def resume(self) -> None:
-        """As `BatcherThread.resume`."""
-        self._thread.resume()
-
-    def drain(self) -> None:
-        """As `BatcherThread.drain`."""
-        self._thread.drain()
-
-    @property
-    def usage(self) -> Usage:
-        """As `BatcherThread.usage`; zeros before the first weights."""
-        return Usage() if self._thread is None else self._thread.usage
-
-    @property
-    def compile_seconds(self) -> float:
-        """As `Batcher.compile_seconds`; 0 before the first weights."""
-        return 0.0 if self._thread is None else self._thread.compile_seconds
+                    self.set_weights(self.team.policies.index(name), weights, version)
 
     def close(self) -> None:
-        """Ends the thread. Weights that are published later start another one."""
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
+        """End the thread and free its memory. A later `publish` starts it again."""
+        super().close()
+        self.batchers = ()
 
     def _batcher(self, backbone: Backbone, weights: dict, version: int) -> Batcher:
         policy, more = backbone.policy, {}

@@ -1,7 +1,7 @@
-"""Sampling: pure functions that run inside any jitted program, and an engine for the host.
+"""Sampling: pure functions for jitted programs, and a continuous batcher for the host.
 
-`draw` picks tokens from logits, `choice` picks among named actions, `decode` writes free text, all as functions of
-arrays. `engine` wraps them with buckets and checks around the compiled `programs`. `batcher` feeds it with requests
-that come one by one, `batchers` puts several models behind one interface, and `batcher_thread` lets any thread or
-coroutine ask. `settings`, `conversation`, `requests` and `checks` are what callers hand in, get back and must not do.
+`draw` samples tokens from logits, `choice` samples one of several named actions, and `decode` generates free text, all
+as functions of arrays. `engine` adds shape buckets and checks around the compiled `programs`. Two layers build on
+it: a `Batcher` decodes requests of one model in one thread, and a `BatcherThread` owns the batchers of several models
+and serves any thread or coroutine. `settings`, `conversation`, `requests` and `checks` define their inputs and outputs.
 """

@@ -1,15 +1,15 @@
-"""A thread that owns a `Batcher`, so that any thread or coroutine may ask and a chunk of decoding stalls none of them.
+"""A thread that runs one `Batcher` per model and takes requests from any thread or coroutine.
 
     with BatcherThread(batcher) as sampler:
-        answers = sampler.ask(ids, sampling, n=4).result()         # in a thread
-        answers = await sampler.answer(ids, sampling, n=4)         # in a coroutine; cancelling it frees the rows
-        sampler.set_weights(0, params, version=7)                  # returns when the policy has them
+        completions = sampler.ask(ids, sampling, n=4).result()         # in a thread
+        completions = await sampler.answer(ids, sampling, n=4)         # in a coroutine; cancelling it frees the rows
+        sampler.set_weights(0, params, version=7)                      # returns when the policy has them
 
-Callers leave commands in a queue; the thread takes them between chunks and while the device decodes one, which another
-thread waits for, and sleeps while there is nothing to do. Requests that come during a chunk get rows that are free at
-once, and are read at its end. What a caller gets does not depend on timing as long as it
-waits for `set_weights` before it asks (see `Batcher` for how exact that is). Callbacks of futures run in the thread:
-they should be short, and must not wait for it.
+Callers append commands to a queue. The thread runs them between chunks, and while the device decodes a chunk, which
+a second thread waits for; it sleeps when there is nothing to do. Requests that arrive during a chunk take free rows at
+once and are prefilled after it. Results do not depend on timing, provided that a caller waits for `set_weights` before
+its next request (see `Batcher` for how exact that is). Callbacks of futures run in the thread: keep them short, and
+never wait for the thread in one of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -31,47 +32,68 @@ from marl_jax.sampling.loop_futures import LoopFutures
 from marl_jax.sampling.requests import OnTokens, Usage
 from marl_jax.sampling.settings import Sampling
 
-if TYPE_CHECKING:  # its exceptions are known where there is no JAX
+if TYPE_CHECKING:  # server workers import the exceptions, without JAX
     from marl_jax.sampling.batcher import Batcher
-    from marl_jax.sampling.batchers import Batchers
 
 SWITCH = 0.0003
-"""Seconds for which another thread may keep the interpreter from this one. Python's default of 5 ms comes up at every
-return from the device, and cost a quarter of the time where hundreds of episodes run beside the sampler."""
+"""Python's thread switch interval in seconds. The default of 5 ms delays every return from the device; with hundreds of
+episodes in the main thread that cost a quarter of the time."""
 
 TOGETHER = 0.002
-"""Seconds for which requests that come during a chunk are gathered, so that the thread is not woken up for each."""
+"""Seconds to collect requests that arrive during a chunk, so that the thread does not wake up for each of them."""
 
 
 class BatcherClosed(RuntimeError):
-    """The thread was closed before the request was answered."""
+    """The thread was closed before it had answered the request."""
 
 
 class BatcherFailed(RuntimeError):
-    """The thread ended with an exception, which is the cause of this one."""
+    """The thread raised an exception, which is the cause of this one."""
+
+
+Route = tuple[int, int]
+"""The batcher that serves a policy, and the policy's index there."""
 
 
 class BatcherThread:
-    """Owns a batcher from here on: nobody else may call it."""
+    """Runs batchers in a thread of its own; nothing else may call them afterwards.
 
-    def __init__(self, batcher: Batcher | Batchers, name: str = "batcher"):
-        self._batcher = batcher
+    Args:
+        batchers: One per model. Without any, the thread is not started yet.
+        routes: The batcher and its policy for policy 0, 1, ….
+            By default the policies of all batchers in order.
+        name: Name of the thread.
+    """
+
+    def __init__(self, *batchers: Batcher, routes: Sequence[Route] | None = None, name: str = "batcher"):
+        self.name = name
+        self.batchers: Sequence[Batcher] = ()
+        self.routes: list[Route] = []
+        self._usage = Usage()
         self._wake = threading.Condition()
-        # Shared, under the lock of `_wake`:
+        # Makes the exception for calls that come before the start or after the end; guarded by `_wake`.
+        self._ended: Callable[[], Exception] | None = lambda: BatcherClosed("the batcher has not been started")
+        if batchers:
+            self._start(batchers, routes)
+
+    def _start(self, batchers: Sequence[Batcher], routes: Sequence[Route] | None = None):
+        self.routes = check_routes([b.n_policies for b in batchers], routes)
+        self.batchers = batchers
+        # Guarded by `_wake`:
         self._commands: deque[tuple[Callable[[], None], Future | None, bool]] = deque()
-        self._ended: Callable[[], Exception] | None = None  # makes the exception for calls that come too late
-        # Of the thread alone:
-        self._answers: dict[int, Future] = {}
+        # Used by the thread only. A request is (index of its batcher, number there).
+        self._answers: dict[tuple[int, int], Future] = {}
         self._swaps: list[tuple[int, Future]] = []
-        self._drains: list[tuple[set[int], Future]] = []
+        self._drains: list[tuple[set[tuple[int, int]], Future]] = []
         self._paused = self._closing = False
         self._loops = LoopFutures()
-        self._usage = batcher.usage
-        self._device = ThreadPoolExecutor(1, f"{name}'s device")
+        self._usage = self._total_usage()
+        self._device = ThreadPoolExecutor(1, f"{self.name}'s device")
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._ended = None
+        self._thread = threading.Thread(target=self._main, name=self.name, daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a daemon that is computing when the interpreter goes would crash it
+        atexit.register(self.close)  # a daemon thread that computes while the interpreter exits would crash it
 
     def __enter__(self) -> BatcherThread:
         return self
@@ -79,29 +101,41 @@ class BatcherThread:
     def __exit__(self, *_) -> None:
         self.close()
 
-    # For any thread
+    # Called from any thread
 
     def ask(
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
         deadline: float | None = None, on_tokens: OnTokens | None = None,
     ) -> Future[list[Completion]]:  # fmt: skip
-        """The n answers to a prompt, in a future; a request that can never be answered is refused at once.
+        """Return a future with n completions of a prompt.
 
-        Cancelling the future frees the request's rows. `cancel` does the same and keeps what was written.
-        `on_tokens` (see `Batcher.watch`) is called in the thread.
+        Cancelling the future frees the request's rows. `cancel` does too, but keeps what has been generated.
+
+        Args:
+            ids: Token ids of the prompt.
+            sampling: Temperature, token budget and the like.
+            policy: Index of the policy.
+            n: Number of completions.
+            deadline: A value of `time.monotonic()`; unfinished completions end there.
+            on_tokens: Called in the thread with new tokens, see `Batcher.watch`.
+
+        Raises:
+            ValueError: No batcher could ever serve the request.
         """
         ids = list(ids)
-        self._batcher.check_request(ids, sampling, policy, n)
+        which, own = self._route(policy)
+        batcher = self.batchers[which]
+        batcher.check_request(ids, sampling, own, n)
         future: Future[list[Completion]] = Future()
 
         def submit():
             if future.cancelled():
                 return
-            request = self._batcher.submit(ids, sampling, policy, n, deadline)
-            self._answers[request] = future
+            number = batcher.submit(ids, sampling, own, n, deadline)
+            self._answers[which, number] = future
             if on_tokens is not None:
-                self._batcher.watch(request, on_tokens)
-            future.add_done_callback(functools.partial(self._forget, request))
+                batcher.watch(number, on_tokens)
+            future.add_done_callback(functools.partial(self._forget, which, number))
 
         self._call(submit, future)
         return future
@@ -110,7 +144,7 @@ class BatcherThread:
         self, ids: Sequence[int], sampling: Sampling | None = None, policy: int = 0, n: int = 1,
         deadline: float | None = None, on_tokens: OnTokens | None = None,
     ) -> list[Completion]:  # fmt: skip
-        """As `ask`, for coroutines; `on_tokens` is called in the coroutine's event loop."""
+        """Wait for `ask` in a coroutine; `on_tokens` is called in its event loop."""
         show = None
         if on_tokens is not None:
             loop = asyncio.get_running_loop()
@@ -122,47 +156,53 @@ class BatcherThread:
         return await self._loops.wait_for(asked)
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
-        """As `Engine.top_logprobs`, in the thread of the caller."""
-        return self._batcher.top_logprobs(ids, start, sampling, policy, k)
+        """Call `Engine.top_logprobs` in the caller's thread."""
+        which, own = self._route(policy)
+        return self.batchers[which].top_logprobs(ids, start, sampling, own, k)
 
     def cancel(self, future: Future[list[Completion]]) -> None:
-        """Ends the request of a future from `ask`: its answers come soon, unfinished ones as "cancelled"."""
+        """End the request of a future from `ask`; unfinished completions have the finish reason "cancelled"."""
 
         def cancel():
-            for request, own in self._answers.items():
+            for (which, number), own in self._answers.items():
                 if own is future:
-                    self._batcher.cancel(request)
+                    self.batchers[which].cancel(number)
 
         self._call(cancel)
 
     def submit_weights(self, policy: int, weights: dict, version: int) -> Future[None]:
-        """As `set_weights`, without waiting: the future is done when the policy has the weights."""
-        self._batcher.check_weights(policy, weights)
+        """Return a future that is done when the policy has its new weights."""
+        which, own = self._route(policy)
+        batcher = self.batchers[which]
+        batcher.check_weights(own, weights)
         future: Future[None] = Future()
 
         def swap():
-            self._batcher.set_weights(policy, weights, version)
+            batcher.set_weights(own, weights, version)
             self._swaps.append((policy, future))
 
         self._call(swap, future)
         return future
 
     def set_weights(self, policy: int, weights: dict, version: int, timeout: float | None = None) -> None:
-        """Gives a policy new weights and returns when they are in place, for all who ask from then on."""
+        """Give a policy new weights, and return when later requests will use them."""
         self._wait(self.submit_weights(policy, weights, version), timeout)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Returns when all that was asked before the call has been answered."""
+        """Wait until all earlier requests have been answered."""
         future: Future[None] = Future()
         self._call(lambda: self._drains.append((set(self._answers), future)), future)
         self._wait(future, timeout)
 
     def pause(self, timeout: float | None = None) -> None:
-        """Returns when nothing is being decoded; requests are kept, and only end by a deadline or when cancelled."""
+        """Stop decoding after the current chunk.
+
+        Requests are kept; while paused they end only by their deadline or by being cancelled.
+        """
         self._set_paused(True, timeout)
 
     def resume(self) -> None:
-        """Continues after `pause`."""
+        """Continue after `pause`."""
         self._set_paused(False, None)
 
     def _set_paused(self, paused: bool, timeout: float | None):
@@ -176,7 +216,9 @@ class BatcherThread:
         self._wait(future, timeout)
 
     def close(self) -> None:
-        """Ends the thread after the chunk in progress; open futures get a `BatcherClosed`. May be called again."""
+        """End the thread after the current chunk; open futures raise `BatcherClosed`. May be called twice."""
+        if not self.batchers:
+            return
 
         def stop():
             self._closing = True
@@ -186,28 +228,45 @@ class BatcherThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._device.shutdown(wait=False)
-        self._batcher.close()
+        for batcher in self.batchers:
+            batcher.close()
         atexit.unregister(self.close)
 
     @property
     def running(self) -> bool:
-        """Whether it takes requests: it was not closed and has not failed."""
+        """Whether it accepts requests: it has been started, and has neither been closed nor failed."""
         return self._ended is None
 
     @property
     def usage(self) -> Usage:
-        """As of the last chunk."""
+        """Totals over the batchers as of the last chunk; versions by policy."""
         return self._usage
 
     @property
     def compile_seconds(self) -> float:
-        """As `Batcher.compile_seconds`."""
-        return self._batcher.compile_seconds
+        """Seconds that requests have waited for compilation; batchers run in turn, so they add up."""
+        return sum(batcher.compile_seconds for batcher in self.batchers)
+
+    def _route(self, policy: int) -> Route:
+        if self._ended is not None:
+            raise self._ended()
+        if not 0 <= policy < len(self.routes):
+            raise ValueError(f"policy is {policy}, but must be one of: 0 to {len(self.routes) - 1}")
+        return self.routes[policy]
+
+    def _total_usage(self) -> Usage:
+        usages = [batcher.usage for batcher in self.batchers]
+        names = [f.name for f in dataclasses.fields(Usage) if f.name != "versions"]
+        versions = tuple(usages[which].versions[own] for which, own in self.routes)
+        return Usage(**{name: sum(getattr(u, name) for u in usages) for name in names}, versions=versions)
 
     def _call(self, command: Callable[[], None], future: Future | None = None, waits: bool = False):
-        """Leaves a command for the thread; `future` fails if the thread ends before it is done.
+        """Queue a command for the thread.
 
-        waits  for the end of a chunk that is being decoded
+        Args:
+            command: Called in the thread.
+            future: Raises if the thread ends before it is done.
+            waits: Whether the command has to wait for the end of the current chunk.
         """
         with self._wake:
             if self._ended is not None:
@@ -220,89 +279,100 @@ class BatcherThread:
             raise RuntimeError("the batcher's thread cannot wait for itself: call this from another thread")
         future.result(timeout)
 
-    # In the thread
+    # Called in the thread
 
     def _main(self):
         error = None
         try:
             while not self._closing:
                 self._work()
-        except BaseException as e:  # whatever it is, those who wait have to hear of it
+        except BaseException as e:  # every waiting caller gets it
             error = e
             with contextlib.suppress(Exception):
                 self._hand_out()  # of the chunk before
         self._end(error)
 
     def _work(self):
-        """Waits until there is something to do, and does it: commands first, then one chunk.
+        """Wait for work, run the queued commands and decode one chunk.
 
-        While the device decodes it, the answers of the chunk before are handed out, and requests are taken.
+        While the device decodes, completions of the chunk before are handed out and new requests are taken.
         """
         with self._wake:
             while not self._commands and not self._due():
                 self._wake.wait(self._idle_seconds())
         self._run_commands()
         if self._paused:
-            self._batcher.expire()
-        if self._closing or self._paused or not self._batcher.busy:
+            for batcher in self.batchers:
+                batcher.expire()
+        if self._closing or self._paused or not self._busy():
             self._hand_out()
             return
-        chunk = self._batcher.begin(self._device)
+        # Programs of several models never run at the same time: on a mesh they could deadlock.
+        *earlier, last = [batcher for batcher in self.batchers if batcher.busy]
+        for batcher in earlier:
+            batcher.begin(self._device)
+            batcher.finish()
+        chunk = last.begin(self._device)
         self._hand_out()
-        self._beside(chunk)
-        self._batcher.finish()
-        if self._closing or not self._batcher.busy:
+        self._take_requests_during(chunk)
+        last.finish()
+        if self._closing or not self._busy():
             self._hand_out()
 
-    def _beside(self, chunk: Future | None):
-        """Takes requests and gives them rows that are free, until the device has decoded the chunk."""
-        self._run_commands(beside=True)
+    def _busy(self) -> bool:
+        return any(batcher.busy for batcher in self.batchers)
+
+    def _take_requests_during(self, chunk: Future | None):
+        """Give new requests free rows until the device has decoded the chunk."""
+        self._run_commands(decoding=True)
         if chunk is None:
             return
         chunk.add_done_callback(lambda _: self._notify())
         while not chunk.done() and not self._closing:
-            self._batcher.refill()
+            for batcher in self.batchers:
+                batcher.refill()
             with self._wake:
                 while not chunk.done() and not (self._commands and not self._commands[0][-1]):
                     self._wake.wait()
             wait([chunk], TOGETHER)
-            self._run_commands(beside=True)
+            self._run_commands(decoding=True)
 
     def _notify(self):
         with self._wake:
             self._wake.notify()
 
-    def _run_commands(self, beside: bool = False):
-        """Runs what callers have left by now, in its order; beside a chunk, only up to what has to wait for its end.
+    def _run_commands(self, decoding: bool = False):
+        """Run the queued commands in order; while decoding, stop at one that has to wait for the end of the chunk.
 
-        What comes meanwhile is for the next time: hundreds who ask one after another must not keep the device waiting.
+        Commands that arrive meanwhile wait, or a burst of requests would keep the device idle.
         """
         for _ in range(len(self._commands)):
             command, _, waits = self._commands[0]
-            if self._closing or (beside and waits):
+            if self._closing or (decoding and waits):
                 return
             command()
-            self._commands.popleft()  # afterwards: if it raises, its future is found there
+            self._commands.popleft()  # not before: `_end` looks for the future of a command that raised
 
     def _due(self) -> bool:
-        """Whether there is something to do without a new command."""
+        """Return whether there is work without a new command."""
         if not self._paused:
-            return self._batcher.busy
+            return self._busy()
         return (seconds := self._idle_seconds()) is not None and seconds <= 0
 
     def _idle_seconds(self) -> float | None:
-        deadline = self._batcher.next_deadline
+        deadline = min((d for b in self.batchers if (d := b.next_deadline) is not None), default=None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _hand_out(self):
-        self._usage = self._batcher.usage
+        self._usage = self._total_usage()
         with self._loops.together():
-            self._batcher.catch_up()
-            for request, answers in self._batcher.results():
-                _settle(self._answers.pop(request), answers)
-        updating = self._batcher.updating
+            for which, batcher in enumerate(self.batchers):
+                batcher.catch_up()
+                for number, completions in batcher.results():
+                    _settle(self._answers.pop((which, number)), completions)
         for policy, future in self._swaps:
-            if policy not in updating:
+            which, own = self.routes[policy]
+            if own not in self.batchers[which].updating:
                 _settle(future, None)
         for requests, future in self._drains:
             if requests.isdisjoint(self._answers):
@@ -310,11 +380,11 @@ class BatcherThread:
         self._swaps = [swap for swap in self._swaps if not swap[1].done()]
         self._drains = [drain for drain in self._drains if not drain[1].done()]
 
-    def _forget(self, request: int, future: Future):
-        """Frees the rows of a request whose future was cancelled."""
+    def _forget(self, which: int, number: int, future: Future):
+        """Free the rows of a request whose future was cancelled."""
         if future.cancelled():
             with contextlib.suppress(BatcherClosed, BatcherFailed):
-                self._call(lambda: self._batcher.cancel(request))
+                self._call(lambda: self.batchers[which].cancel(number))
 
     def _end(self, error: BaseException | None):
         def exception() -> Exception:
@@ -334,7 +404,19 @@ class BatcherThread:
         self._answers.clear()
 
 
+def check_routes(counts: Sequence[int], routes: Sequence[Route] | None) -> list[Route]:
+    """Return `routes`, or the policies of all batchers in order; counts are the policies of each batcher."""
+    if routes is None:
+        return [(which, own) for which, count in enumerate(counts) for own in range(count)]
+    for policy, (which, own) in enumerate(routes):
+        if not (0 <= which < len(counts) and 0 <= own < counts[which]):
+            raise ValueError(f"routes[{policy}] is {(which, own)}, but must be a batcher and one of its policies")
+    if len(set(routes)) < len(routes):
+        raise ValueError(f"routes is {list(routes)}, but must name every policy of a batcher at most once")
+    return list(routes)
+
+
 def _settle(future: Future, value) -> None:
-    """Gives a future its value, unless it was cancelled."""
+    """Set the result of a future, unless it was cancelled."""
     if future.set_running_or_notify_cancel():
         future.set_result(value)

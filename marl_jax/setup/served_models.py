@@ -61,7 +61,7 @@ class ModelSource:
     run     where the models are the policies of a run, what it is made of
     """
 
-    sampler: TeamSampler | BatcherThread
+    sampler: BatcherThread
     models: dict[str, ServedModel]
     reload: Callable[[str], int] | None = None
     run: ServedRun | None = None

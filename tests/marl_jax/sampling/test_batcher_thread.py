@@ -25,6 +25,8 @@ SECONDS = 60  # more than anything here takes
 class Manual:
     """A batcher whose chunks wait for `go`: each one answers the oldest request with its prompt."""
 
+    n_policies = 2
+
     def __init__(self):
         self.go, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.open, self.done, self.steps, self.updating, self.error = {}, [], 0, set(), None
@@ -85,7 +87,7 @@ class Manual:
         return done
 
     busy = property(lambda self: bool(self.open or self.updating))
-    usage = property(lambda self: Usage(generated=self.steps))
+    usage = property(lambda self: Usage(generated=self.steps, versions=(0, 0)))
     next_deadline = property(
         lambda self: min((d for n, d in self.deadlines.items() if n in self.open and d is not None), default=None)
     )

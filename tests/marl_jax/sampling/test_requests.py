@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marl_jax.sampling import batcher as batcher_module
 from marl_jax.sampling.batcher import Batcher
-from marl_jax.sampling.batchers import Batchers
+from marl_jax.sampling.batcher_thread import BatcherThread, check_routes
 from marl_jax.sampling.settings import Sampling, sample_seed
 from tests.marl_jax.tiny_engine import CONFIG, adapters, make_engine, model_and_params, random_prompts
 
@@ -360,45 +360,52 @@ def test_fixed_shapes_use_one_program_whatever_comes():
 # Several models
 
 
-def test_two_models_behind_one_front(roles):
+def test_a_thread_serves_several_models(roles):
     """Policies of three adapters and of another model, numbered as the caller likes."""
-    other = make_engine(params=NEW[1])
-    front = Batchers([make(roles), make(other, rows=2)], routes=[(0, 2), (1, 0), (0, 1)])
-    sampling = Sampling(max_new_tokens=11, seed=8)
-    numbers = [front.submit(p, sampling, policy, n=2) for p, policy in zip(PROMPTS, (0, 1, 2, 1), strict=False)]
-    assert len(set(numbers)) == 4 and front.usage.waiting == 4
-    gone = front.submit(PROMPTS[4], sampling, 1, deadline=0.0)
-    assert front.next_deadline == 0.0
-    front.step()
-    front.set_weights(1, NEW[2], version=5)
-    assert front.updating == {1}
-    answers = front.run()
-    assert answers.pop(gone)[0].finish == "deadline"
-    engines = [make_engine(params=params) for params in NEW[1:]]
-    engines[1].versions = [5]
-    routes = [(roles, 2), (engines[0], 0), (roles, 1), (engines[1], 0)]  # the last had no row before the update
-    for number, prompt, (engine, policy) in zip(numbers, PROMPTS, routes, strict=False):
-        for k, answer in enumerate(answers[number]):
+    other, sampling = make_engine(params=NEW[1]), Sampling(max_new_tokens=11, seed=8)
+    with BatcherThread(make(roles), make(other, rows=2), routes=[(0, 2), (1, 0), (0, 1)]) as sampler:
+        sampler.pause()
+        requests = zip(PROMPTS, (0, 1, 2, 1), strict=False)
+        futures = [sampler.ask(prompt, sampling, policy, n=2) for prompt, policy in requests]
+        late = sampler.ask(PROMPTS[4], sampling, 1, deadline=0.0)
+        sampler.resume()
+        completions = [future.result(60) for future in futures]
+        assert late.result(60)[0].finish == "deadline"
+        sampler.set_weights(1, NEW[2], version=5)
+        after = sampler.ask(PROMPTS[3], sampling, 1).result(60)
+        sampler.drain()
+        usage = sampler.usage
+        with pytest.raises(ValueError, match="policy is 3, but must be one of: 0 to 2"):
+            sampler.ask(PROMPTS[0], sampling, 3)
+    engine, updated = (make_engine(params=params) for params in NEW[1:])
+    updated.versions = [5]
+    for prompt, found, (reference, policy) in zip(
+        [*PROMPTS[:4], PROMPTS[3]],
+        [*completions, after],
+        [(roles, 2), (engine, 0), (roles, 1), (engine, 0), (updated, 0)],
+        strict=True,
+    ):
+        for k, completion in enumerate(found):
             seeded = dataclasses.replace(sampling, seed=sample_seed(8, k))
-            check_equal(answer, alone(engine, prompt, seeded, policy))
-    usage = front.usage
-    assert usage.generated == 4 * 2 * 11 and usage.read == sum(len(p) - 1 for p in PROMPTS[:4]), "once for both samples"
-    assert (usage.waiting, usage.running) == (0, 0) and not front.cancel(numbers[0])
-    assert front.usage.versions == (0, 5, 0)
-    assert Batchers([make(roles), make(other)]).n_policies == 4
-    with pytest.raises(ValueError, match="policy is 3; accepted: 0 to 2"):
-        front.submit(PROMPTS[0], sampling, 3)
+            check_equal(completion, alone(reference, prompt, seeded, policy))
+    assert usage.generated == (4 * 2 + 1) * 11
+    assert usage.read == sum(len(p) - 1 for p in [*PROMPTS[:4], PROMPTS[3]]), "once for both samples"
+    assert (usage.waiting, usage.running, usage.versions) == (0, 0, (0, 5, 0))
+
+
+def test_routes_name_a_policy_of_a_batcher_at_most_once():
+    assert check_routes([3, 1], None) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     with pytest.raises(ValueError, match=r"routes\[0\] is \(1, 1\)"):
-        Batchers([make(roles), make(other)], routes=[(1, 1)])
-    with pytest.raises(ValueError, match="every policy of a batcher once"):
-        Batchers([make(roles)], routes=[(0, 1), (0, 1)])
+        check_routes([3, 1], [(1, 1)])
+    with pytest.raises(ValueError, match="every policy of a batcher at most once"):
+        check_routes([3], [(0, 1), (0, 1)])
 
 
-def test_a_front_refuses_what_a_model_cannot_answer(roles):
-    front = Batchers([make(roles), make(make_engine(), max_length=16)])
-    front.check_request([1] * 20, Sampling(max_new_tokens=20), policy=0)
-    with pytest.raises(ValueError, match="do not fit into max_length 16"):
-        front.submit([1] * 10, Sampling(max_new_tokens=20), policy=3)
-    with pytest.raises(ValueError, match=r"expected: of shape \(97, 32\)"):
-        front.set_weights(3, NEW[0] | {"embed": jnp.zeros((CONFIG.vocab_size, 1))}, 1)
-    assert not front.busy
+def test_a_thread_refuses_what_a_model_cannot_serve(roles):
+    with BatcherThread(make(roles), make(make_engine(), max_length=16)) as sampler:
+        sampler.ask([1] * 20, Sampling(max_new_tokens=1), policy=0).result(60)
+        with pytest.raises(ValueError, match="do not fit into max_length 16"):
+            sampler.ask([1] * 10, Sampling(max_new_tokens=20), policy=3)
+        with pytest.raises(ValueError, match=r"expected: of shape \(97, 32\)"):
+            sampler.set_weights(3, NEW[0] | {"embed": jnp.zeros((CONFIG.vocab_size, 1))}, 1)
+        assert sampler.running

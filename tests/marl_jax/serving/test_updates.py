@@ -61,7 +61,7 @@ class LoggedThread(BatcherThread):
 
     def ask(self, ids, sampling=None, policy=0, n=1, deadline=None, on_tokens=None):
         def shown(k, new):
-            self._batcher.engine.log.append((sampling.seed, int(new.versions[-1])))
+            self.batchers[0].engine.log.append((sampling.seed, int(new.versions[-1])))
             on_tokens(k, new)
 
         return super().ask(ids, sampling, policy, n, deadline, shown)
