@@ -67,7 +67,8 @@ def _isclose(test: ast.Call, entry: str) -> dict | None:
         tolerances[keyword.arg] = float(value)
     if len(test.args) != 2:
         return None
-    found = _equal(*test.args, entry) or _equal(*reversed(test.args), entry)
+    left, right = test.args
+    found = _equal(left, right, entry) or _equal(right, left, entry)
     return found and found | {"close": [tolerances["rel_tol"], tolerances["abs_tol"]]}
 
 

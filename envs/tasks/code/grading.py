@@ -64,7 +64,7 @@ def grade_groups(
         if not built and is_python is None:
             is_python = builds(sandbox, program)
         golds = _golds(sandbox, row, tests, seconds)
-        reports.append(_report(built or is_python, list(map(_judge, tests, seen, golds))))
+        reports.append(_report(bool(built or is_python), list(map(_judge, tests, seen, golds))))
     return reports
 
 
@@ -188,7 +188,7 @@ def _judge_output(expected: str, result: SandboxResult) -> dict[str, str]:
     if result.status == "ok":
         right = same_output(expected, result.stdout)
         return _verdict("passed" if right else "wrong", got=result.stdout[:200])
-    note = result.limit if result.status == "limit" else _last_line(result.stderr)
+    note = result.limit or "" if result.status == "limit" else _last_line(result.stderr)
     return _verdict(result.status, got=result.stdout[:200], note=note)
 
 

@@ -62,7 +62,7 @@ def check_name(name: str) -> None:
     """Refuses a data set that is none."""
     if name not in SOURCES and name != SAMPLE and not str(name).endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         known = ", ".join(sorted([*SOURCES, SAMPLE]))
-        raise ValueError(f"dataset is {name!r}; accepted: {known}, or a .jsonl file of rows")
+        raise ValueError(f"dataset is {name!r}, but must be one of: {known}, or a .jsonl file of rows")
 
 
 def load(name: str) -> dict[str, Dataset]:
@@ -112,14 +112,14 @@ def own_row(record: dict) -> Row:
     known = set(make_row("own", "0", "?", [{"stdin": "", "stdout": ""}]))
     if unknown := set(record) - known:
         names = ", ".join(sorted(known))
-        raise DataError(f"row {record['id']}: unknown field {sorted(unknown)[0]!r}; accepted: {names}")
+        raise DataError(f"row {record['id']}: unknown field {sorted(unknown)[0]!r}, but must be one of: {names}")
     row = {name: record.get(name, "") for name in known} | {
         "source": record.get("source", "own"), "part": record.get("part", "train"),
         "entry_point": record.get("entry_point"), "solution": record.get("solution"), "id": str(record["id"]),
     }  # fmt: skip
     check_row(row)
     if row["part"] not in SPLITS:
-        raise DataError(f"row {row['id']}: part is {row['part']!r}; accepted: {', '.join(SPLITS)}")
+        raise DataError(f"row {row['id']}: part is {row['part']!r}, but must be one of: {', '.join(SPLITS)}")
     return row
 
 

@@ -64,15 +64,15 @@ class Code(Task):
         choices = dict(form=FORMS, reward=rewards.PRESETS, continuation=CONTINUATIONS, sandbox=SANDBOXES)
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
         ranges = dict(turns=(1, 4), tests=(0, 10**6), cases=(1, 64), shown=(0, 10), seconds=(0.1, 600))
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}; accepted: {low} to {high}")
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be between {low} and {high}")
         for name in (self.dataset, self.test_dataset or self.dataset):
             sources.check_name(name)
             if name.startswith("cruxeval") and self.form != "single":
-                raise ValueError(f"form is {self.form!r} with dataset {name!r}; accepted: single")
+                raise ValueError(f"form is {self.form!r} with dataset {name!r}, but must be 'single'")
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class _Episode:
         if self.ask.candidates == 1:
             await self._reward([attempt], [suite])
         return Outcome(
-            attempt.right, self._metrics(attempt, suite, first, turns), "agreed" if done else "turns",
+            attempt.right, self._metrics(attempt, suite, bool(first), turns), "agreed" if done else "turns",
             score=report["share"],
         )  # fmt: skip
 
@@ -206,8 +206,8 @@ class _Episode:
         """Programs on tests, side by side, equal programs once; None where there is no program."""
         programs = list(dict.fromkeys(a.program.text for a in attempts if a.program.text is not None))
         reports = await asyncio.gather(*(self._graded(f"{name}_{k}", p, tests) for k, p in enumerate(programs)))
-        found = dict(zip(programs, reports, strict=True))
-        return [found.get(attempt.program.text) for attempt in attempts]
+        by_program: dict[str | None, Report] = dict(zip(programs, reports, strict=True))
+        return [by_program.get(attempt.program.text) for attempt in attempts]
 
     async def _graded(self, name: str, program: str, tests: Sequence[dict]) -> Report:
         return await self._call(calls.graded, program, tests, self.task.seconds, tests=len(tests), name=name)
@@ -235,12 +235,14 @@ class _Episode:
         """Every program, and the solution, on every case of all suites."""
         written = [attempt for attempt in attempts if attempt.gold is not None]
         right = [attempt.right for attempt in written]
-        programs = list(dict.fromkeys(attempt.program.text for attempt in written))
+        programs = list(dict.fromkeys(a.program.text for a in written if a.program.text is not None))
         solution = [self.row["solution"]] if self.row["solution"] else []
         found = await asyncio.gather(
             *(self._on_suites(f"cases_{k}", text, suites) for k, text in enumerate([*programs, *solution]))
         )
-        by_program = dict(zip(programs, found, strict=False))  # the solution is the last one found
+        by_program: dict[str | None, list[list[bool]]] = dict(
+            zip(programs, found, strict=False)
+        )  # the solution is the last one found
         for k, suite in enumerate(suites):
             passes = [by_program[attempt.program.text][k] for attempt in written]  # [program][case]
             by_case = [[each[n] for each in passes] for n in range(len(suite.cases.tests))]

@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 import warnings
-from typing import Any
+from typing import Any, Literal, overload
 
 from envs.tasks.sandbox.inside.values import NotAValue, canonical, check, encode
 
@@ -30,11 +30,19 @@ _parsing = threading.Lock()
 """CPython 3.11 raises a SystemError where a search for garbage lets another thread in while a syntax tree is made."""
 
 
-def parse(text: str, mode: str = "exec") -> ast.Module | ast.Expression:
+@overload
+def parse(text: str, mode: Literal["exec"] = "exec") -> ast.Module: ...
+
+
+@overload
+def parse(text: str, mode: Literal["eval"]) -> ast.Expression: ...
+
+
+def parse(text: str, mode: Literal["exec", "eval"] = "exec") -> ast.Module | ast.Expression:
     """The syntax tree of a text, without the warnings that Python has for some."""
     with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(text, mode=mode)
+        return ast.parse(text, mode="eval") if mode == "eval" else ast.parse(text, mode="exec")
 
 
 def literal(text: str | ast.expr) -> Any:
@@ -46,7 +54,7 @@ def literal(text: str | ast.expr) -> Any:
     try:
         if isinstance(text, str):
             if len(text) > LONGEST:
-                raise ValueError(f"{len(text)} characters; accepted: {LONGEST} at most")
+                raise ValueError(f"the literal has {len(text)} characters, but must have at most {LONGEST}")
             text = parse(text.strip(), mode="eval").body
         return _value(text)
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -61,8 +69,10 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
         return kind([_value(item) for item in node.elts])
-    if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.Dict):
+        keys = [key for key in node.keys if key is not None]
+        if len(keys) == len(node.values):
+            return {_value(key): _value(value) for key, value in zip(keys, node.values, strict=True)}
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         number = _number(node.operand)
         return number if isinstance(node.op, ast.UAdd) else -number

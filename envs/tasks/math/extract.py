@@ -29,7 +29,7 @@ def answers(text: str, form: str = "boxed") -> list[str]:
           last such line.
     """
     if form not in FORMS:
-        raise ValueError(f"form is {form!r}; accepted: {', '.join(FORMS)}")
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}")
     text = after_thinking(text)
     found = boxes(text)
     if not found and form == "final" and (lines := [m["answer"].strip() for m in _FINAL.finditer(text)]):

@@ -134,7 +134,7 @@ def _tokens(expression: str) -> list[str]:
     """Numbers, signs and brackets."""
     text, found, at = expression.strip(), [], 0
     if len(text) > MAX_EXPRESSION:
-        raise ValueError(f"{len(text)} characters; accepted: {MAX_EXPRESSION}")
+        raise ValueError(f"the expression has {len(text)} characters, but must have at most {MAX_EXPRESSION}")
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:

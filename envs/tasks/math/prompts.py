@@ -51,6 +51,7 @@ def again(question: str, program_text: str | None, result: Mapping[str, Any] | N
     if result is None:
         shown = "No program was written." if program_text is None else ""
     else:
+        assert program_text is not None  # a result is that of a program
         shown = f"The program\n{quote(program_text, 'python')}\n{outcome(result)}"
     return (
         f"{shown}\n\nThe problem was: {question}\nCompare this with your earlier solutions. Keep the right one, "

@@ -112,7 +112,9 @@ def check_name(name: str, field: str = "dataset") -> None:
     """Refuses a data set that is none."""
     if name not in SOURCES and name != SAMPLE and not str(name).endswith(_OWN):
         known = ", ".join([*SOURCES, SAMPLE])
-        raise ValueError(f"{field} is {name!r}; accepted: {known}, or a .jsonl file with id, question and answer")
+        raise ValueError(
+            f"{field} is {name!r}, but must be one of: {known}, or a .jsonl file with id, question and answer"
+        )
 
 
 def problems(name: str, part: str) -> tuple[MathProblem, ...]:
@@ -141,7 +143,7 @@ def _load(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
         where = f"${ROOT} ({root or 'not set'})"
         log.warning("%s: no file %s in %s; the built-in sample is used", name, " or ".join(absent), where)
         return _load(SAMPLE, root)
-    parts = {part: read(path, source, f"{name}/{part}") for part, path in found.items()}
+    parts = {part: read(path, source, f"{name}/{part}") for part, path in found.items() if path is not None}
     if "train" in parts:
         parts["train"], parts["validation"] = cut(parts["train"], "question")
     return _checked(parts)
@@ -173,9 +175,13 @@ def solutions(name: str) -> dict[str, str]:
 def _solutions(name: str, root: str) -> dict[str, str]:
     found = {}
     source = SOURCES.get(name)
-    for part, file in source.files.items() if source else ():
+    if source is None:
+        return {}
+    for part, file in source.files.items():
         path = find(file)
-        records = from_jsonl(path) if path else ()
+        if path is None:
+            continue
+        records = from_jsonl(path)
         for i in range(len(records)):
             record = records.row(i)
             found[source.name(f"{name}/{part}", record, i)] = source.solution(record)
@@ -192,7 +198,9 @@ def _own(name: str, root: str) -> dict[str, tuple[MathProblem, ...]]:
     check_fields(whole, required=("id", "question", "answer"), filled=("id", "question", "answer"))
     named = [whole.row(i).get("part") for i in range(len(whole))]
     if wrong := [i for i, part in enumerate(named) if part not in (None, *SPLITS)]:
-        raise DataError(f"{whole.where(wrong[0])}: part is {named[wrong[0]]!r}; accepted: {', '.join(SPLITS)}")
+        raise DataError(
+            f"{whole.where(wrong[0])}: part is {named[wrong[0]]!r}, but must be one of: {', '.join(SPLITS)}"
+        )
     rows = whole.map(lambda row: {"source": "own", **{k: str(row[k]) for k in ("id", "question", "answer")}})
     parts = {part: rows.select([i for i, p in enumerate(named) if (p or "train") == part], name) for part in SPLITS}
     for part in ("test", "validation"):

@@ -15,7 +15,9 @@ import functools
 import math
 import random
 import re
+from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any, cast
 
 from envs.tasks.math.reading import Unreadable
 
@@ -68,7 +70,7 @@ def rational(latex: str) -> Fraction | None:
 def equal(gold: str, answer: str, factor: str = "1") -> bool:
     r"""Whether two expressions have the same value, the second one multiplied by `factor`. Raises `Unreadable`."""
     one, other, by = rational(gold), rational(answer), rational(factor)
-    if None not in (one, other, by):
+    if one is not None and other is not None and by is not None:
         return one == other * by
     _check_length(gold, answer)
     real = not (_COMPLEX.search(gold) or _COMPLEX.search(answer))
@@ -127,7 +129,7 @@ def _only_a_number(text: str, *_, **__):
 
 
 @functools.lru_cache(maxsize=256)
-def parsed(latex: str, real: bool):
+def parsed(latex: str, real: bool) -> Any:
     """A sympy object of bounded size; call it within `no_eval`. Raises `Unreadable`."""
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
@@ -145,7 +147,8 @@ def parsed(latex: str, real: bool):
         if not isinstance(found, sympy.Expr):
             raise Unreadable(f"{type(found).__name__} where an expression was expected")
         if not real:
-            found = found.xreplace({s: sympy.I for s in found.free_symbols if s.name == "i"})
+            symbols = cast(set[Any], found.free_symbols)
+            found = found.xreplace({s: sympy.I for s in symbols if s.name == "i"})
         _bits(found)
         if found.has(sympy.nan, sympy.zoo):
             raise Unreadable("division by zero")
@@ -248,7 +251,7 @@ def _exact(e):
     """The rational number that sums, products, whole powers and factorials of rational numbers come to, else None."""
     from sympy import Rational, binomial, factorial, preorder_traversal
 
-    for part in preorder_traversal(e):
+    for part in cast(Iterator[Any], preorder_traversal(e)):
         if part.is_Pow and not part.exp.doit().is_Integer:
             return None
         if not (part.is_Add or part.is_Mul or part.is_Pow or isinstance(part, Rational | factorial | binomial)):

@@ -74,14 +74,16 @@ class Math(Task):
             ("form", FORMS), ("answer", ANSWERS), ("continuation", CONTINUATIONS), ("sandbox", SANDBOXES),
         ):  # fmt: skip
             if getattr(self, name) not in accepted:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of: {', '.join(accepted)}")
         if self.answer == "program" and (self.form != "single" or self.tool):
-            found = f"answer is 'program' with form {self.form!r} and tool {self.tool}"
-            raise ValueError(f"{found}; accepted: form 'single' and tool False")
+            raise ValueError(
+                f"answer is 'program', but form is {self.form!r} and tool is {self.tool}. "
+                "Set form to 'single' and tool to False, or answer to 'boxed' or 'final'."
+            )
         if not 1 <= self.turns <= MAX_TURNS:
-            raise ValueError(f"turns is {self.turns}; accepted: 1 to {MAX_TURNS}")
+            raise ValueError(f"turns is {self.turns}, but must be between 1 and {MAX_TURNS}")
         if not 0 < self.wall <= 60:
-            raise ValueError(f"wall is {self.wall}; accepted: more than 0, up to 60 seconds")
+            raise ValueError(f"wall is {self.wall}, but must be > 0 and <= 60 seconds")
 
     @property
     def roles(self) -> tuple[str, ...]:

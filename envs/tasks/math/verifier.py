@@ -128,15 +128,15 @@ def _equal(gold, answer) -> bool:
         return _scalars(gold, answer)
     if type(gold) is not type(answer):
         return False
-    if isinstance(gold, WordAnswer):
+    if isinstance(gold, WordAnswer) and isinstance(answer, WordAnswer):
         return gold.text == answer.text
-    if isinstance(gold, Listing):
+    if isinstance(gold, Listing) and isinstance(answer, Listing):
         return _unordered(gold.items, answer.items)
-    if isinstance(gold, Union):
+    if isinstance(gold, Union) and isinstance(answer, Union):
         return _unordered(gold.parts, answer.parts)
-    if isinstance(gold, Ordered):
+    if isinstance(gold, Ordered) and isinstance(answer, Ordered):
         return gold.brackets.rstrip("?") == answer.brackets.rstrip("?") and _in_order(gold.items, answer.items)
-    if isinstance(gold, Matrix):
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
         return len(gold.rows) == len(answer.rows) and all(map(_in_order, gold.rows, answer.rows))
     raise TypeError(f"no rule for {type(gold).__name__}")
 

@@ -90,7 +90,7 @@ def _split(test, names):
     rest = _Replace(chains).visit(ast.fix_missing_locations(test))
     calls = tuple(ast.unparse(chain) for chain in chains)
     expected = whole = None
-    if len(chains) == 1 and isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+    if len(chains) == 1 and isinstance(rest, ast.Compare) and len(rest.ops) == 1 and isinstance(rest.ops[0], ast.Eq):
         left, right = rest.left, rest.comparators[0]
         side, other = (left, right) if _has_value(left) else (right, left)
         if not _has_value(other):
@@ -120,16 +120,14 @@ def _chains(test, names):
     return [chain for chain in found if not any(chain is not other and chain in ast.walk(other) for other in found)]
 
 
-def _top(node, parents, is_class):
+def _top(node: ast.AST, parents: dict[ast.AST, ast.AST], is_class: bool) -> ast.AST:
     """`f(x)` of `f(x).strip()`, but all of `Solution().f(x)`: the object itself would not say anything."""
     top = last_call = node
-    while True:
-        above = parents.get(top)
-        is_call = isinstance(above, ast.Call) and above.func is top
-        if not is_call and not isinstance(above, ast.Attribute):
+    while isinstance(above := parents.get(top), ast.Call | ast.Attribute):
+        if isinstance(above, ast.Call) and above.func is not top:
             break
         top = above
-        if is_call:
+        if isinstance(top, ast.Call):
             last_call = top
             if not is_class:
                 break
@@ -186,14 +184,14 @@ def run(evaluate, program: str, tests: list[str], setup: str, limits: Limits) ->
     verdicts = _take_apart(evaluate, loaded, setup, parts, limits)
     again = [index for index, part in enumerate(parts) if part and part.whole and _is_untold(verdicts[index])]
     if again:
-        second = [parts[index].whole if index in again else None for index in range(len(parts))]
+        second = [part.whole if part and index in again else None for index, part in enumerate(parts)]
         for index, verdict in enumerate(_take_apart(evaluate, loaded, setup, second, limits)):
             verdicts[index] = verdict or verdicts[index]
     inside = [index for index, verdict in enumerate(verdicts) if verdict is None]
     answers = evaluate(loaded, [{"kind": "test", "source": tests[index]} for index in inside], limits)
     for index, answer in zip(inside, answers, strict=True):
         verdicts[index] = TestResult(answer.status == "ok", answer.error, protected=False)
-    return verdicts
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 _UNTOLD = "cannot be compared"

@@ -65,7 +65,7 @@ def evaluate_groups(
             others[n] = [answer.results[index] for index in here]
         else:
             others[n] = evaluate(submit, program, group, limits, name)
-    return [first, *others]
+    return [first, *(other for other in others if other is not None)]
 
 
 @dataclasses.dataclass(frozen=True)

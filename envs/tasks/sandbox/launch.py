@@ -53,7 +53,8 @@ class Files:
 def files(python: str | None = None) -> Files:
     """The files of an interpreter with its standard library and shared libraries, without installed packages."""
     if python is None:
-        executable, prefix = os.path.realpath(sys._base_executable), sys.base_prefix
+        base = sys._base_executable  # pyright: ignore[reportAttributeAccessIssue]  not in the stubs
+        executable, prefix = os.path.realpath(base), sys.base_prefix
         stdlib = sysconfig.get_path("stdlib")
     else:
         asked = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, check=True)

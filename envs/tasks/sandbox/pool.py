@@ -163,6 +163,7 @@ class Sandbox:
             try:
                 with self._worker() as lease:
                     started = time.monotonic()
+                    assert lease.worker is not None
                     result, records, lease.reusable = lease.worker.execute(program, stdin, limits, items, name)
                     return result, records
             except WorkerLate as late:
@@ -184,6 +185,7 @@ class Sandbox:
             with self._lock:  # closed before this: it ends here; closed after it: it is killed
                 if self._closed:
                     raise RuntimeError("the sandbox was closed")
+                assert lease.worker is not None
                 self._running.add(lease.worker)
             yield lease
         finally:

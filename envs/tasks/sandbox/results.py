@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from envs.tasks.sandbox.inside import values
 
@@ -34,7 +35,7 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 31:
                 raise ValueError(f"Limits.{field.name} is {value!r}, expected a positive number")
             if field.type == "int" and not isinstance(value, int):
-                raise ValueError(f"Limits.{field.name} is {value!r}, expected a whole number")
+                raise ValueError(f"Limits.{field.name} is {value!r}, expected an integer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class CallResult:
     """
 
     status: str
-    value: list | None = None
+    value: Any = None
     error: str = ""
 
     def equals(self, expected) -> bool:

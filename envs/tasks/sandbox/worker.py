@@ -52,7 +52,7 @@ class SandboxWorker:
             try:
                 spec = self._spec()
                 self._process = subprocess.Popen(
-                    launch.command(plan), stdin=theirs, stdout=subprocess.DEVNULL, stderr=self._errors,
+                    launch.command(plan), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
                     env={"PYTHONHASHSEED": "0"}, cwd="/", start_new_session=True,
                 )  # fmt: skip
             except OSError as failure:

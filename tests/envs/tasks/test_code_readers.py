@@ -294,7 +294,7 @@ def test_an_own_file_of_rows(tmp_path):
         (good | {"tests": []}, "row 1: tests is missing or empty"),
         ({"id": 1, "question": "Q"}, "row 1: tests is missing or empty"),
         (good | {"answer": 3}, "row 1: unknown field 'answer'"),
-        (good | {"part": "dev"}, "row 1: part is 'dev'; accepted: train, validation, test"),
+        (good | {"part": "dev"}, "row 1: part is 'dev', but must be one of: train, validation, test"),
         (good | {"tests": [{"call": "f(1)", "expect": "open('x')"}]}, "own 1: test 0: expect: not a literal"),
         (good | {"tests": [{"stdin": "", "stdout": ""}]}, "own 1: test 0: it has an input, and the row asks for"),
         (good | {"entry_point": "f; import os"}, "own 1: entry_point is 'f; import os'"),
@@ -307,7 +307,7 @@ def test_an_own_file_of_rows(tmp_path):
     sources._load.cache_clear()
     with pytest.raises(DataError, match=r"mine.jsonl:1: "):
         sources.load(str(path))
-    with pytest.raises(ValueError, match="dataset is 'nope'; accepted: apps, .*, or a .jsonl file of rows"):
+    with pytest.raises(ValueError, match="dataset is 'nope', but must be one of: apps, .*, or a .jsonl file of rows"):
         sources.load("nope")
 
 

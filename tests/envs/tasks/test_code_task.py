@@ -222,12 +222,12 @@ def test_bad_answers_are_counted_and_end_no_episode(answer, metric, form):
 @pytest.mark.parametrize(
     ("params", "error"),
     [
-        ({"turns": 0}, "turns is 0; accepted: 1 to 4"), ({"turns": 5}, "turns is 5; accepted: 1 to 4"),
-        ({"form": "pair"}, "form is 'pair'; accepted: roles, single"),
-        ({"reward": "x"}, "reward is 'x'; accepted: paper, cure"),
-        ({"dataset": "nope"}, "dataset is 'nope'; accepted: apps"),
-        ({"sandbox": "none"}, "sandbox is 'none'; accepted: auto, process"),
-        ({"dataset": "cruxeval_output"}, "form is 'roles' with dataset 'cruxeval_output'; accepted: single"),
+        ({"turns": 0}, "turns is 0, but must be between 1 and 4"), ({"turns": 5}, "turns is 5, but must be between 1 and 4"),
+        ({"form": "pair"}, "form is 'pair', but must be one of: roles, single"),
+        ({"reward": "x"}, "reward is 'x', but must be one of: paper, cure"),
+        ({"dataset": "nope"}, "dataset is 'nope', but must be one of: apps"),
+        ({"sandbox": "none"}, "sandbox is 'none', but must be one of: auto, process"),
+        ({"dataset": "cruxeval_output"}, "form is 'roles' with dataset 'cruxeval_output', but must be 'single'"),
         ({"test_dataset": "cruxeval_input"}, "form is 'roles' with dataset 'cruxeval_input'"),
     ],
 )  # fmt: skip

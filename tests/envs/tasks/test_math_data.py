@@ -109,7 +109,7 @@ def test_a_file_of_ones_own(folder):
     with pytest.raises(DataError, match="'answer' is empty"):
         problems("empty.jsonl", "train")
     write(folder, "part", [*rows, {"id": 99, "question": "q", "answer": "1", "part": "dev"}])
-    with pytest.raises(DataError, match="part is 'dev'; accepted: train, validation, test"):
+    with pytest.raises(DataError, match="part is 'dev', but must be one of: train, validation, test"):
         problems("part.jsonl", "train")
     with pytest.raises(DataError, match="absent.jsonl: no such file"):
         problems("absent.jsonl", "train")

@@ -224,14 +224,14 @@ def test_a_real_program_in_the_sandbox(monkeypatch):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (dict(dataset="gsm9k"), "dataset is 'gsm9k'; accepted: aime2024"),
+        (dict(dataset="gsm9k"), "dataset is 'gsm9k', but must be one of: aime2024"),
         (dict(test_dataset="x"), "test_dataset is 'x'"),
-        (dict(form="pair"), "form is 'pair'; accepted: single, roles"),
-        (dict(turns=5), "turns is 5; accepted: 1 to 4"),
+        (dict(form="pair"), "form is 'pair', but must be one of: single, roles"),
+        (dict(turns=5), "turns is 5, but must be between 1 and 4"),
         (dict(turns=0), "turns is 0"),
-        (dict(answer="free"), "answer is 'free'; accepted: boxed, final"),
+        (dict(answer="free"), "answer is 'free', but must be one of: boxed, final"),
         (dict(continuation="worst"), "continuation is 'worst'"),
-        (dict(sandbox="none"), "sandbox is 'none'; accepted: auto, process"),
+        (dict(sandbox="none"), "sandbox is 'none', but must be one of: auto, process"),
         (dict(wall=0), "wall is 0"),
     ],
 )

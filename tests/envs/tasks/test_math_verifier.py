@@ -174,7 +174,7 @@ def test_a_final_line_counts_only_where_it_is_asked_for():
     assert not verify("8", "#### 7", "final")["right"]
     assert not verify("7", "7", "final")["right"]
     assert verify("7", r"The answer is 8. \boxed{7}", "final")["right"], "a box comes first"
-    with pytest.raises(ValueError, match="form is 'free'; accepted: boxed, final"):
+    with pytest.raises(ValueError, match="form is 'free', but must be one of: boxed, final"):
         answers("7", "free")
 
 

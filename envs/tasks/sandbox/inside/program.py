@@ -176,7 +176,7 @@ def _report(failure):
 
 def _finish(code):
     try:
-        threading._shutdown()
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  not in the stubs
         atexit._run_exitfuncs()
         gc.collect()
         sys.stdout.flush()

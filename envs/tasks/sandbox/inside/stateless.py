@@ -145,7 +145,7 @@ class _Check:
                 raise _Stateful
             if isinstance(statement, ast.Import):
                 name = alias.asname or alias.name
-                if self.modules.setdefault(name, module) != module:
+                if self.modules.setdefault(name, module) != module:  # pyright: ignore[reportArgumentType]  in _MODULES
                     raise _Stateful
             elif alias.name == "*":
                 self.harmless |= _MODULES[module]

@@ -42,7 +42,7 @@ def encode(value, depth: int = 0):
         return ["y", base64.b64encode(bytes(value)).decode()]
     for base, tag in ((list, "l"), (tuple, "t"), (set, "S"), (frozenset, "F")):
         if isinstance(value, base):
-            return [tag, [encode(item, depth + 1) for item in base.__iter__(value)]]
+            return [tag, [encode(item, depth + 1) for item in base.__iter__(value)]]  # pyright: ignore[reportArgumentType]
     if isinstance(value, dict):
         return ["d", [[encode(key, depth + 1), encode(held, depth + 1)] for key, held in dict.items(value)]]
     if isinstance(value, (fractions.Fraction, decimal.Decimal)):
