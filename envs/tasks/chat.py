@@ -61,10 +61,10 @@ class Chat(abc.ABC):
             ))  # fmt: skip
         if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k < len(self._open.replies):
             raise TaskError(f"keep({k!r}): expected 0 to {len(self._open.replies) - 1}")
-        self._open.kept = self._open.replies[k]
+        kept = self._open.kept = self._open.replies[k]
         self._open = None
         self._keep(k)
-        return self._last.replies[k]
+        return kept
 
     def fork(self) -> Chat:
         """Another chat with the same past, which continues on its own."""
@@ -99,7 +99,7 @@ CONTINUATIONS = ("best", "random", "first")
 def keep_one(ask, chat: Chat, reply: Reply, how: str) -> Reply:
     """Keeps the candidate with the highest reward ("best", the first of equals), a random one or the first one."""
     if how not in CONTINUATIONS:
-        raise ValueError(f"continuation is {how!r}; accepted: {', '.join(CONTINUATIONS)}")
+        raise ValueError(f"continuation is {how!r}, but must be one of: {', '.join(CONTINUATIONS)}")
     if len(reply.replies) == 1:
         return reply.replies[0]
     totals = [r.rewards.team + r.rewards.agent + r.rewards.process for r in reply.replies]

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from envs.tasks.chat import Chat
 from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, TaskError
-from envs.tasks.task import Outcome, Task
+from envs.tasks.task import Outcome, Session, Task
 
 Answering = Callable[[int, list[dict[str, str]], int], str]
 """(seat, messages so far, number of the candidate) -> answer."""
@@ -73,6 +74,10 @@ class ScriptedAsk:
             raise CallTimeout(f"{name} took more than {limit:g} s") from None
         except Exception as error:
             raise CallFailed(f"{name}: {type(error).__name__}: {error}") from error
+
+    def session(self) -> AbstractAsyncContextManager[Session]:
+        """Raise `TaskError`: scripted episodes have no server."""
+        raise TaskError("session: scripted episodes have no server")
 
 
 def play(task: Task, example: Any, answer: Answering, candidates: int = 1) -> tuple[Outcome, ScriptedAsk]:

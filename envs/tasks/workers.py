@@ -35,7 +35,7 @@ class Workers:
 
     def __init__(self, n: int = 2):
         if n < 1:
-            raise ValueError(f"workers is {n}; accepted: 1 or more")
+            raise ValueError(f"workers is {n}, but must be >= 1")
         self.n = n
         self._queue: deque[_Call] = deque()
         self._free: list[_Worker] = []
@@ -159,16 +159,19 @@ class _Worker(asyncio.Protocol):
     """
 
     def __init__(self, pool: Workers):
-        self._pool, self.calls = pool, deque()
+        self._pool = pool
+        self.calls: deque[_Call] = deque()
         self._imported: set[str] = set()
-        self._data, self._transport, self._timer = bytearray(), None, None
+        self._data = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._loop = asyncio.get_running_loop()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "envs.tasks.worker"], stdin=theirs, stdout=theirs,
+                [sys.executable, "-m", "envs.tasks.worker"], stdin=theirs.fileno(), stdout=theirs.fileno(),
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
 
@@ -188,6 +191,7 @@ class _Worker(asyncio.Protocol):
                 lines.append(first.line)
             self.calls.append(call)
             lines.append(call.line)
+        assert self._transport is not None  # `connect` comes first
         self._transport.write(b"".join(lines))
         if idle:
             self._begin()

@@ -147,9 +147,10 @@ def fingerprint_of(examples: Sequence[Any]) -> str:
         return examples.fingerprint
     digest = hashlib.sha256()
     for example in examples:
-        plain = dataclasses.is_dataclass(example) and not isinstance(example, type)
+        if dataclasses.is_dataclass(example) and not isinstance(example, type):
+            example = dataclasses.asdict(example)
         try:
-            digest.update(canonical(dataclasses.asdict(example) if plain else example) + b"\n")
+            digest.update(canonical(example) + b"\n")
         except DataError:
             return ""
     return digest.hexdigest()

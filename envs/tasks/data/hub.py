@@ -61,7 +61,9 @@ def files_of(files: list[str], split: str, config: str | None, name: str) -> lis
 
 def _fetch(name: str, split: str, config: str | None, revision: str | None, endpoint: str | None) -> list[Path]:
     import huggingface_hub
-    from huggingface_hub.errors import HTTPError  # of the library below it, which differs by version
+
+    # The HTTP library behind huggingface_hub differs by version.
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     api = huggingface_hub.HfApi(endpoint=endpoint)
     try:

@@ -30,12 +30,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 KINDS = ("influence", "cumulative", "immediate", "last", "last_mean")
 LONGEST_CYCLE, MOST_REPEATS = 20, 3
 
 Table = Sequence[Sequence[float]]
 """A number for every turn and agent: table[t][a]."""
+
+Amount = TypeVar("Amount", Table, float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +66,9 @@ class Credit:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"credit is {self.kind!r}; accepted: {', '.join(KINDS)}")
+            raise ValueError(f"credit is {self.kind!r}, but must be one of: {', '.join(KINDS)}")
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma is {self.gamma}; accepted: 0 to 1")
+            raise ValueError(f"gamma is {self.gamma}, but must be 0 to 1")
 
 
 PRESETS = {
@@ -75,18 +78,20 @@ PRESETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Paid:
+class Paid(Generic[Amount]):
     """The parts of what answers are paid, [t][a] or of one answer: the return, the bonuses and the format term."""
 
-    returns: Table | float
-    bonuses: Table | float
-    format: Table | float
+    returns: Amount
+    bonuses: Amount
+    format: Amount
 
 
-def pay(credit: Credit, scores: Table, right: Sequence[Sequence[bool]], malformed: Sequence[Sequence[bool]]) -> Paid:
+def pay(
+    credit: Credit, scores: Table, right: Sequence[Sequence[bool]], malformed: Sequence[Sequence[bool]]
+) -> Paid[Table]:
     """What every answer of a debate is paid; all arguments are [t][a]."""
-    if credit.malformed_score is not None:
-        scores = _each(lambda score, bad: credit.malformed_score if bad else score, scores, malformed)
+    if (malformed_score := credit.malformed_score) is not None:
+        scores = _each(lambda score, bad: malformed_score if bad else score, scores, malformed)
     return Paid(
         returns=returns(scores, credit.kind, credit.gamma),
         bonuses=bonuses(right, credit),
@@ -96,7 +101,7 @@ def pay(credit: Credit, scores: Table, right: Sequence[Sequence[bool]], malforme
 
 def pay_candidate(
     credit: Credit, score: float, right: bool, malformed: bool, before: Sequence[bool] | None, agent: int
-) -> Paid:
+) -> Paid[float]:
     """What a candidate is paid when it is given, whatever follows: its score, its change and its format.
 
     before  which agents were right at the turn before; None at the first turn

@@ -75,11 +75,13 @@ class ArithmeticQuestions:
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: arithmetic.ArithmeticProblem) -> list[Verdict]:
         """By the number that was read."""
-        found = await arithmetic.graded(ask, replies, example.answer)
-        return [
-            Verdict(right=v["right"], answer=arithmetic.voted(v["answer"]), reason=r.verdict["reason"])
-            for v, r in zip(found, replies, strict=True)
-        ]
+        grades = await arithmetic.graded(ask, replies, example.answer)
+        verdicts = []
+        for grade, reply in zip(grades, replies, strict=True):
+            assert reply.verdict is not None  # set by `arithmetic.graded`
+            answer = arithmetic.voted(grade["answer"])
+            verdicts.append(Verdict(right=grade["right"], answer=answer, reason=reply.verdict["reason"]))
+        return verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,7 @@ class MathQuestions:
 
     def __post_init__(self):
         if self.answer not in FORMS:
-            raise ValueError(f"answer is {self.answer!r}; accepted: {', '.join(FORMS)}")
+            raise ValueError(f"answer is {self.answer!r}, but must be one of: {', '.join(FORMS)}")
 
     def examples(self, part: str) -> tuple[sources.MathProblem, ...]:
         """The problems of a part."""
@@ -120,10 +122,10 @@ class MathQuestions:
         async def one(k: int, reply: Reply) -> Verdict:
             given = example.answer, reply.text, self.answer
             try:
-                found = await ask.verify(verify, *given, limit=LIMIT, name=f"verify_{k}")
+                verdict: Verdict = await ask.verify(verify, *given, limit=LIMIT, name=f"verify_{k}")
             except (CallTimeout, CallFailed) as error:
                 return Verdict(right=False, answer=None, reason=f"{error.reason}: {error}")
-            return {**found, "answer": None if found["answer"] is None else ballot(found["answer"])}
+            return {**verdict, "answer": None if verdict["answer"] is None else ballot(verdict["answer"])}
 
         return list(await asyncio.gather(*(one(k, reply) for k, reply in enumerate(replies))))
 
@@ -163,5 +165,7 @@ def make_questions(dataset: str, source: Mapping[str, Any]) -> Questions:
         sources.check_name(dataset)
     except ValueError:
         known = ", ".join([ARITHMETIC, *KNOWN_ANSWERS, *sources.SOURCES, sources.SAMPLE])
-        raise ValueError(f"dataset is {dataset!r}; accepted: {known}, or a .jsonl file of math problems") from None
+        raise ValueError(
+            f"dataset is {dataset!r}, but must be one of: {known}, or a .jsonl file of math problems"
+        ) from None
     return MathQuestions(dataset, **source)

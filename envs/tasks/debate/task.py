@@ -73,20 +73,20 @@ class Debate(Task):
         most = len(prompts.NAMES)
         for name, value, low in (("agents", self.agents, 1), ("eval_agents", self.eval_agents, 0)):
             if not low <= value <= most:
-                raise ValueError(f"{name} is {value}; accepted: {low} to {most}")
+                raise ValueError(f"{name} is {value}, but must be {low} to {most}")
         if self.turns < 1:
-            raise ValueError(f"turns is {self.turns}; accepted: 1 or more")
+            raise ValueError(f"turns is {self.turns}, but must be >= 1")
         for name, value, accepted in (
             ("preset", self.preset, tuple(PRESETS)),
             ("continuation", self.continuation, CONTINUATIONS),
         ):
             if value not in accepted:
-                raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
+                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(accepted)}")
         check_scorer(self.scorer)
         if self.verifier_lines and self.scorer == GOLD:
             raise ValueError("verifier_lines is True with scorer 'gold', which tells who is right; give a verifier")
         if not self.score_limit > 0:
-            raise ValueError(f"score_limit is {self.score_limit}; accepted: more than 0 seconds")
+            raise ValueError(f"score_limit is {self.score_limit}, but must be > 0 seconds")
         _ = self.rules, self.questions  # what cannot work is refused here
 
     @functools.cached_property
@@ -165,14 +165,15 @@ class Debate(Task):
         if self._scorer is not None:
             scores = await self._verifier_scores(ask, f"scores_turn_{number}", candidates, malformed, example)
         for candidate, verdict, score in zip(candidates, verdicts, scores, strict=True):
-            candidate.judge(**verdict, score=None if self._scorer is None else score)
+            shown = None if self._scorer is None else score
+            candidate.judge(verdict["right"], verdict["answer"], verdict["reason"], shown)
         kept = []
         for seat, (chat, reply) in enumerate(zip(chats, replies, strict=True)):
             first = seat * ask.candidates
             if ask.candidates > 1:
                 for k, candidate in enumerate(reply.replies, first):
-                    right = before[-1].right if before else None
-                    paid = pay_candidate(self.rules, scores[k], verdicts[k]["right"], malformed[k], right, seat)
+                    right, right_before = bool(verdicts[k]["right"]), before[-1].right if before else None
+                    paid = pay_candidate(self.rules, scores[k], right, malformed[k], right_before, seat)
                     candidate.reward(agent=paid.returns + paid.bonuses, process=paid.format)
             kept.append(first + reply.replies.index(keep_one(ask, chat, reply, self.continuation)))
         return _Turn(*([values[k] for k in kept] for values in (candidates, verdicts, scores, malformed)))
@@ -195,12 +196,14 @@ class Debate(Task):
         It is not asked about malformed ones, which score 0: it has learnt from whole solutions, its scores of other
         texts mean nothing, and agents find those that score well.
         """
+        scorer = self._scorer
+        assert scorer is not None
         chat = [{"role": "user", "content": self.questions.question(example)}]
         if system := prompts.system(None, self.questions.system(example)):
             chat.insert(0, {"role": "system", "content": system})
         said = [k for k, bad in enumerate(malformed) if not bad]
         chats = [[*chat, {"role": "assistant", "content": replies[k].text}] for k in said]
-        found = await ask_scores(ask, self._scorer, name, chats, self.score_limit) if chats else []
+        found = await ask_scores(ask, scorer, name, chats, self.score_limit) if chats else []
         scores = dict(zip(said, found, strict=True))
         return [scores.get(k, 0.0) for k in range(len(replies))]
 

@@ -74,6 +74,7 @@ class Preloaded:
         """Asks the server for a run; the socket of the run, and its stdout and stderr."""
         if self._server is None or self._server.poll() is not None:
             self._start()
+        assert self._control is not None  # set by `_start`
         own, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(2)]
         with theirs, tempfile.TemporaryFile() as stdin:
@@ -101,6 +102,7 @@ class Preloaded:
         self._stop = weakref.finalize(self, _stop, self._server, self._control, self._errors)
 
     def _last_errors(self) -> str:
+        assert self._errors is not None  # set by `_start`
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - TAIL))
         return self._errors.read().decode("utf-8", "replace")

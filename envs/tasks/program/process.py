@@ -67,12 +67,15 @@ async def run(command: Sequence[str], given: bytes, environment: Mapping[str, st
         raise
     try:
         stdin = transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
         stdin.write(given)
         stdin.close()  # when everything is written
         await watch.exited.wait()
     finally:
         await _end(transport, watch)
-    return Ended(transport.get_returncode(), watch.text(1), watch.text(2))
+    code = transport.get_returncode()
+    assert code is not None  # the process has exited
+    return Ended(code, watch.text(1), watch.text(2))
 
 
 async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:

@@ -19,7 +19,7 @@ import functools
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from envs.tasks import arithmetic
 from envs.tasks.data import Dataset, from_list, make_splits, open_dataset
@@ -80,9 +80,9 @@ class AgentProgram(Task):
         if not self.roles or len(set(self.roles)) < len(self.roles) or not all(
             isinstance(role, str) and role for role in self.roles
         ):  # fmt: skip
-            raise ValueError(f"roles is {self.roles!r}; accepted: different names, at least one")
+            raise ValueError(f"roles is {self.roles!r}, but must be different names, at least one")
         if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}; accepted: 1 or more")
+            raise ValueError(f"concurrency is {self.concurrency}, but must be >= 1")
         if not self.train and (self.validation or self.test):
             raise ValueError("validation and test need train beside them")
         python_file = [word.endswith(".py") for word in self.command[1:2]] == [True]  # no program is reported here
@@ -171,7 +171,7 @@ def read_result(output: str, roles: tuple[str, ...]) -> ProgramResult:
     names = [field.name for field in dataclasses.fields(ProgramResult)]
     for name in found:
         if name not in names:
-            raise NoReward(f"the result has a field {name!r:.100}; accepted: {', '.join(names)}")
+            raise NoReward(f"the result has a field {name!r:.100}, but must be one of: {', '.join(names)}")
     given = {name: value for name, value in found.items() if value is not None}
     for name in ("reward", "success"):
         if not _number(given.get(name, 0)):
@@ -181,13 +181,13 @@ def read_result(output: str, roles: tuple[str, ...]) -> ProgramResult:
         if not isinstance(numbers, dict) or not all(map(_number, numbers.values())):
             raise NoReward(f"the result has {name} {numbers!r:.100}; expected finite numbers by name")
     if unknown := sorted(set(given.get("rewards", {})) - set(roles)):
-        raise NoReward(f"the result has a reward for {unknown[0]!r:.100}; accepted: {', '.join(roles)}")
+        raise NoReward(f"the result has a reward for {unknown[0]!r:.100}, but must be one of: {', '.join(roles)}")
     if "answer" in given:
         given["answer"] = str(given["answer"])
     return ProgramResult(**given)
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
 
 

@@ -86,7 +86,7 @@ class Arc(_MultipleChoice):
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
         """Options are lettered from A, also where the source numbers them."""
-        if isinstance(row["choices"], list) and "answer" in row:
+        if "answer" in row and isinstance(row["choices"], list):
             return row
         labels, texts = row["choices"]["label"], row["choices"]["text"]
         if row["answerKey"] not in labels or len(labels) != len(texts):

@@ -81,14 +81,14 @@ class Question(Task):
             ("continuation", self.continuation, CONTINUATIONS),
         ):
             if value not in accepted:
-                raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
+                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(accepted)}")
         if self.turns < 1:
-            raise ValueError(f"turns is {self.turns}; accepted: 1 or more")
+            raise ValueError(f"turns is {self.turns}, but must be >= 1")
         if self.answer in fields_of(self.template) + fields_of(self.system):
             raise ValueError(f"the template shows {{{self.answer}}}, the field with the answer")
         if (self.comparison == "choice") != bool(self.options):
             raise ValueError(
-                f"options is {self.options!r} with comparison {self.comparison!r}; accepted: a field with comparison "
+                f"options is {self.options!r} with comparison {self.comparison!r}, but must be a field with comparison "
                 "'choice', '' with others"
             )
         if not self.train and (self.validation or self.test):
@@ -166,10 +166,11 @@ class Question(Task):
                 agreed = before is not None and verdict["answer"] is not None and verdict["answer"] == before["answer"]
             if agreed:
                 break
+        assert verdict is not None  # `turns` is at least 1
         if ask.candidates == 1:
             for reply, found in last.values():
                 self._pay(reply, found)
-        metrics = {"parse_failure": verdict["answer"] is None}
+        metrics: dict[str, float] = {"parse_failure": verdict["answer"] is None}
         if self.turns * len(self.roles) > 1:
             metrics |= {"turns": turn + 1, "right_first": right_first}
         if self.group:
