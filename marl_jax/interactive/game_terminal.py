@@ -60,7 +60,7 @@ def play(
     acts = {
         i: seat.act if isinstance(seat, PolicySeat) else jax.jit(seat.act)
         for i, seat in enumerate(seats)
-        if i not in persons
+        if not isinstance(seat, Person)
     }
     while not table.done:
         if table.mover in persons:
@@ -98,7 +98,7 @@ class _Terminal:
         self.write("\n" + view.board(self.table.game, self.table.state, player))
 
     def list_legal(self, most: int | None = None) -> None:
-        actions = [self.table.describe(a) for a in np.flatnonzero(self.table.legal)]
+        actions = [self.table.describe(int(a)) for a in np.flatnonzero(self.table.legal)]
         more = "" if most is None or len(actions) <= most else f" … and {len(actions) - most} more; `legal` lists all"
         self.write("Legal: " + ", ".join(actions[:most]) + more)
 

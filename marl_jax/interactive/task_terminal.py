@@ -96,12 +96,12 @@ class Terminal:
 def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: TextIO | None = None) -> Episode:
     """One episode of the test part, of the example that `play.seed` picks."""
     c, roles = setup.config.play, setup.roles
-    source, output = source or sys.stdin, output or sys.stdout
+    reader, writer = source or sys.stdin, output or sys.stdout
     if not -1 <= c.seat < len(roles):
-        raise RunError(f"config.play.seat is {c.seat}; accepted: 0 to {len(roles) - 1}, or -1 to watch")
+        raise RunError(f"config.play.seat is {c.seat}, but must be 0 to {len(roles) - 1}, or -1 to watch")
     if c.opponent and not is_remote(c.opponent):
         accepted = "'', the policies of the run, or a remote model (http://HOST:PORT/v1#MODEL)"
-        raise RunError(f"config.play.opponent is {c.opponent!r} with a task; accepted: {accepted}")
+        raise RunError(f"config.play.opponent is {c.opponent!r} with a task, but must be {accepted}")
     lock = asyncio.Lock()
     speakers, numbers = [], {}
     for seat, role in enumerate(roles):
@@ -109,7 +109,7 @@ def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: 
             speaker = setup.speakers(c.temperature)[policy]
             if c.opponent and seat != c.seat:
                 speaker = remote_speaker(c.opponent, speaker.sampling)
-            place = Terminal(role, speaker, source, output, lock, person=seat == c.seat, shown=c.seat == -1)
+            place = Terminal(role, speaker, reader, writer, lock, person=seat == c.seat, shown=c.seat == -1)
             numbers[seat, policy] = len(speakers)
             speakers.append(dataclasses.replace(speaker, sampler=place))
 
@@ -122,7 +122,7 @@ def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: 
     setup.sampler.publish(weights, version=0)
     with contextlib.closing(runner), jax.set_mesh(setup.mesh):
         episode = runner.play([job])[0]
-    output.write(_ending(episode, roles))
+    writer.write(_ending(episode, roles))
     return episode
 
 
@@ -130,6 +130,7 @@ def _ending(episode: Episode, roles: Sequence[str]) -> str:
     if episode.failed:
         return f"\nThe episode ended early ({episode.failed}).\n"
     outcome = episode.outcome
+    assert outcome is not None
     lines = [f"\nSuccess: {float(outcome.success):g} ({outcome.reason})."]
     lines += [f"{name.replace('_', ' ')}: {float(value):g}" for name, value in outcome.metrics.items()]
     lines += [f"{name}: {value:g}" for name, value in episode_metrics.rewards(episode, roles).items()]

@@ -91,14 +91,14 @@ class RemoteModel:
         except ValueError:  # a port that is no number, brackets that do not match
             whole = False
         if not whole:
-            raise RemoteError(f"{name!r} is no remote model; accepted: http://HOST:PORT/v1#MODEL")
+            raise RemoteError(f"{name!r} is no remote model, but must be http://HOST:PORT/v1#MODEL")
         return remote
 
     @property
-    def address(self) -> tuple[str | None, int]:
+    def address(self) -> tuple[str, int]:
         """Host and port of the server."""
         parts = urllib.parse.urlsplit(self.url)
-        return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
     @property
     def name(self) -> str:

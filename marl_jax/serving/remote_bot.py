@@ -34,8 +34,8 @@ class RemoteBot:
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
         """One legal action: int32[]. Not for `vmap`; that is what `act_rows` is for."""
-        one = jax.tree.map(lambda x: x[None], (state, key))
-        return self.act_rows(*one, jnp.ones((1,), bool))[0]
+        states, keys = jax.tree.map(lambda x: x[None], (state, key))
+        return self.act_rows(states, keys, jnp.ones((1,), bool))[0]
 
     def act_rows(self, state: State, keys: jax.Array, asked: jax.Array) -> jax.Array:
         """int32 [B]; only rows that are `asked` (bool [B]) cost a request."""
@@ -65,7 +65,7 @@ def chat_of(text: texts.Text, indices: np.ndarray, seat: int) -> list[dict[str, 
     indices  of the observation, `text.indices(state, seat)`
     """
     rules = "\n".join(part for part in (text.rules, text.roles[seat]) if part)
-    user = {"role": "user", "content": text.observation.text(indices) + text.questions[seat]}
+    user = {"role": "user", "content": text.observation.text(indices.tolist()) + text.questions[seat]}
     return [{"role": "system", "content": rules}, user] if rules else [user]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -170,7 +171,9 @@ def _evaluation(evals: Sequence[Mapping]) -> Iterator[str]:
         lines = []
         for opponent in opponents:
             own = [row for row in evals if str(row["opponent"]) == opponent]
-            x, y, low, high = ([row.get(key) for row in own] for key in ("step", name, f"{name}_low", f"{name}_high"))
+            x, y, low, high = (
+                [row.get(key, math.nan) for row in own] for key in ("step", name, f"{name}_low", f"{name}_high")
+            )
             lines.append(Series(opponent, x, y, low, high))
         yield f'<div class="card"><h3>{text(name.replace("_", " "))}</h3>{chart(lines)}</div>'
     yield "</div>"
@@ -201,9 +204,10 @@ def _everyone(matches: Mapping) -> Iterator[str]:
 
 
 def _interval(row: Mapping, name: str) -> str:
-    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    if not all(isinstance(x, int | float) for x in (value, low, high)):
+    numbers = [x for key in (name, f"{name}_low", f"{name}_high") if isinstance(x := row.get(key), int | float)]
+    if len(numbers) < 3:
         return "–"
+    value, low, high = numbers
     if low == value == high and name in EXACT:
         return label(value)
     if is_share(name):
@@ -234,7 +238,7 @@ def _curves(metrics: Sequence[Mapping], events: Sequence[Mapping] = ()) -> Itera
     constant = [name for name in names if len({row[name] for row in metrics if name in row}) == 1 and len(metrics) > 1]
     names = [name for name in names if name not in constant]
     order = {name: next((i for i, start in enumerate(FIRST) if name.startswith(start)), len(FIRST)) for name in names}
-    first = sorted((n for n in names if order[n] < len(FIRST)), key=order.get)
+    first = sorted((n for n in names if order[n] < len(FIRST)), key=order.__getitem__)
     rest = sorted(n for n in names if order[n] == len(FIRST))
     yield "<h2>Training</h2>"
     yield f'<div class="grid">{"".join(_curve(metrics, name, marks) for name in first)}</div>'

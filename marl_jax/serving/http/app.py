@@ -140,6 +140,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         with hang_up.calls(working.cancel):
             return await working
     except asyncio.CancelledError:
-        if hang_up.happened and not asyncio.current_task().cancelling():
+        task = asyncio.current_task()
+        if hang_up.happened and not (task and task.cancelling()):
             raise ClientGone from None
         raise

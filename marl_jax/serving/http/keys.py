@@ -72,4 +72,6 @@ def is_loopback(host: str) -> bool:
 def check_address(host: str, keys: Keys, source: str = "a key") -> None:
     """Refuses to listen on an address that others can reach where no key is required; `source` says how to set one."""
     if not keys.required and not is_loopback(host):
-        raise ConfigError([f"config.serve.host is {host!r}, which others can reach; accepted: 127.0.0.1, or {source}"])
+        raise ConfigError(
+            [f"config.serve.host is {host!r}, which others can reach, but must be 127.0.0.1, or {source}"]
+        )

@@ -73,7 +73,7 @@ class Protocol(HttpToolsProtocol):
         """A head begins."""
         self._in_head, self._head = True, 0
         super().on_message_begin()
-        self.scope["hang_up"] = self._hang_up
+        self.scope["hang_up"] = self._hang_up  # pyright: ignore[reportGeneralTypeIssues]  ASGI allows extra keys
 
     def on_headers_complete(self) -> None:
         """It has ended."""

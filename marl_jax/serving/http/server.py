@@ -167,8 +167,6 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, drain_seconds: float, ready: Callable[[str], None]):
         self._app, self._failure, self._ready, self.url = app, None, ready, ""
-        settings = dict(lifespan="on", interface="asgi3", log_config=None, access_log=False)
-        settings |= dict(server_header=False, proxy_headers=False)
         super().__init__(
             uvicorn.Config(
                 self._watched,
@@ -177,9 +175,14 @@ class Server(uvicorn.Server):
                 limit_concurrency=_max_connections(),
                 backlog=BACKLOG,
                 timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=drain_seconds,
-                **settings,
-            )  # fmt: skip
+                timeout_graceful_shutdown=drain_seconds,  # pyright: ignore[reportArgumentType]  a float works too
+                lifespan="on",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+            )
         )
 
     @contextlib.contextmanager

@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 from envs.tasks.replies import Reply
-from marl_jax.rollouts.host.conversation import Speaker
+from marl_jax.rollouts.host.conversation import Sampler, Speaker
 from marl_jax.sampling.batcher_thread import BatcherClosed
 from marl_jax.sampling.conversation import Completion
+from marl_jax.sampling.requests import OnTokens
 from marl_jax.sampling.settings import Sampling
 from marl_jax.serving.http.errors import ApiError
 from marl_jax.serving.openai import requests, text, tool_calls
@@ -27,6 +28,21 @@ from marl_jax.serving.openai.prompts import SHORT, Renderer
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.sessions.traces import CallTrace, TraceError, TraceFile
 from models.chat import ChatTemplateError
+
+
+class ServingSampler(Sampler, Protocol):
+    """A sampler that can stream tokens and report the most likely ones: a `BatcherThread`."""
+
+    async def answer(
+        self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> list[Completion]:  # fmt: skip
+        """See `BatcherThread.answer`."""
+        ...
+
+    def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5) -> list:
+        """See `BatcherThread.top_logprobs`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +64,11 @@ class ServedModel:
         tokenizer = speaker.tokenizer
         output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
         return cls(name, speaker, Renderer(tokenizer, speaker.options), output)
+
+    @property
+    def sampler(self) -> ServingSampler:
+        """Sampler of the speaker."""
+        return cast(ServingSampler, self.speaker.sampler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +118,7 @@ class Call:
         self.choices: list[CompletionChoice] = []
         self.contents: list[list[int]] = []
         self.replies: list[Reply] = []
-        self.task: asyncio.Task | None = None
+        self.task: asyncio.Task[None]  # set by `start`
         self.began, self.created = time.monotonic(), int(time.time())
         self.changes = self._attached = 0
         self._following: list[asyncio.Future] = []
@@ -131,7 +152,8 @@ class Call:
         try:
             await asyncio.shield(self.task)
         except asyncio.CancelledError:
-            if self.task.cancelled() and not asyncio.current_task().cancelling():
+            current = asyncio.current_task()
+            if self.task.cancelled() and not (current and current.cancelling()):
                 raise ApiError(403, "this session has ended", code="session_ended") from None
             raise
 
@@ -223,7 +245,9 @@ async def answer_alone(call: Call) -> None:
 
 async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
     """Gets the answers to a call whose `ids` and `sampling` are set; each is recorded before it can be seen."""
-    speaker, more = call.model.speaker, {}
+    assert call.sampling is not None
+    speaker, sampler = call.model.speaker, call.model.sampler
+    more: dict[str, Any] = {}
     if streamed:
 
         def on_tokens(k: int, new: Completion) -> None:
@@ -233,7 +257,7 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
         more = {"on_tokens": on_tokens}
     call.changed()
     try:
-        answers = await speaker.sampler.answer(call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more)
+        answers = await sampler.answer(call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more)
     except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
         raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
     except BatcherClosed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from marl_jax.serving.openai import requests
@@ -32,7 +32,7 @@ def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, 
     return requests.envelope("chat.completion", call, version(call), choices, usage=total([call]))
 
 
-def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = None) -> dict[str, Any]:
+def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any] | None] | None = None) -> dict[str, Any]:
     """A whole completion of one or several prompts."""
     choices = []
     for i, call in enumerate(calls):
@@ -47,7 +47,7 @@ def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any]] | None = Non
 
 def total(calls: Sequence[Call]) -> dict[str, int]:
     """Tokens of all prompts and answers; n answers read their prompt once."""
-    written = sum(len(answer.tokens) for call in calls for answer in call.answers)
+    written = sum(len(answer.tokens) for call in calls for answer in call.answers or ())
     return requests.usage(sum(len(call.ids) for call in calls), written)
 
 
@@ -56,12 +56,9 @@ class Pieces:
 
     def __init__(self, call: Call):
         self.call, self.chat = call, bool(call.asked.messages)
-        holds = call.model.renderer.parser.held_from if call.asked.tools else None
+        holds: Callable[[str], int] | None = call.model.renderer.parser.held_from if call.asked.tools else None
         if call.asked.forced is not None:  # all of it is a call
-
-            def holds(text: str) -> int:
-                return 0
-
+            holds = _hold_all
         tokenizer, n = call.model.speaker.tokenizer, call.asked.n
         self._streams = [TextStream(tokenizer, call.asked.stops, holds) for _ in range(n)]
         self._read = [0] * n  # of `call.shown`
@@ -93,6 +90,7 @@ class Pieces:
     def end(self, tops: Sequence[Any] | None = None) -> Iterator[bytes]:
         """What is left when all answers are there, and how they ended."""
         for k, (stream, choice) in enumerate(zip(self._streams, self.call.choices, strict=True)):
+            assert self.call.answers is not None
             answer = self.call.answers[k]
             stream.ids = list(self.call.contents[k])
             self._logprobs[k] = answer.logps.tolist()
@@ -150,8 +148,13 @@ class Pieces:
         return requests.envelope(kind, self.call, version(self.call), choices, **more)
 
 
+def _hold_all(text: str) -> int:
+    return 0
+
+
 def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, Any]]:
     """The log-probs of an answer's tokens, without those behind the text that the client gets."""
+    assert call.answers is not None
     ids, answer, tokenizer = call.contents[k], call.answers[k], call.model.speaker.tokenizer
     n = len(ids)
     if call.asked.stops:

@@ -81,12 +81,12 @@ class Endpoint:
     async def _lifespan(self, app: RequestGuard) -> AsyncIterator[None]:
         """While the server runs, sessions that were left behind are ended."""
 
-        async def watch() -> None:
+        async def watch(seconds: float) -> None:
             while True:
-                await asyncio.sleep(min(self.session_idle / 2, 60.0))
-                await self.sessions.end_idle(self.session_idle)
+                await asyncio.sleep(min(seconds / 2, 60.0))
+                await self.sessions.end_idle(seconds)
 
-        watching = None if self.session_idle is None else asyncio.ensure_future(watch())
+        watching = None if self.session_idle is None else asyncio.ensure_future(watch(self.session_idle))
         try:
             yield
         finally:
@@ -140,12 +140,13 @@ class Endpoint:
 
     async def _tops(self, call: Call) -> list[list] | None:
         """For each answer and token, the likeliest tokens in its place; None where nobody asked for them."""
-        speaker, k = call.model.speaker, call.asked.top_logprobs
+        speaker, sampler, k = call.model.speaker, call.model.sampler, call.asked.top_logprobs
         if not k:
             return None
+        assert call.sampling is not None
         rows = [call.ids + content for content in call.contents]
         return [
-            await asyncio.to_thread(speaker.sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k)
+            await asyncio.to_thread(sampler.top_logprobs, row, len(call.ids), call.sampling, speaker.policy, k)
             for row in rows
         ]
 

@@ -14,16 +14,19 @@ import importlib.util
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from marl_jax.serving.http.errors import ApiError
 from models.tokenizers import Tokenizer
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 log = logging.getLogger(__name__)
 
-FORMAT = {"whitespace_flexible": True, "whitespace_pattern": r"\n? {0,16}"}
+FORMAT: JsonCompileOptions = {"whitespace_flexible": True, "whitespace_pattern": r"\n? {0,16}"}
 """Between the parts of JSON: any usual indentation. Without a limit a model can write spaces until its budget ends."""
 
 

@@ -115,10 +115,11 @@ def read_messages(found: Any) -> list[Message]:
 def _read_message(found: Any, place: str) -> Message:
     if not isinstance(found, dict):
         raise _refusal(place, found, "an object with role and content")
-    role = ROLES.get(found.get("role"), found.get("role")) if isinstance(found.get("role"), str) else None
+    given = found.get("role")
+    role = ROLES.get(given, given) if isinstance(given, str) else None
     if role not in chat.ROLES:
-        raise _refusal(f"{place}.role", found.get("role"), ", ".join((*chat.ROLES, *ROLES)))
-    message = {"role": role, "content": _read_content(found.get("content"), f"{place}.content", role)}
+        raise _refusal(f"{place}.role", given, ", ".join((*chat.ROLES, *ROLES)))
+    message: Message = {"role": role, "content": _read_content(found.get("content"), f"{place}.content", role)}
     if role == "assistant" and found.get("tool_calls"):
         message["tool_calls"] = _read_tool_calls(found["tool_calls"], f"{place}.tool_calls")
     return message

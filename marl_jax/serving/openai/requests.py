@@ -102,8 +102,9 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
     """The request of a completion."""
     field = _Fields(body)
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and not all(_is_id(x) for x in prompt)
-    prompts = tuple(prompt) if several else (prompt,)
+    prompts: tuple[Any, ...] = (prompt,)
+    if isinstance(prompt, list) and not all(_is_id(x) for x in prompt):
+        prompts = tuple(prompt)
     for one in prompts:
         if not (isinstance(one, str) and one) and not (isinstance(one, list) and one and all(map(_is_id, one))):
             raise field.refusal("prompt", "a text or a list of token ids, not empty, or a list of these")
@@ -165,7 +166,7 @@ class _Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.refusal(name, f"a whole number from {low} to {high}")
+            raise self.refusal(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, low: float, high: float, default: float) -> float:
@@ -240,9 +241,9 @@ class _Fields:
     def response_format(self) -> dict | None:
         """The JSON schema of the answer, or None."""
         found = self.object("response_format")
-        kind = "text" if found is None else found.get("type")
-        if kind == "text":
+        if found is None or found.get("type") == "text":
             return None
+        kind = found.get("type")
         if kind == "json_object":
             return {"type": "object"}
         schema = found.get("json_schema") if kind == "json_schema" else None

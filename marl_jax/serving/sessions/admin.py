@@ -75,7 +75,7 @@ class Admin:
         check_depth(body)
         seed, models, own = body.get("seed"), body.get("models"), body.get("policy_sampling", False)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ApiError(400, f"seed is {seed!r}; expected a whole number", param="seed")
+            raise ApiError(400, f"seed is {seed!r}; expected an integer", param="seed")
         if models is not None and not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
             raise ApiError(400, f"models is {models!r:.80}; expected a list of names", param="models")
         if not isinstance(own, bool):
@@ -95,7 +95,8 @@ class Admin:
         session, body = self._session(request), await app.read_json(request)
         if not isinstance(body.get("call"), str | None):
             raise ApiError(400, f"call is {body['call']!r:.80}; expected the id of an answer", param="call")
-        await session.reward(body.get("reward"), body.get("call"), body.get("choice"), body.get("level", "team"))
+        amount: Any = body.get("reward")
+        await session.reward(amount, body.get("call"), body.get("choice"), body.get("level", "team"))
         return JSONResponse({"id": session.id})
 
     async def _end(self, request: Request) -> Response:

@@ -217,7 +217,7 @@ class Session:
 
 def describe(session: Session) -> dict[str, Any]:
     """A session as a JSON value: every call with its ids, and the calls of each conversation."""
-    answered = [call for call in session.calls.values() if call.answers is not None]
+    answered = [(call, call.answers) for call in session.calls.values() if call.answers is not None]
     return {
         "id": session.id, "ended": session.ended, "models": list(session.models), "metadata": session.metadata,
         "forks": {reason: n for reason, n in session.forks.items() if n},
@@ -228,9 +228,9 @@ def describe(session: Session) -> dict[str, Any]:
              "answers": [
                  {"tokens": a.tokens.tolist(), "logps": a.logps.tolist(), "versions": a.versions.tolist(),
                   "finish": a.finish, "text": reply.text, "rewards": dataclasses.asdict(reply.rewards)}
-                 for a, reply in zip(call.answers, call.replies, strict=True)
+                 for a, reply in zip(answers, call.replies, strict=True)
              ]}
-            for call in answered
+            for call, answers in answered
         ],
         "conversations": [
             {"model": list(session.models)[chat.seat], "tokens": chat.tokens, "calls": chat.calls}

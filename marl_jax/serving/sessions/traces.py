@@ -210,7 +210,7 @@ def read_traces(path: str | Path) -> dict[str, SessionTrace]:
 
 
 def _apply(trace: SessionTrace, event: dict[str, Any]) -> None:
-    kind, call = event["event"], trace.calls.get(event.get("call", ""))
+    kind = event["event"]
     if kind == "open":
         trace.models, trace.metadata = tuple(event["models"]), event["metadata"]
     elif kind == "call":
@@ -223,7 +223,15 @@ def _apply(trace: SessionTrace, event: dict[str, Any]) -> None:
         trace.calls[event["call"]] = TracedCall(
             event["model"], before + event["prompt"], after, event["fork"], [TracedAnswer() for _ in range(event["n"])]
         )
-    elif kind == "tokens":
+    elif kind == "end":
+        trace.ended = True
+    else:
+        _apply_to_call(trace.calls[event["call"]], event)
+
+
+def _apply_to_call(call: TracedCall, event: dict[str, Any]) -> None:
+    kind = event["event"]
+    if kind == "tokens":
         answer = call.answers[event["k"]]
         answer.tokens += event["tokens"]
         answer.logps += decode_floats(event["logps"])
@@ -235,8 +243,6 @@ def _apply(trace: SessionTrace, event: dict[str, Any]) -> None:
     elif kind == "reward":
         rewards = call.answers[event["k"]].rewards
         rewards[event["level"]] = rewards.get(event["level"], 0.0) + event["amount"]
-    elif kind == "end":
-        trace.ended = True
 
 
 def _whole_bytes(path: Path) -> int:

@@ -104,7 +104,8 @@ class Channel(asyncio.Protocol):
                 self._handle(kind, payload)
         except Exception:  # damaged: nothing that follows can be trusted
             log.exception("a damaged message between the processes of the server")
-            self._transport.abort()
+            if self._transport is not None:
+                self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The other end is gone: nobody will be answered."""
@@ -141,7 +142,8 @@ class Channel(asyncio.Protocol):
             try:
                 await work(number, *args)
             except asyncio.CancelledError:
-                if asyncio.current_task().cancelling():
+                current = asyncio.current_task()
+                if current and current.cancelling():
                     raise
                 self.send(
                     serialization.json_message(serialization.FAILED, number, serialization.error_value(self._closed()))

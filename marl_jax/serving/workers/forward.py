@@ -175,7 +175,7 @@ class _Answer:
         self._dropped = dropped
         self.begun = self.complete = False
         self.bodiless = method == "HEAD"
-        self.status = lambda: 0
+        self.status: Callable[[], int] = lambda: 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._messages: list[dict] = []
 

@@ -232,8 +232,8 @@ class WorkerPool:
         return Spec(
             models, endpoint.keys, endpoint.limits, None if traces.path is None else str(traces.path.absolute()),
             endpoint.session_idle, endpoint.created,
-            tuple((route.path, tuple(sorted(route.methods))) for route in endpoint.routes), endpoint.open_paths,
-            (urlsplit(main).hostname, urlsplit(main).port), tuple(map(_reachable, own)),
+            tuple((route.path, tuple(sorted(route.methods or ()))) for route in endpoint.routes), endpoint.open_paths,
+            _address(main), tuple(map(_reachable, own)),
             endpoint.reload is not None, endpoint.control is not None, self._drain,
             logging.getLogger("marl_jax").getEffectiveLevel(),
         )  # fmt: skip
@@ -249,7 +249,14 @@ def _listeners(host: str, port: int, workers: int) -> tuple[list[socket.socket],
     return shared, [server.listen(host, port and port + 1 + number) for number in range(workers)]
 
 
+def _address(url: str) -> Address:
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    return parts.hostname, parts.port
+
+
 def _reachable(listener: socket.socket) -> Address:
     """Where other processes of this machine reach a listener."""
-    host, port = listener.getsockname()[:2]
+    address: Address = listener.getsockname()[:2]
+    host, port = address
     return EVERYWHERE.get(host, host), port

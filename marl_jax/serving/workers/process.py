@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +48,7 @@ class Worker:
     def __init__(self, number: int, spec: Spec, board: SharedCounters):
         self.number, self.spec, self.board, self.status = number, spec, board, 0
         self.samplers: dict[int, WorkerSampler] = {}
-        self.server: Server | None = None
+        self.server: Server  # set by `run`, like `channel` and `endpoint`
 
     async def run(self, connection: socket.socket, *listeners: socket.socket) -> int:
         """Serves until the other process calls `stop`; the exit status."""
@@ -85,7 +85,8 @@ class Worker:
     def _models(self) -> Mapping[str, ServedModel]:
         found = {}
         for name, speaker, vocab in self.spec.models:
-            sampler = self.samplers.setdefault(speaker.sampler, WorkerSampler(self.channel, speaker.sampler))
+            number = cast(int, speaker.sampler)  # see `Spec.models`
+            sampler = self.samplers.setdefault(number, WorkerSampler(self.channel, number))
             drop_cache(speaker.tokenizer)
             found[name] = ServedModel.of(name, dataclasses.replace(speaker, sampler=sampler), vocab)
         return found

@@ -32,8 +32,9 @@ class NumberedSamplers:
     def sampling(self, number: int, policy: int, fields: Mapping[str, Any]) -> Sampling:
         """Settings that have come from a worker. A schema is one of the policy's model."""
         schema = fields["schema"]
-        model = None if schema is None else self._models[number, policy]
-        return serialization.read_sampling(fields, None if model is None else model.json_output.constraint(schema))
+        if schema is None:
+            return serialization.read_sampling(fields)
+        return serialization.read_sampling(fields, self._models[number, policy].json_output.constraint(schema))
 
     async def top_logprobs(
         self, number: int, ids: Sequence[int], start: int, fields: Mapping[str, Any], policy: int, k: int

@@ -119,8 +119,8 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
 
 def read_sampling(fields: Mapping[str, Any], constraint: Any = None) -> Sampling:
     """The settings, without their schema."""
-    own = {name: value for name, value in fields.items() if name != "schema"}
-    tuples = {name: tuple(own[name]) for name in ("stop_ids", "stop_strings")}
+    own: dict[str, Any] = {name: value for name, value in fields.items() if name != "schema"}
+    tuples: dict[str, Any] = {name: tuple(own[name]) for name in ("stop_ids", "stop_strings")}
     return Sampling(**own | tuples, constraint=constraint)
 
 

@@ -117,11 +117,13 @@ class Page:
         check_admin(request)
         body = await app.read_json(request)
         game, opponent = (_field(body, name, str, "a name") for name in ("game", "opponent"))
-        seat, seed = (_field(body, name, int, "a whole number", default) for name, default in (
+        seat, seed = (_field(body, name, int, "an integer", default) for name, default in (
             ("seat", 0), ("seed", secrets.randbits(31))))  # fmt: skip
         temperature = float(_field(body, "temperature", int | float, "a number", 0.0))
         if not (0 <= seed < 1 << 32 and 0 <= temperature <= 10):
-            raise ApiError(400, f"seed is {seed} and temperature {temperature:g}; accepted: 0 to 2^32 - 1, and 0 to 10")
+            raise ApiError(
+                400, f"seed is {seed} and temperature {temperature:g}, but must be 0 to 2^32 - 1, and 0 to 10"
+            )
         return _json(await self._room.begin(game, opponent, seat, seed, temperature))
 
     async def _show(self, request: Request) -> Response:
@@ -131,7 +133,7 @@ class Page:
     async def _move(self, request: Request) -> Response:
         check_admin(request)
         body = await app.read_json(request)
-        turn, action = (_field(body, name, int, "a whole number") for name in ("turn", "action"))
+        turn, action = (_field(body, name, int, "an integer") for name in ("turn", "action"))
         return _json(await self._room.move(request.path_params["game"], turn, action))
 
 

@@ -42,7 +42,7 @@ class RunFolders:
         for place in places:
             folder = Path(place).expanduser().resolve()
             if not folder.is_dir():
-                raise ConfigError([f"config.serve.runs has {str(place)!r}, which is not there; accepted: folders"])
+                raise ConfigError([f"config.serve.runs has {str(place)!r}, which is not there, but must be folders"])
             if folder in found.values():
                 continue
             name, number = folder.name or "runs", 2
@@ -88,7 +88,7 @@ class RunFolders:
         known = (part == ANSWERS and ANSWER_FILE.fullmatch(last)) if slash else name in FILES
         if not known or not _inside(folder / name, folder):
             accepted = f"{', '.join(FILES)} or {ANSWERS}/NAME.jsonl"
-            raise ApiError(404, f"file is {name[:200]!r}; accepted: {accepted}", param="file")
+            raise ApiError(404, f"file is {name[:200]!r}, but must be {accepted}", param="file")
         return folder / name
 
     def describe(self, id_: str, folder: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class LobbyGame:
     async def advance(self) -> None:
         """Lets the others move until it is the person's turn."""
         while not self.table.done and self.table.mover != self.seat:
+            assert self.opponent is not None  # a game of several seats has one
             decision = await self.opponent.act(self.table)
             await self.take(decision.action, decision)
 
@@ -104,10 +105,12 @@ class GameLobby:
         """Deals a game; the others move first where it is their turn."""
         offer = self.offers.get(name)
         if offer is None:
-            raise ApiError(404, f"there is no game {name[:100]!r}; accepted: {', '.join(self.offers)}", param="game")
+            raise ApiError(
+                404, f"there is no game {name[:100]!r}, but must be one of: {', '.join(self.offers)}", param="game"
+            )
         if offer.opponents and opponent not in offer.opponents:
             accepted = ", ".join(offer.opponents)
-            raise ApiError(400, f"opponent is {opponent[:100]!r}; accepted: {accepted}", param="opponent")
+            raise ApiError(400, f"opponent is {opponent[:100]!r}, but must be {accepted}", param="opponent")
         played = await asyncio.to_thread(self._deal, offer, opponent, seat, seed, temperature)
         self._games[played.id] = played
         while len(self._games) > self._most:
@@ -146,7 +149,7 @@ class GameLobby:
         try:
             game, prompt = offer.table
             if not 0 <= seat < game.n_players:
-                raise ApiError(400, f"seat is {seat}; accepted: 0 to {game.n_players - 1}", param="seat")
+                raise ApiError(400, f"seat is {seat}, but must be 0 to {game.n_players - 1}", param="seat")
             other = None if game.n_players == 1 else offer.opponent(opponent, temperature)
         except RunError as error:
             raise ApiError(400, str(error)) from None

@@ -18,6 +18,7 @@ from envs.games.registry import make_text
 from envs.games.text import Prompt
 from marl_jax.interactive.game_table import PolicySeat
 from marl_jax.serving.openai.calls import ServedModel
+from marl_jax.setup.games import GameSetup
 from marl_jax.setup.served_models import ServedRun
 from marl_jax.web.page.opponents import BotOpponent, ModelOpponent, Opponent, PolicyOpponent
 from models import chat, tokenizers
@@ -71,8 +72,8 @@ class Offer:
         return self._bots[name]
 
     def _policies(self, temperature: float) -> PolicyOpponent:
-        run = self.run
-        setup = run.setup
+        assert self.run is not None and isinstance(self.run.setup, GameSetup)
+        run, setup = self.run, self.run.setup
         with jax.set_mesh(setup.mesh):
             if self._ready is None or self._ready[0] != run.step:
                 self._ready = run.step, setup.team.prepare_for_sampling(run.weights())
@@ -84,7 +85,7 @@ def find_offers(models: Mapping[str, ServedModel], runs: Sequence[ServedRun]) ->
     """All games by the names that clients give."""
     found: dict[str, Offer] = {}
     for run in runs:
-        if not run.setup.host and not run.setup.algorithm.verifies:
+        if isinstance(run.setup, GameSetup) and not run.setup.algorithm.verifies:
             game, prompt = run.setup.game, run.setup.backbones[0].prompt
             words = f"{_words(game.name)}, as in {run.workdir.name}"
             make = functools.partial(lambda *pair: pair, game, prompt)
@@ -116,7 +117,9 @@ def _plain(name: str, preset: str) -> tuple[Game, Prompt]:
 
 def _readable(game: Game, prompt: Prompt) -> texts.Text:
     """The text for models that know a language: that of the run, unless it is for those that know none."""
-    return make_text(game) if prompt.text.style == "brief" else prompt.text
+    text = prompt.text
+    assert isinstance(text, texts.Text)
+    return make_text(game) if text.style == "brief" else text
 
 
 def _words(name: str) -> str:

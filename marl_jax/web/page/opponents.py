@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from envs.games import text as texts
@@ -80,8 +81,8 @@ class ModelOpponent:
         """Asks the model."""
         messages = await asyncio.to_thread(self._messages, table)
         asked = CompletionRequest(
-            self.model.name, messages=read_messages(messages), temperature=self.temperature, max_tokens=MOST_TOKENS,
-            seed=secrets.randbits(32),
+            self.model.name, messages=tuple(read_messages(messages)), temperature=self.temperature,
+            max_tokens=MOST_TOKENS, seed=secrets.randbits(32),
         )  # fmt: skip
         call = Call(self.model, asked)
         call.start(calls.answer_alone(call))
@@ -97,7 +98,7 @@ class ModelOpponent:
         """Nothing: every prompt stands alone."""
 
     def _messages(self, table: GameTable) -> list[dict[str, str]]:
-        indices = jax.device_get(self.text.indices(table.state, np.int32(table.mover)))
+        indices = jax.device_get(self.text.indices(table.state, jnp.int32(table.mover)))
         return chat_of(self.text, indices, table.mover)
 
 
