@@ -70,7 +70,8 @@ def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapte
     asked = DecodeInputs(
         policy.model, ready["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
     )
-    return Decision(*policy.answers.sample(asked), values)
+    reply = policy.answers.sample(asked)
+    return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values)
 
 
 def _read_prompts(policy: Policy, ready, tokens, lengths, adapters):
@@ -105,11 +106,12 @@ def read_more(
     rows     int32 [B], the conversations' rows of the cache, which holds what comes behind the prefix
     tokens   int32 [B, T], right-padded, of lengths int32 [B]; 0: the row stays as it is
     """
-    hidden, cache = policy.model.forward(
+    hidden, longer = policy.model.forward(
         ready["model"], tokens, lengths=lengths, cache=cache, rows=rows, prefix=ready.get("prefix"),
         adapters=policy.adapters(ready, ids), dtype=policy.dtype,
     )  # fmt: skip
-    return at(hidden, jnp.maximum(lengths - 1, 0)), cache
+    assert longer is not None
+    return at(hidden, jnp.maximum(lengths - 1, 0)), longer
 
 
 def _prefix_rows(prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots: int) -> kv.Cache:
@@ -120,7 +122,14 @@ def _prefix_rows(prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots
     return kv.Cache(layers, prefix.lengths[adapters.ids])
 
 
-def values_at_prompt(policy: Policy, ready: dict, last, tokens, lengths, central) -> jax.Array:
+def values_at_prompt(
+    policy: Policy,
+    ready: dict,
+    last: jax.Array,
+    tokens: jax.Array | None,
+    lengths: jax.Array,
+    central: tuple[jax.Array, jax.Array] | None,
+) -> jax.Array:
     """float32 [B]: what the critic says before the answer; 0 without one."""
     if "critic" not in ready or policy.critic == "none":
         return jnp.zeros(lengths.shape, jnp.float32)
@@ -130,7 +139,9 @@ def values_at_prompt(policy: Policy, ready: dict, last, tokens, lengths, central
     if tokens is None and policy.critic == "separate":  # it reads conversations when they are learned from
         return jnp.zeros(lengths.shape, jnp.float32)
     if policy.critic == "central":
+        assert central is not None
         (tokens, lengths), prefix = central, None
+    assert tokens is not None
     values = critics.trunk(policy.model, ready["critic"], tokens, lengths, policy.dtype, prefix=prefix)
     return at(values, lengths - 1)
 

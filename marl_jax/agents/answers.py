@@ -73,30 +73,38 @@ class CompletionFormat(Protocol):
     @property
     def width(self) -> int:
         """W."""
+        ...
 
     @property
     def decodes(self) -> bool:
         """Whether sampling needs a cache."""
+        ...
 
     def sample(self, asked: DecodeInputs) -> Reply:
         """An answer for every row."""
+        ...
 
     def score(
         self, model: Model, params: dict, before: jax.Array, samples: Samples, temperature: float
     ) -> tuple[jax.Array, jax.Array]:
         """Log-probabilities and entropies float32 [N, X] of answers, from the states [N, X, D] that predict them."""
+        ...
 
     def written(self) -> tuple[np.ndarray, np.ndarray]:
         """The answers that name each action: int32 [A, W], 0 behind the end, and lengths int32 [A]."""
+        ...
 
     def kept(self, reply: Reply) -> jax.Array:
         """int32 [B]: how many tokens of each answer stay in the conversation, whose template closes the turn."""
+        ...
 
     def playable(self, action: jax.Array, legal: jax.Array, keys: jax.Array) -> jax.Array:
         """int32 [B]: the actions, or random legal ones where none was named."""
+        ...
 
     def truncated(self, samples: Samples) -> jax.Array:
         """bool [N, S]: answers that used all their tokens without ending."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,6 +188,7 @@ class FreeText:
 
     def sample(self, asked: DecodeInputs) -> Reply:
         """Text until a stop or the limit; the stop is part of the answer's tokens, not of what is parsed."""
+        assert asked.cache is not None
         batch = asked.hidden.shape[0]
         settings = decode.Settings(
             keys=asked.keys,

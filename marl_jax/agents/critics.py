@@ -27,7 +27,7 @@ def init(kind: str, cfg: ModelConfig, params: dict) -> dict:
     params  the policy's, copied into a separate trunk, in float32 as all that learns: a frozen base may have less
     """
     if kind not in KINDS:
-        raise ValueError(f"critic is {kind!r}; accepted: {', '.join(KINDS)}")
+        raise ValueError(f"critic is {kind!r}, but must be one of: {', '.join(KINDS)}")
     if kind == "none":
         return {}
     head = {"weight": jnp.zeros((cfg.d_model,), jnp.float32), "bias": jnp.zeros((), jnp.float32)}
@@ -63,6 +63,7 @@ def answers_alone(samples: Samples) -> Samples:
         positions  0 1 2 3 . . 2 3 4
         branch     - - 0 0 . . 1 1 1
     """
+    assert samples.prompt_len is not None
     rows = jnp.arange(samples.n)[:, None]
     # The first token of an answer follows the opening, every other one the token before it.
     later = (samples.completion_of >= 0) & (samples.first() == 0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,7 @@ class Policy:
         """The adapters for rows with these policies, int32 [N]; None without LoRA."""
         if "adapters" not in weights:
             return None
+        assert self.lora is not None
         scale = lora.scales(self.lora.n, self.lora.rank, self.lora.alpha)
         adapters = weights["adapters"]  # laid out for decoding they are isolated already
         adapters = adapters if isinstance(adapters, tuple) else lora.isolate(adapters)
@@ -175,7 +177,7 @@ class Policy:
         # With adapters the prefix reads differently for each of them.
         n = self.lora.n if self.lora else 1
         tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
-        settings = dict(adapters=self.adapters(ready, jnp.arange(n)), dtype=self.dtype)
+        settings: dict[str, Any] = dict(adapters=self.adapters(ready, jnp.arange(n)), dtype=self.dtype)
         if self.keeps_cache:
             read = self.model.read_prefix(ready["model"], tokens, **settings)
             ready["prefix"] = self.model.unstack_prefix(read)

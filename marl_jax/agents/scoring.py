@@ -103,6 +103,7 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
         elif alone:
             before = before_answers(policy, weights["model"], read, adapters)
         return critics.read(critic, before)
+    assert samples.central is not None
     settings = dict(remat=policy.remat, unroll=policy.unroll)
     tokens, lengths = (x.reshape(-1, *x.shape[2:]) for x in samples.central)
     values = at(critics.trunk(policy.model, critic, tokens, lengths, policy.dtype, **settings), lengths - 1)

@@ -43,9 +43,11 @@ class WeightSource(Protocol):
 
     def params(self, backbone: Backbone) -> dict:
         """The model's parameters, in the backbone's dtype and on its mesh."""
+        ...
 
     def adapters(self, backbone: Backbone) -> dict | None:
         """The adapters to begin with; None where that run trained all weights."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,9 +81,15 @@ class Backbone:
     source: WeightSource | None = None
 
     @property
+    def game_prompt(self) -> Prompt:
+        """The prompt, in a run on a game."""
+        assert self.prompt is not None
+        return self.prompt
+
+    @property
     def prompt_length(self) -> int:
         """Tokens of the longest prompt behind the prefix."""
-        return self.prompt.opening_length - len(self.policy.prefix)
+        return self.game_prompt.opening_length - len(self.policy.prefix)
 
     @property
     def row(self) -> int:
@@ -90,7 +98,8 @@ class Backbone:
 
     def opening(self, state: Any, seat: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The prompt of a turn that stands alone, behind the prefix: int32 [T'], and its length."""
-        return self.prompt.suffix(state, seat) if self.policy.prefix else self.prompt.opening(state, seat)
+        prompt = self.game_prompt
+        return prompt.suffix(state, seat) if self.policy.prefix else prompt.opening(state, seat)
 
     def params(self, key: jax.Array) -> dict:
         """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
@@ -314,13 +323,13 @@ class Prompts:
         """What a later turn of a conversation reads: the last answer, int32 [W], pending events, the question."""
         rendered = []
         for backbone in self.team.backbones:
-            more = backbone.prompt.next(pending, pending_length, seat)
-            rendered.append(join([(said, said_length), more], backbone.prompt.pad_id))
+            more = backbone.game_prompt.next(pending, pending_length, seat)
+            rendered.append(join([(said, said_length), more], backbone.game_prompt.pad_id))
         return self._picked(rendered, policy)
 
     def event(self, before: Any, action: jax.Array, after: Any, seat: jax.Array, policy: jax.Array):
         """A move as a seat reads it, int32 [T] right-padded, and its length."""
-        rendered = [backbone.prompt.event(before, action, after, seat) for backbone in self.team.backbones]
+        rendered = [backbone.game_prompt.event(before, action, after, seat) for backbone in self.team.backbones]
         return self._picked(rendered, policy)
 
     def _picked(self, rendered: list, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -334,4 +343,4 @@ class Prompts:
 
     def opening_text(self, state: Any, seat: int, policy: int) -> str:
         """The whole text of such a prompt; chat formats differ between models."""
-        return self.team.backbones[int(self.team.backbone_of(policy))].prompt.opening_text(state, seat)
+        return self.team.backbones[int(self.team.backbone_of(policy))].game_prompt.opening_text(state, seat)

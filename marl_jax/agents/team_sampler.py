@@ -34,11 +34,11 @@ class TeamSampler(BatcherThread):
         settings: Further arguments of each `Batcher`.
     """
 
-    def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings):
+    def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings: Any):
         super().__init__()
         self.team, self.mesh = team, mesh
         self._local = local_mesh(mesh)
-        self._settings = settings | dict(memory_frac=memory_frac / len(team.backbones))
+        self._settings: dict[str, Any] = settings | dict(memory_frac=memory_frac / len(team.backbones))
 
     def publish(self, params: Mapping[str, dict], version: int) -> None:
         """Give every policy its weights, and return when later requests will use them.
@@ -69,7 +69,8 @@ class TeamSampler(BatcherThread):
         self.batchers = ()
 
     def _batcher(self, backbone: Backbone, weights: dict, version: int) -> Batcher:
-        policy, more = backbone.policy, {}
+        policy = backbone.policy
+        more: dict[str, Any] = {}
         if policy.lora is not None:
             scale = lora.scales(policy.lora.n, policy.lora.rank, policy.lora.alpha)
             more = dict(adapters=weights["adapters"], lora_scale=scale)
@@ -87,6 +88,7 @@ class TeamSampler(BatcherThread):
         """Weights as arrays that this process can read alone."""
         if jax.process_count() == 1:
             return weights
+        assert self._local is not None
         return jax.tree.map(functools.partial(_own_copy, self._local), _gather(self.mesh)(weights))
 
 

@@ -30,7 +30,7 @@ def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
         needs = f"{'a multiple of ' if -1 in wanted.values() else ''}{fixed}"
         accepted = f"ways out of {', '.join(map(str, divisors))} whose product is {n_devices}"
         raise ConfigError(
-            [f"config.mesh is {words}, which needs {needs} devices; there are {n_devices}, accepted: {accepted}"]
+            [f"config.mesh is {words}, which needs {needs} devices; there are {n_devices}, but must be {accepted}"]
         )
     return {axis: n_devices // fixed if num_shards == -1 else num_shards for axis, num_shards in wanted.items()}
 
@@ -51,7 +51,7 @@ def make(config: ConfigDict, devices=None) -> Mesh:
     return Mesh(ordered, MESH_AXES, axis_types=types)
 
 
-def _devices_for(config: ConfigDict) -> list[jax.Device]:
+def _devices_for(config: ConfigDict) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # JAX declares it as a variable
     """All devices, or the first few when `config.mesh` names fewer and no other process needs the rest."""
     devices, num_shards = jax.devices(), math.prod(config.mesh[axis] for axis in MESH_AXES)
     if 0 < num_shards < len(devices) and jax.process_count() == 1:

@@ -31,10 +31,11 @@ class SamplerParams:
         """Call in the scope of the mesh for sampling."""
         if not self.apart:
             return {name: state.weights for name, state in states.items()}
-        if self._frozen is None:
-            self._frozen = self._layout({name: _sampled(state.frozen) for name, state in states.items()})
+        frozen = self._frozen
+        if frozen is None:
+            frozen = self._frozen = self._layout({name: _sampled(state.frozen) for name, state in states.items()})
         trained = self._layout({name: _sampled(state.trained) for name, state in states.items()})
-        return {name: {**self._frozen[name], **trained[name]} for name in trained}
+        return {name: {**frozen[name], **trained[name]} for name in trained}
 
 
 def _sampled(weights: dict) -> dict:

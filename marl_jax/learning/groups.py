@@ -9,7 +9,7 @@ count as telling.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.samples import Samples
 
-Array = jax.Array | np.ndarray
+Array = TypeVar("Array", jax.Array, np.ndarray)
 
 EPS = 1e-6
 EQUAL = 1e-6  # rewards this close are one reward: sums in another order differ in their last bits
@@ -64,6 +64,7 @@ def advantages(
     elif std:
         if normalize == "batch":
             agents, n_agents = jnp.zeros(rewards.shape[:-1], jnp.int32), 1
+        assert agents is not None
         result = result / (agent_std(rewards, counted, agents, n_agents, ddof)[agents] + EPS)[..., None]
     # Last, so that a group with a reward that is not finite costs only itself.
     return Groups(jnp.where(counted, result, 0.0), informative)
@@ -105,7 +106,7 @@ def centred(rewards: jax.Array, members: jax.Array, baseline: str) -> jax.Array:
     if baseline == "leave_one_out":
         # r - (S - r) / (K - 1) = (r - S / K) · K / (K - 1)
         return result * count / jnp.maximum(count - 1, 1)
-    raise ValueError(f"baseline is {baseline!r}; accepted: 'mean', 'leave_one_out'")
+    raise ValueError(f"baseline is {baseline!r}, but must be 'mean', 'leave_one_out'")
 
 
 def group_std(rewards: jax.Array, members: jax.Array, ddof: int = 0) -> jax.Array:

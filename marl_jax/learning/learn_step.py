@@ -56,6 +56,7 @@ def learn_step(
         with jax.named_scope("guard"):
             guard = stability.UpdateGuard.before(policy, before, sampled, prepared, algo)
         signal = stability.signal(policy, sampled, prepared)
+        assert before.lr_factor is not None
         scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.signal_frac)
         update = functools.partial(make_update(policy, optimizer, algorithm.objective, algo), scheduled=scheduled)
         if guard is not None or algo.signal_frac or config.alarm == "rollback":

@@ -40,7 +40,7 @@ def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array 
         return weighted / jnp.maximum(samples.to_tokens(counts), 1.0) / answers
     if kind == "constant":
         return weighted / length / answers
-    raise ValueError(f"loss_agg is {kind!r}; accepted: 'token', 'sequence', 'constant'")
+    raise ValueError(f"loss_agg is {kind!r}, but must be 'token', 'sequence', 'constant'")
 
 
 def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: str) -> jax.Array:
@@ -57,7 +57,7 @@ def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: st
         return samples.to_tokens(mean) * mask
     if kind == "product":
         return samples.to_tokens(samples.to_completions(difference)) * mask
-    raise ValueError(f"ratio is {kind!r}; accepted: 'token', 'sequence', 'product'")
+    raise ValueError(f"ratio is {kind!r}, but must be 'token', 'sequence', 'product'")
 
 
 def policy_loss(
@@ -127,7 +127,7 @@ def kl(logps: jax.Array, ref_logps: jax.Array, kind: str) -> jax.Array:
         return 0.5 * jnp.square(difference)
     if kind == "k3":
         return jnp.exp(-difference) - 1.0 + difference
-    raise ValueError(f"KL estimate is {kind!r}; accepted: 'k1', 'k2', 'k3'")
+    raise ValueError(f"KL estimate is {kind!r}, but must be 'k1', 'k2', 'k3'")
 
 
 def value_loss(values: jax.Array, old_values: jax.Array, returns: jax.Array, clip: float = 0.0) -> jax.Array:

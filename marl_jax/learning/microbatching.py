@@ -77,6 +77,7 @@ class AutoMicrobatch:
             del self._programs[self.accum_multiplier]
             self.accum_multiplier = accum_multiplier
         if self.accum_multiplier > before:
+            assert asked is not None
             parts = self._algo.grad_accum_steps
             log.info(
                 "the update would need %.1f GiB, and %.1f are free: minibatches are read in %d parts instead of %d, "

@@ -37,17 +37,17 @@ class Packed:
 def scale_by_adam(b1: float, b2: float, eps: float, kind: str = "float32") -> optax.GradientTransformation:
     """Adam's direction, with bias correction; `kind` says how moments are kept."""
     if kind not in KINDS:
-        raise ValueError(f"moments are {kind!r}; accepted: {', '.join(KINDS)}")
+        raise ValueError(f"moments are {kind!r}, but must be one of: {', '.join(KINDS)}")
 
     def init(params):
         # Made twice: the state is donated, and one buffer cannot be given away as both moments.
         mu, nu = (jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params) for _ in range(2))
         return AdamState(jnp.zeros((), jnp.int32), _keep(mu, kind, signed=True), _keep(nu, kind, signed=False))
 
-    def update(grads, state, params=None):
+    def update(updates, state, params=None):
         del params
         count = state.count + 1
-        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, grads, _recall(state.mu, signed=True))
         nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g * g, grads, _recall(state.nu, signed=False))
         now = count.astype(jnp.float32)

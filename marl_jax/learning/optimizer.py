@@ -44,7 +44,7 @@ def make_optimizer(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
     )
 
 
-def learning_rate(optim: ConfigDict, steps: int, updates_per_step: int, state: Any) -> jax.Array | None:
+def learning_rate(optim: ConfigDict, steps: int, updates_per_step: int, state: Any) -> jax.typing.ArrayLike | None:
     """Return the scheduled rate of the next optimizer step; None for an optimizer without a schedule.
 
     Args:

@@ -80,4 +80,7 @@ class LearnerSettings:
     def from_config(cls, algo: ConfigDict) -> Self:
         """Build the settings from `config.algo`, whose fields have been checked."""
         values = {name: algo[name] for name in fields_of(cls) if name in algo}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**settings)

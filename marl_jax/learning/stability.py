@@ -148,6 +148,7 @@ class UpdateGuard:
 
         A policy whose completions have lost more than `limit` keeps the weights and moments of `old`.
         """
+        assert old.lr_factor is not None
         drop = self.drop(new)
         accepted = drop <= self.limit  # False for NaN
         factor = jnp.where(accepted, jnp.minimum(old.lr_factor * REGROW, 1.0), old.lr_factor * SHRINK)

@@ -233,7 +233,7 @@ class BatchRows:
             for found in self._advance(part, slots, *(x[d * share : d * share + len(slots)] for x in new))
         ]
 
-    def _row_batch(self, going: Sequence[np.ndarray], count: int) -> RowBatch:
+    def _row_batch(self, going: Sequence[np.ndarray], count: int) -> RowBatch[np.ndarray]:
         pairs = list(zip((part.slots for part in self.parts), going, strict=True))
         stops = max(slots.stops(own) for slots, own in pairs)
         filters = any(slots.filters(own) for slots, own in pairs)
@@ -256,6 +256,7 @@ class BatchRows:
         finished = []
         for slot, reason in reasons.items():
             sample = part.slots.samples[slot]
+            assert sample is not None
             part.release(sample, spoilt=reason == "invalid")
             finished.append((sample, reason))
         return finished
@@ -329,21 +330,22 @@ def _shape(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if placed else None)
 
 
-def _decode_key(count: int, rows: RowBatch) -> tuple:
+def _decode_key(count: int, rows: RowBatch[np.ndarray]) -> tuple:
     """Return everything that the shapes of a decoding program depend on."""
     kind = None if rows.filters is None else rows.filters.seen is not None
     return "decode", count, rows.stop_ids.shape[1], kind, rows.allowed is not None
 
 
-def _with_allowed(batch: RowBatch, vocab: int) -> RowBatch:
+def _with_allowed(batch: RowBatch[np.ndarray], vocab: int) -> RowBatch[np.ndarray]:
     """The batch with a mask of tokens that may come, whether one of its rows needs it or not."""
     if batch.allowed is not None:
         return batch
     return dataclasses.replace(batch, allowed=np.ones((len(batch.token), vocab), bool))
 
 
-def _with_seen(batch: RowBatch, vocab: int) -> RowBatch:
+def _with_seen(batch: RowBatch[np.ndarray], vocab: int) -> RowBatch[np.ndarray]:
     """The batch with a mask of tokens that were seen, whether one of its rows needs it or not."""
+    assert batch.filters is not None
     if batch.filters.seen is not None:
         return batch
     seen = np.zeros((len(batch.token), vocab), bool)

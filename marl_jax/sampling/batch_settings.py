@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from marl_jax.sampling import decode
 from marl_jax.sampling.settings import Sampling, stop_width
@@ -28,14 +29,16 @@ def settings_for(
     for row, request in zip(stop_ids, requests, strict=False):
         row[: len(request.stop_ids)] = request.stop_ids
 
-    def column(field, dtype, rest):
+    def column(field: str, dtype: npt.DTypeLike, rest: float) -> np.ndarray:
         return np.asarray([getattr(r, field) for r in requests] + [rest] * (batch - len(requests)), dtype)
 
     filters = None
     if any(r.filters for r in requests):
-        seen = None if prompts is None else np.zeros((batch, vocab), bool)
-        for row, prompt in zip(seen, prompts, strict=False) if prompts else ():
-            row[np.asarray(prompt, np.int64)] = True
+        seen = None
+        if prompts is not None:
+            seen = np.zeros((batch, vocab), bool)
+            for row, prompt in zip(seen, prompts, strict=False):
+                row[np.asarray(prompt, np.int64)] = True
         filters = decode.Filters(
             column("top_k", np.int32, 0),
             column("top_p", np.float32, 1.0),

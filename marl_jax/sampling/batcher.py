@@ -62,12 +62,12 @@ class Batcher:
         cache_tokens: int | None = None, memory_frac: float = MEMORY_FRAC,
     ):  # fmt: skip
         if rows < 1 or rows % engine.row_multiple:
-            raise ValueError(f"rows is {rows}; accepted: multiples of {engine.row_multiple}")
+            raise ValueError(f"rows is {rows}, but must be multiples of {engine.row_multiple}")
         if not 1 <= max_length <= engine.model.cfg.max_positions:
             most = engine.model.cfg.max_positions
-            raise ValueError(f"max_length is {max_length}; accepted: 1 to {most}, the positions of the model")
+            raise ValueError(f"max_length is {max_length}, but must be 1 to {most}, the positions of the model")
         if page_size < 1 or page_size & (page_size - 1):
-            raise ValueError(f"page_size is {page_size}; accepted: powers of two")
+            raise ValueError(f"page_size is {page_size}, but must be powers of two")
         self.engine, self.tokenizer, self.max_length = engine, tokenizer, max_length
         self.in_flight_updates, self.fixed_shapes = in_flight_updates, fixed_shapes
         self._counts, self._ids = Usage(), 0
@@ -93,7 +93,7 @@ class Batcher:
         least = parts * -(-self.max_length // size)
         if pages < least:
             raise ValueError(
-                f"{field}, which is room for {pages * size} tokens; expected: at least {least * size}, a conversation "
+                f"{field}, which is room for {pages * size} tokens, but must be at least {least * size}, a conversation "
                 f"of max_length {self.max_length}{f' for each of {parts} parts of the batch' if parts > 1 else ''}"
             )
         return pages
@@ -134,7 +134,7 @@ class Batcher:
         checks.check_prompts(self.engine.model.cfg, [ids], self.max_length)
         checks.check_policy(policy, self.engine.n_policies)
         if n < 1:
-            raise ValueError(f"n is {n}; accepted: 1 or more samples")
+            raise ValueError(f"n is {n}, but must be >= 1 samples")
         if len(ids) + sampling.max_new_tokens > self.max_length:
             raise ValueError(
                 f"a prompt of {len(ids)} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into "
@@ -253,10 +253,11 @@ class Batcher:
         for sample, reason in finished:
             request = sample.request
             request.answers[sample.k] = sample.answer(reason)
-            if all(a is not None for a in request.answers):
+            answers = [a for a in request.answers if a is not None]
+            if len(answers) == len(request.answers):
                 self._rows.close(request)
                 del self._open[request.id]
-                self._done.append((request.id, request.answers))
+                self._done.append((request.id, answers))
 
     # State
 
@@ -277,8 +278,8 @@ class Batcher:
     @property
     def next_deadline(self) -> float | None:
         """When `expire` has something to do: the earliest deadline, 0 for a cancelled request, or None."""
-        return min((0.0 if r.ended else r.deadline for r in self._open.values() if r.ended or r.deadline is not None),
-                   default=None)  # fmt: skip
+        deadlines = (0.0 if request.ended else request.deadline for request in self._open.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def usage(self) -> Usage:

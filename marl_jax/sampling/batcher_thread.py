@@ -80,7 +80,7 @@ class BatcherThread:
         self.routes = check_routes([b.n_policies for b in batchers], routes)
         self.batchers = batchers
         # Guarded by `_wake`:
-        self._commands: deque[tuple[Callable[[], None], Future | None, bool]] = deque()
+        self._commands: deque[tuple[Callable[[], object], Future | None, bool]] = deque()
         # Used by the thread only. A request is (index of its batcher, number there).
         self._answers: dict[tuple[int, int], Future] = {}
         self._swaps: list[tuple[int, Future]] = []
@@ -147,13 +147,8 @@ class BatcherThread:
         """Wait for `ask` in a coroutine; `on_tokens` is called in its event loop."""
         show = None
         if on_tokens is not None:
-            loop = asyncio.get_running_loop()
-
-            def show(k: int, new: Completion) -> None:
-                self._loops.call(loop, on_tokens, k, new)
-
-        asked = self.ask(ids, sampling, policy, n, deadline, show)
-        return await self._loops.wait_for(asked)
+            show = functools.partial(self._loops.call, asyncio.get_running_loop(), on_tokens)
+        return await self._loops.wait_for(self.ask(ids, sampling, policy, n, deadline, show))
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
         """Call `Engine.top_logprobs` in the caller's thread."""
@@ -260,7 +255,7 @@ class BatcherThread:
         versions = tuple(usages[which].versions[own] for which, own in self.routes)
         return Usage(**{name: sum(getattr(u, name) for u in usages) for name in names}, versions=versions)
 
-    def _call(self, command: Callable[[], None], future: Future | None = None, waits: bool = False):
+    def _call(self, command: Callable[[], object], future: Future | None = None, waits: bool = False):
         """Queue a command for the thread.
 
         Args:

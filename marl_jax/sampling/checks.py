@@ -15,7 +15,7 @@ from models.config import ModelConfig
 def check_slots(cfg: ModelConfig, slots: int) -> None:
     """Refuses a cache that the model has no positions for."""
     if not 1 <= slots <= cfg.max_positions:
-        raise ValueError(f"slots is {slots}; accepted: 1 to {cfg.max_positions}, the positions of the model")
+        raise ValueError(f"slots is {slots}, but must be 1 to {cfg.max_positions}, the positions of the model")
 
 
 def check_prompts(cfg: ModelConfig, prompts: Sequence[Sequence[int]], slots: int) -> None:
@@ -46,7 +46,7 @@ def check_more(cfg: ModelConfig, conversation: Conversation, prompts: Sequence[S
 def _check_vocabulary(cfg: ModelConfig, row: int, prompt: Sequence[int]) -> None:
     if len(prompt) and not (min(prompt) >= 0 and max(prompt) < cfg.vocab_size):
         raise ValueError(
-            f"prompt {row} has token ids from {min(prompt)} to {max(prompt)}; accepted: 0 to {cfg.vocab_size - 1}"
+            f"prompt {row} has token ids from {min(prompt)} to {max(prompt)}, but must be 0 to {cfg.vocab_size - 1}"
         )
 
 
@@ -87,7 +87,7 @@ def check_adapters(ids: Sequence[int], n: int) -> None:
 def check_policy(policy: int, n: int) -> None:
     """Refuses the number of a policy that is not there."""
     if not 0 <= policy < n:
-        raise ValueError(f"policy is {policy}; accepted: 0 to {n - 1}")
+        raise ValueError(f"policy is {policy}, but must be 0 to {n - 1}")
 
 
 def check_weights(policy: int, found, expected) -> None:
@@ -99,7 +99,7 @@ def check_weights(policy: int, found, expected) -> None:
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise ValueError(
-                f"weights of policy {policy}: {name} is {_shape(found, name)}; expected: {_shape(expected, name)}"
+                f"weights of policy {policy}: {name} is {_shape(found, name)}, but must be {_shape(expected, name)}"
             )
 
 

@@ -27,7 +27,7 @@ class Conversation:
 
     cache: Cache
     hidden: jax.Array
-    adapter_ids: jax.Array
+    adapter_ids: jax.Array | np.ndarray
     history: list[list[int]]
     unread: np.ndarray
     limit: int

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marl_jax.sampling import draw
 from models.cache import Cache
@@ -19,6 +21,8 @@ from models.model import Model
 
 GOING, STOP, LENGTH, INVALID = 0, 1, 2, 3
 FINISH = ("going", "stop", "length", "invalid")
+Array = TypeVar("Array", jax.Array, np.ndarray)
+
 CHECK_EVERY = 8  # steps between looks at whether every row is done: each look makes a GPU wait for the host
 
 
@@ -39,22 +43,22 @@ class Settings:
     temperature: jax.Array
     stop_ids: jax.Array
     budget: jax.Array
-    filters: Filters | None = None
+    filters: Filters[jax.Array] | None = None
     allowed: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Filters:
+class Filters(Generic[Array]):
     """top_k int32 [B] (0: off), top_p and penalty float32 [B] (1: off), seen bool [B, V] of what was read.
 
     Without `seen` there is no penalty.
     """
 
-    top_k: jax.Array
-    top_p: jax.Array
-    penalty: jax.Array
-    seen: jax.Array | None
+    top_k: Array
+    top_p: Array
+    penalty: Array
+    seen: Array | None
 
 
 @jax.tree_util.register_dataclass
@@ -80,6 +84,7 @@ def _next(model: Model, params, hidden, position, settings: Settings, seen):
     """Draws the token that follows; hidden [B, D], position int32 [B] tokens read -> tokens, logps, valid, all [B]."""
     logits = model.logits(params, hidden)
     if seen is not None:
+        assert settings.filters is not None
         logits = draw.penalise(logits, seen, settings.filters.penalty)
     if settings.allowed is not None:
         logits = jnp.where(settings.allowed, logits, -jnp.inf)
@@ -140,6 +145,7 @@ def step(
         kernel=kernel,
         prefix=prefix,
     )
+    assert cache is not None
     drawn = _next(model, params, hidden[:, 0], cache.lengths, settings, rows.seen)
     return _advance(rows, cache, *drawn, settings)
 

@@ -67,7 +67,7 @@ class Engine(Programs):
         if self.mesh is not None and not ready:
             params = jax.device_put(params, param_shardings(self.mesh, self.model.axes(), params))
         if (adapters is None) != (lora_scale is None):
-            raise ValueError("adapters and lora_scale belong together; accepted: both or none")
+            raise ValueError("adapters and lora_scale belong together, but must be both or none")
         layers = None if adapters is None else self._lay_out_adapters(adapters)
         self.weights = Weights(params if ready else self._lay_out(params), layers, lora_scale)
         self.versions = [version] * self.n_policies
@@ -89,7 +89,7 @@ class Engine(Programs):
         With adapters a policy is one of them: {"q": {"a": [L, in, r], "b": [L, r, out]}, …}.
         """
         checks.check_policy(policy, self.n_policies)
-        if self.n_adapters:
+        if self.weights.adapters is not None:
             n_layers = self.model.cfg.n_layers
             one = lambda x: jax.ShapeDtypeStruct((n_layers, *x.shape[1:]), x.dtype)  # noqa: E731
             checks.check_weights(policy, weights, jax.tree.map(one, self.weights.adapters[0]))
@@ -140,7 +140,7 @@ class Engine(Programs):
         """Every row `times` times, neighbours together: K samples of prompts that were read once."""
         conversation.check_unused()
         if times < 1:
-            raise ValueError(f"times is {times}; accepted: 1 or more")
+            raise ValueError(f"times is {times}, but must be >= 1")
         batch = batch_bucket(conversation.rows * times, self.row_multiple)
         source = np.minimum(np.arange(batch) // times, conversation.rows - 1).astype(np.int32)
         cache, hidden = self._take((conversation.cache, conversation.hidden), source)
@@ -160,7 +160,7 @@ class Engine(Programs):
         """
         prefix.check_unused()
         if batch < 1:
-            raise ValueError(f"batch is {batch}; accepted: 1 or more")
+            raise ValueError(f"batch is {batch}, but must be >= 1")
         readers = prefix.adapter_ids[: prefix.rows].tolist()
         wanted = np.asarray(readers[:1] * batch if adapter_ids is None else adapter_ids).tolist()
         if len(set(readers)) < prefix.rows or not set(wanted) <= set(readers):

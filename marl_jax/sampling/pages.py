@@ -54,6 +54,8 @@ class PagePool:
         """The pages of the longest known beginning of tokens int32 [n]."""
         data, step = tokens.tobytes(), 4 * self.size
         before, found = self._roots.get(policy), []
+        if before is None:
+            return found
         for start in range(0, len(data) - step + 1, step):
             page = self._page_of.get((before, data[start : start + step]))
             if page is None:

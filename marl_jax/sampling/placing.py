@@ -118,7 +118,9 @@ class Part:
         if missing > pool.available - spare and (busy or missing > pool.available):
             pool.release(found)
             return None
-        pages = found + pool.take(missing)
+        taken = pool.take(missing)
+        assert taken is not None
+        pages = found + taken
         waits = [page for page in found if page in pool.unread] if pool.unread else []
         pool.publish(sample.request.policy, tokens, pages, len(found), unread=True)
         read = PendingPrefill(sample.request, tokens, pages, waits, len(found) * pool.size)
@@ -167,6 +169,7 @@ class Part:
         if not others:
             return False
         sample = self.slots.samples[max(others, key=lambda slot: came[slot])]
+        assert sample is not None
         self.release(sample)
         self.settle()
         self.preempted.insert(0, sample)
@@ -179,6 +182,7 @@ class Part:
         The row is free at once; its pages are by the next `settle`, or when somebody needs them.
         """
         slot, policy = sample.slot, sample.request.policy
+        assert slot is not None
         findable = sample.read is None and not self.exact and not spoilt
         tokens = self.slots.context(slot)[:-1] if findable else None
         left = ReleasedPages(self.slots.pages(slot), policy, tokens, (len(sample.context) - 1) // self.pool.size)
@@ -271,7 +275,7 @@ class Part:
     def copies(self) -> list[tuple[int, int]]:
         """Pages to copy before the next chunk, as (source, target)."""
         ready = [sample for sample in self._copies if sample.read is None]
-        pairs = [sample.copy for sample in ready]
+        pairs = [sample.copy for sample in ready if sample.copy is not None]
         self._copies = [sample for sample in self._copies if sample.read is not None]
         for sample in ready:
             sample.copy = None

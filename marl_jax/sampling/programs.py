@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from typing import Generic
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from marl_jax.devices.aot import compiler_options as options
 from marl_jax.sampling import choice, decode, draw
 from marl_jax.sampling.batch_settings import row_keys
+from marl_jax.sampling.decode import Array
 from models import cache as kv
 from models import lora
 from models.cache import Cache
@@ -33,12 +34,15 @@ class Weights:
     scale: jax.Array | None
 
     def lora(self, ids: jax.Array) -> lora.Lora | None:
-        return None if self.adapters is None else lora.Lora(self.adapters, self.scale, ids)
+        if self.adapters is None:
+            return None
+        assert self.scale is not None
+        return lora.Lora(self.adapters, self.scale, ids)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Lines:
+class Lines(Generic[Array]):
     """Tokens to be read into pages, on the host: lines of C tokens, of which a long context takes several at once.
 
     tokens       int32 [B, C], right-padded
@@ -48,16 +52,16 @@ class Lines:
     adapter_ids  int32 [B]
     """
 
-    tokens: np.ndarray
-    starts: np.ndarray
-    lengths: np.ndarray
-    table: np.ndarray
-    adapter_ids: np.ndarray
+    tokens: Array
+    starts: Array
+    lengths: Array
+    table: Array
+    adapter_ids: Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RowBatch:
+class RowBatch(Generic[Array]):
     """Rows that decode together, on the host.
 
     token        int32 [B], the last token, not yet read
@@ -72,16 +76,16 @@ class RowBatch:
     allowed      see `decode.Settings`
     """
 
-    token: np.ndarray
-    lengths: np.ndarray
-    budget: np.ndarray
-    seeds: np.ndarray
-    temperature: np.ndarray
-    stop_ids: np.ndarray
-    adapter_ids: np.ndarray
-    table: np.ndarray
-    filters: decode.Filters | None = None
-    allowed: np.ndarray | None = None
+    token: Array
+    lengths: Array
+    budget: Array
+    seeds: Array
+    temperature: Array
+    stop_ids: Array
+    adapter_ids: Array
+    table: Array
+    filters: decode.Filters[Array] | None = None
+    allowed: Array | None = None
 
 
 def last(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -119,7 +123,8 @@ class Programs:
             with jax.set_mesh(self.mesh):
                 return jitted.lower(*args)
 
-        under_mesh._cache_size, under_mesh.lower = jitted._cache_size, lower
+        under_mesh._cache_size = jitted._cache_size  # pyright: ignore[reportAttributeAccessIssue]  # not in JAX's stubs
+        under_mesh.lower = lower
         return under_mesh
 
     def page_bytes(self, size: int) -> int:
@@ -238,7 +243,7 @@ class Programs:
 
     @functools.cached_property
     def _read_lines(self):
-        def run(weights, pages, lines: Lines):
+        def run(weights, pages, lines: Lines[jax.Array]):
             _, cache = self.model.forward(
                 weights.params,
                 lines.tokens,
@@ -247,13 +252,14 @@ class Programs:
                 adapters=weights.lora(lines.adapter_ids),
                 dtype=self.dtype,
             )
+            assert cache is not None
             return spread(cache.layers)
 
         return self.jit(run, donate_argnums=1)
 
     @functools.cached_property
     def _decode_rows(self):
-        def run(weights, pages, rows: RowBatch, steps):
+        def run(weights, pages, rows: RowBatch[jax.Array], steps):
             zeros, filters = jnp.zeros_like(rows.token), rows.filters
             state = decode.Rows(
                 Cache(pages, rows.lengths, rows.table),

@@ -127,6 +127,7 @@ class Sample:
             pairs = ((self.tokens, tokens), (self.logps, logps), (self.versions, versions))
             tokens, logps, versions = (np.concatenate([before[self.shown :], row]) for before, row in pairs)
         self.shown += new
+        assert self.request.on_tokens is not None
         self.request.on_tokens(self.k, Completion(tokens, logps, "going", versions))
 
     def answer(self, finish: str) -> Completion:

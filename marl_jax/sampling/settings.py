@@ -51,7 +51,7 @@ class Sampling:
         }
         for field, (fine, accepted) in checks.items():
             if not fine:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; accepted: {accepted}")
+                raise ValueError(f"{field} is {getattr(self, field)!r}, but must be {accepted}")
 
     @property
     def filters(self) -> bool:

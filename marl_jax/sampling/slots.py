@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from marl_jax.sampling import decode
 from marl_jax.sampling.programs import RowBatch
@@ -30,7 +31,7 @@ class Slots:
     """
 
     def __init__(self, rows: int, width: int, longest: int, chunk: int, filler: int):
-        def column(dtype=np.int32):
+        def column(dtype: npt.DTypeLike = np.int32) -> np.ndarray:
             return np.zeros((rows,), dtype)
 
         self.samples: list[Sample | None] = [None] * rows
@@ -81,6 +82,7 @@ class Slots:
     def clear(self, slot: int, version: int) -> None:
         """Takes the line from its sample, which keeps what it has written, under one version of the weights."""
         n, sample = self.written[slot], self.samples[slot]
+        assert sample is not None
         sample.extend(self._tokens[slot, :n], self._logps[slot, :n], version)
         self.samples[slot], sample.slot = None, None
         self.ready[slot], self.budget[slot], self.n_pages[slot] = False, 0, 0
@@ -94,26 +96,27 @@ class Slots:
         self.table[lines, self.n_pages[lines] + inside] = pages
         self.n_pages[slots] += counts
 
-    def batch(self, slots: np.ndarray, count: int, vocab: int, stops: int, filters: bool) -> RowBatch:
+    def batch(self, slots: np.ndarray, count: int, vocab: int, stops: int, filters: bool) -> RowBatch[np.ndarray]:
         """These lines as rows of a batch of `count`.
 
         stops    columns of stop ids
         filters  whether any row of the batch has some
         """
 
-        def column(values, rest=0):
+        def column(values: np.ndarray, rest: int = 0) -> np.ndarray:
             full = np.full((count, *values.shape[1:]), rest, values.dtype)
             full[: len(slots)] = values[slots]
             return full
 
         kept = None
         if filters:
-            kept = decode.Filters(column(self._top_k), column(self._top_p, 1), column(self._penalty, 1), None)
+            seen = None
             penalised = [i for i, slot in enumerate(slots) if self._penalty[slot] != 1]
             if penalised:
-                kept = decode.Filters(kept.top_k, kept.top_p, kept.penalty, np.zeros((count, vocab), bool))
+                seen = np.zeros((count, vocab), bool)
                 for i in penalised:
-                    kept.seen[i, self.context(slots[i])] = True
+                    seen[i, self.context(slots[i])] = True
+            kept = decode.Filters(column(self._top_k), column(self._top_p, 1), column(self._penalty, 1), seen)
         allowed = None
         if self.bound[slots].any():
             allowed = np.ones((count, vocab), bool)
@@ -139,7 +142,9 @@ class Slots:
 
     def context(self, slot: int) -> np.ndarray:
         """All tokens of a line, int32 [n]: the last one is not in the cache."""
-        return np.concatenate([self.samples[slot].context, self._tokens[slot, : self.written[slot]]])
+        sample = self.samples[slot]
+        assert sample is not None
+        return np.concatenate([sample.context, self._tokens[slot, : self.written[slot]]])
 
     def advance(self, slots: np.ndarray, tokens: np.ndarray, logps: np.ndarray, new: np.ndarray) -> None:
         """Adds what these lines have written in a chunk: the first `new` int32 [n] of tokens and logps [n, chunk]."""
@@ -160,6 +165,7 @@ class Slots:
     def show(self, slot: int, version: int) -> None:
         """Hands to the request of a line what it has written, if somebody wants to see it."""
         n, sample = self.written[slot], self.samples[slot]
+        assert sample is not None
         sample.show(self._tokens[slot, :n], self._logps[slot, :n], version)
 
     def cut_at_stop_strings(self, slots: np.ndarray, tokenizer) -> list[int]:
