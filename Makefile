@@ -1,33 +1,37 @@
-# make run    a virtual environment, the packages, and the main job on the embedded default model
-# make quick    the linter and the quick tests
-# make test     the linter and all tests but the nightly ones
-# make nightly  the tests of faults, interrupted and multi-process runs, browser, drift, tables, supply chain, and
-#               further variants of slow tests
-# make test-matrix   all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
-# make lock   the lock files in locks/, with hashes; LOCKED=1 installs from them
-# make soak   the fuzzers and fault tests for long with a table of what was seen, then the property tests with other
-#             examples (SEED=2: another round; WORKERS=14)
+# make run      create a virtual environment, install the packages and train the embedded model on tic-tac-toe
+# make quick    run the linter and the quick tests
+# make test     run the linter, the type checker and all tests except the nightly ones
+# make nightly  run the tests of faults, interrupted and multi-process runs, browser, drift, tables, docs and supply
+#               chain, and slow variants of other tests
+# make types    run the type checker
+# make docs     build the documentation site into site/
+# make test-matrix   run all tests with several versions of JAX and Flax (scripts/test_matrix.sh)
+# make lock     write the lock files in locks/, with hashes; LOCKED=1 installs from them
+# make soak     run fuzzers and fault tests for a long time, then the property tests with other examples
+#               (SEED=2 for another round, WORKERS=14)
 #
-# Each does all its set-up, once. PYTHON=python3.12 chooses an interpreter; VENV=folder another environment.
+# Each target installs what it needs, once. PYTHON=python3.12 selects an interpreter, VENV=folder another environment.
 
 VENV ?= .venv
 CONFIG ?= experiments/tic_tac_toe_selfplay.py
 ARGS ?=
 WORKERS ?= 2
 
-# The first interpreter that is new enough, unless one is given.
+# The first interpreter that is new enough, unless one is set.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
-# requirements-NAME.txt with ranges, or with LOCKED=1 exactly what locks/ has, checked by hash.
-SETS = $(basename $(wildcard requirements*.txt))
-install = $(VENV)/bin/python -m pip install -q $(if $(LOCKED),--require-hashes -r locks/$(1).lock,-r $(1).txt)
+# Install the project with an extra of pyproject.toml; LOCKED=1 installs the versions in locks/, checked by hash.
+EXTRAS = gpu tpu test docs langgraph ag2
+SEPARATE = autogen llamaindex
+pip = $(VENV)/bin/python -m pip install -q
+install = $(if $(LOCKED),$(pip) --require-hashes -r locks/$(or $(1),base).lock && $(pip) --no-deps -e .,$(pip) -e ".$(if $(1),[$(1)])")
 
-.PHONY: run quick test nightly test-matrix soak lint gpu tpu lock licences clean
+.PHONY: run quick test nightly types docs test-matrix soak lint gpu tpu lock licences clean
 
 run: $(VENV)/run.stamp
 	$(VENV)/bin/python launch.py --config=$(CONFIG) $(ARGS)
 
-test: $(VENV)/test.stamp lint
+test: $(VENV)/test.stamp lint types
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 \
 	  -m "not nightly" $(ARGS)
 
@@ -49,20 +53,31 @@ soak: $(VENV)/test.stamp
 
 lint: $(VENV)/test.stamp
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check -q .
+
+types: $(VENV)/test.stamp
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+docs: $(VENV)/docs.stamp
+	$(VENV)/bin/mkdocs build --strict
 
 gpu: $(VENV)/bin/python
-	$(call install,requirements-gpu)
+	$(call install,gpu)
 
 tpu: $(VENV)/bin/python
-	$(call install,requirements-tpu)
+	$(call install,tpu)
 
-$(VENV)/run.stamp: requirements.txt | $(VENV)/bin/python
-	$(call install,requirements)
+$(VENV)/run.stamp: requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(call install,)
 	@touch $@
 
-$(VENV)/test.stamp: requirements-serving-test.txt requirements-test.txt requirements.txt | $(VENV)/bin/python
-	$(call install,requirements-serving-test)
+$(VENV)/test.stamp: requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(call install,test)
 	@touch $@ $(VENV)/run.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(VENV)/bin/python
+	$(call install,docs)
+	@touch $@
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "marl_jax needs Python 3.11 or later; none found (make PYTHON=/path/to/python)" >&2; exit 1; }
@@ -70,15 +85,17 @@ $(VENV)/bin/python:
 	  { echo "marl_jax needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
+compile = .venv-lock/bin/uv pip compile -q --universal --generate-hashes --python-version 3.11 --no-header \
+	  --no-emit-find-links --no-emit-index-url
 lock:
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip install -q uv
 	mkdir -p locks
-	for set in $(SETS); do .venv-lock/bin/uv pip compile -q --universal --generate-hashes --python-version 3.11 \
-	  --no-header --no-emit-find-links --no-emit-index-url $$set.txt -o locks/$$set.lock || exit 1; done
+	$(compile) pyproject.toml -o locks/base.lock
+	for extra in $(EXTRAS); do $(compile) pyproject.toml -c locks/base.lock --extra $$extra -o locks/$$extra.lock || exit 1; done
+	for name in $(SEPARATE); do $(compile) requirements-$$name.txt -o locks/$$name.lock || exit 1; done
 
 licences: $(VENV)/test.stamp
-	$(VENV)/bin/python scripts/licences.py locks/requirements.lock locks/requirements-test.lock \
-	  locks/requirements-serving-test.lock > docs/licences.md
+	$(VENV)/bin/python scripts/licences.py locks/base.lock locks/test.lock > docs/licences.md
 
 clean:
 	rm -rf $(VENV) .cache

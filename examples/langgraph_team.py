@@ -3,7 +3,7 @@
 planner -> worker -> critic -> end
              ^---------'        (at most ROUNDS times)
 
-pip install -r requirements-langgraph.txt
+pip install -e ".[langgraph]"
 python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b
 """
 

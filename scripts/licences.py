@@ -1,6 +1,6 @@
 """The licences of what the lock files install, as a table: `make licences` writes docs/licences.md.
 
-    python scripts/licences.py locks/requirements.lock locks/requirements-test.lock > docs/licences.md
+    python scripts/licences.py locks/base.lock locks/test.lock > docs/licences.md
 
 The table has what the packages say of themselves: `License-Expression`, else the classifiers, else `License`. Only
 packages that are installed beside this interpreter can be asked.
@@ -47,7 +47,7 @@ def table(locks: list[Path]) -> str:
     rows: dict[str, tuple[str, str, str]] = {}
     for lock in locks:
         for package in installed_by(lock):
-            needed = lock.stem.removeprefix("requirements").removeprefix("-") or "run"
+            needed = "run" if lock.stem == "base" else lock.stem
             rows.setdefault(package["Name"], (package["Version"], licence(package), needed))
     lines = ["| package | version | licence | needed to |", "| --- | --- | --- | --- |"]
     for name, (version, text, needed) in sorted(rows.items(), key=lambda row: row[0].lower()):

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_program_of_the_page_is_played_and_paid():
-    pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
+    pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])")
     task = AgentProgram(NAME)
     right = {row["question"]: row["answer"] for row in task.examples("train")}
     sampler = Parrot(lambda prompt: str(next(n for question, n in right.items() if question in prompt)))

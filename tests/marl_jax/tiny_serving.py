@@ -123,7 +123,7 @@ def client_class():
     """The OpenAI SDK's client, which is no requirement of the project."""
     import pytest
 
-    return pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)").OpenAI
+    return pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])").OpenAI
 
 
 def client(url, key="sk-none-needed", **settings):

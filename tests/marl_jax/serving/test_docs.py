@@ -47,7 +47,7 @@ def test_the_requests_of_the_page_are_answered(tmp_path):
 
 
 def test_the_client_of_the_page_is_answered():
-    pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
+    pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])")
     (code,) = [code for code in PYTHON if "OpenAI(" in code]
     printed = io.StringIO()
     with endpoint(Parrot(lambda prompt: "ab")) as (url, _), contextlib.redirect_stdout(printed):
@@ -90,5 +90,5 @@ def test_the_commands_of_the_page_are_accepted(tmp_path):
         found = flags.parse(arguments, tuple(launch.MODES))
         validate.check(found.config, found.values.mode)
     assert flags.parse(shlex.split(commands[0])[1:], tuple(launch.MODES)).name == "serve"
-    with pytest.raises(ConfigError, match="serve.models or --config.serve.runs is needed"):
+    with pytest.raises(ConfigError, match="serve.models, --config.serve.runs, --config=experiments/NAME.py or"):
         flags.parse(["launch.py", "--mode=serve", f"--workdir={tmp_path / 'none'}"], tuple(launch.MODES))

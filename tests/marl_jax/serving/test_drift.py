@@ -14,7 +14,7 @@ from marl_jax.serving.openai.endpoint import Endpoint
 
 pytestmark = pytest.mark.nightly
 
-pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
+pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])")
 
 TURNS = 10
 
