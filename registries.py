@@ -52,7 +52,9 @@ class Registry:
         if name not in self._entries:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"unknown {self._noun} {name!r}; accepted: {', '.join(self._entries) or 'none'}{hint}")
+            raise ValueError(
+                f"unknown {self._noun} {name!r}, but must be one of: {', '.join(self._entries) or 'none'}{hint}"
+            )
         entry = self._entries[name]
         return self._load(name, entry) if isinstance(entry, str) else entry
 

@@ -57,8 +57,9 @@ class Attend:
             return self._fresh(q, k, v, layer), (k, v) if self.keep else None
         if self.kernel == "tpu":
             cache = kv.write(layer, k, v, self.starts, self.lengths, self.table)
+            assert self.table is not None
             rows = self.table, self.starts, self.lengths
-            return tpu_attention.attend(q, *cache, *rows, kv_heads=k.shape[2], window=self.window), cache
+            return tpu_attention.attend(q, cache[0], *rows, kv_heads=k.shape[2], window=self.window), cache
         cache, prefix = layer[:2], layer[2:]
         cache = kv.write(cache, k, v, self.starts, self.lengths, self.table)
         return self._cached(q, cache, prefix), cache
@@ -77,7 +78,8 @@ class Attend:
         if self.kernel == "mosaic" and not layer[2:]:
             from models import mosaic_decode
 
-            if mosaic_decode.supported(*layer[0].shape[1::2], qkv.dtype):
+            slots, size = layer[0].shape[1::2]
+            if mosaic_decode.supported(slots, size, qkv.dtype):
                 step = mosaic_decode.decode_attention
         out, *layer = step(
             qkv, cos, sin, *layer[:2], self.starts, self.lengths, heads=q.shape[2], window=self.window, table=self.table
@@ -96,7 +98,7 @@ class Attend:
 
         return causal(q, k, v) if self.layout is None else self.layout.attend(q, k, v, causal)
 
-    def _of_rows(self, prefix, rows, repeat=1):
+    def _of_rows(self, prefix: jax.Array, rows: int, repeat: int = 1) -> jax.Array:
         """A prefix [n, P, K, H] for every row."""
         if self.readers is None:
             return for_rows(prefix, rows)
@@ -133,9 +135,11 @@ class Attend:
     def _joined(self, k, v, prefix):
         """Keys and values of each row behind those of its prefix."""
         first = (self._of_rows(x, len(k)).astype(k.dtype) for x in prefix)
-        return (jnp.concatenate(pair, axis=1) for pair in zip(first, (k, v), strict=True))
+        joined_k, joined_v = (jnp.concatenate(pair, axis=1) for pair in zip(first, (k, v), strict=True))
+        return joined_k, joined_v
 
     def _cached(self, q, layer, prefix):
+        assert self.starts is not None
         time, paged = q.shape[1], self.table is not None and self.table.shape[1] > 1
         if self.kernel == "loop" and not prefix:
             return blockwise.attend(q, layer, self.table, self.starts, self.lengths, self.window)
@@ -166,7 +170,8 @@ class Attend:
         readers = jnp.zeros(len(q), jnp.int32) if self.readers is None else self.readers
         own = (readers[:, None] == jnp.arange(n))[:, None, :, None]
         first = (first[:, :, None] & own).reshape(*mask.shape[:2], n * start)
-        return _shared(q, k, v, *prefix, jnp.concatenate([first, mask], axis=-1))
+        first_k, first_v = prefix
+        return _shared(q, k, v, first_k, first_v, jnp.concatenate([first, mask], axis=-1))
 
 
 def fused(kernel: str, dtype) -> bool:

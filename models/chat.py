@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jinja2
 import jinja2.ext
-import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 
 from models.chat_limits import LimitedSandbox, limits
 from models.errors import ModelFileError
@@ -60,7 +61,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _refuse_private(names: Iterable[str]) -> None:
     if private := [name for name in names if name.startswith("_")]:
-        raise jinja2.sandbox.SecurityError(f"the template stores {', '.join(private)} in a namespace")
+        raise SecurityError(f"the template stores {', '.join(private)} in a namespace")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -71,7 +72,7 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+        return nodes.Scope(body, lineno=line)
 
 
 def _raise(message: str):
@@ -139,7 +140,7 @@ def render(
     """
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
-            raise ValueError(f"messages[{i}].role is {message.get('role')!r}; accepted: {', '.join(ROLES)}")
+            raise ValueError(f"messages[{i}].role is {message.get('role')!r}, but must be one of: {', '.join(ROLES)}")
         if not isinstance(message.get("content"), str):
             raise ValueError(f"messages[{i}].content is {message.get('content')!r}; expected a string")
     if not messages:

@@ -18,6 +18,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
 
 LARGEST = 1 << 22  # characters of a text
 MOST_ELEMENTS = 1 << 17  # of a list with all lists in it
@@ -265,12 +266,12 @@ def _guarded(name: str, function: Callable) -> Callable:
         if name == "join":
             _check_join(args[0], *args[1:2], *([kwargs["d"]] if "d" in kwargs else []))
         _check_filter(name, args, kwargs)
-        first = {
+        passed: dict[Any, tuple[Any, ...]] = {
             jinja2.utils._PassArg.context: (context,),
             jinja2.utils._PassArg.eval_context: (context.eval_ctx,),
             jinja2.utils._PassArg.environment: (context.environment,),
-        }.get(wants, ())
-        return _made(function(*first, *args, **kwargs))
+        }
+        return _made(function(*passed.get(wants, ()), *args, **kwargs))
 
     return call
 
@@ -352,7 +353,7 @@ class LimitedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _parse(self, source, name, filename):
         if len(source) > LONGEST_TEMPLATE:
-            raise LimitError(f"the template has {len(source):,} characters; accepted: up to {LONGEST_TEMPLATE:,}")
+            raise LimitError(f"the template has {len(source):,} characters, but must be up to {LONGEST_TEMPLATE:,}")
         return _instrumented(super()._parse(source, name, filename))
 
 
@@ -364,7 +365,7 @@ def _instrumented(tree: nodes.Node) -> nodes.Node:
     return _Measured().visit(tree)
 
 
-class _Measured(jinja2.visitor.NodeTransformer):
+class _Measured(NodeTransformer):
     def visit_Concat(self, node):
         self.generic_visit(node)
         return _filter("_concat", nodes.List(node.nodes, lineno=node.lineno), node.lineno)

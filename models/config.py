@@ -24,18 +24,20 @@ LARGEST = {
 
 
 def is_whole(x: Any) -> bool:
-    """Whether this is a whole number from 1 up."""
-    return isinstance(x, numbers.Integral) and not isinstance(x, bool) and x >= 1
+    """Whether this is an integer >= 1."""
+    # typeshed declares no comparisons for numbers.Integral and numbers.Real.
+    return isinstance(x, numbers.Integral) and not isinstance(x, bool) and x >= 1  # pyright: ignore[reportOperatorIssue]
 
 
 def is_number(x: Any) -> bool:
     """Whether this is a finite number above 0."""
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < x < math.inf
+    real = isinstance(x, numbers.Real) and not isinstance(x, bool)
+    return real and 0 < x < math.inf  # pyright: ignore[reportOperatorIssue]
 
 
 def _check(name: str, value: Any, right: bool, accepted: str) -> None:
     if not right:
-        raise ValueError(f"{name} is {value!r}; accepted: {accepted}")
+        raise ValueError(f"{name} is {value!r}, but must be {accepted}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +56,15 @@ class RopeScaling:
 
     def __post_init__(self):
         if self.kind not in ("llama3", "linear"):
-            raise ValueError(f"rope_scaling.kind is {self.kind!r}; accepted: 'llama3', 'linear'")
+            raise ValueError(f"rope_scaling.kind is {self.kind!r}, but must be 'llama3', 'linear'")
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            _check(f"rope_scaling.{name}", getattr(self, name), is_number(getattr(self, name)), "a number above 0")
+            _check(f"rope_scaling.{name}", getattr(self, name), is_number(getattr(self, name)), "a number > 0")
         _check(
             "rope_scaling.high_freq_factor", self.high_freq_factor, self.high_freq_factor > self.low_freq_factor,
             f"more than low_freq_factor, {self.low_freq_factor}",
         )  # fmt: skip
         positions = self.original_max_positions
-        _check("rope_scaling.original_max_positions", positions, is_whole(positions), "a whole number from 1 up")
+        _check("rope_scaling.original_max_positions", positions, is_whole(positions), "an integer >= 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +99,15 @@ class ModelConfig:
         _check("family", self.family, known, ", ".join(FAMILIES.names()))
         for name, most in LARGEST.items():
             value = getattr(self, name)
-            _check(name, value, is_whole(value) and value <= most, f"a whole number from 1 to {most:,}")
+            _check(name, value, is_whole(value) and value <= most, f"an integer from 1 to {most:,}")
         for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
-        _check("norm_eps", self.norm_eps, is_number(self.norm_eps) and self.norm_eps < 1, "a number above 0, below 1")
-        _check("rope_theta", self.rope_theta, is_number(self.rope_theta), "a number above 0")
+        _check("norm_eps", self.norm_eps, is_number(self.norm_eps) and self.norm_eps < 1, "a number > 0 and < 1")
+        _check("rope_theta", self.rope_theta, is_number(self.rope_theta), "a number > 0")
         scaling = self.rope_scaling
         _check("rope_scaling", scaling, scaling is None or isinstance(scaling, RopeScaling), "None or a RopeScaling")
         window = self.sliding_window
-        _check("sliding_window", window, window is None or is_whole(window), "None or a whole number from 1 up")
+        _check("sliding_window", window, window is None or is_whole(window), "None or an integer >= 1")
         for name, ids in (("bos_id", (self.bos_id or 0,)), ("eos_ids", self.eos_ids)):
             right = isinstance(ids, tuple) and all(is_whole(i) or i == 0 for i in ids)
             _check(name, getattr(self, name), right, "ids from 0 up")

@@ -64,7 +64,7 @@ def _kernel(
 
     @pl.when((refs["going"][0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
     def _():
-        page, slot = (own, start) if pages == 1 else (table[start // page_size], start % page_size)
+        page, slot = (own, start) if table is None or pages == 1 else (table[start // page_size], start % page_size)
         for i in range(2):
             k_ref[page, pl.ds(slot, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
         v_ref[page, pl.ds(slot, 1), :] = v_new.astype(v_ref.dtype)
@@ -81,6 +81,7 @@ def _kernel(
 
     def in_pages(i, slot, seen):
         """Where the channels of block i of this row lie, slot by slot."""
+        assert table is not None
         page = plgpu.load(table.at[slot // page_size], mask=seen, other=0)
         return lambda first, n: (page[:, None], (slot % page_size)[:, None], first + jnp.arange(n)[None])
 

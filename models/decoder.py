@@ -184,6 +184,7 @@ class Adapters:
         return name in self.layer
 
     def __call__(self, name, x):
+        assert self.weights is not None
         return lora.delta(x, self.layer[name], self.weights)
 
 

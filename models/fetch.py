@@ -139,7 +139,7 @@ def _from_hub(hub_id: str, place: Path) -> None:
     from huggingface_hub import errors
 
     # The hub client has changed its HTTP library before; the base of its own error is that library's.
-    http_error = errors.HfHubHTTPError.__bases__[0]
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     help_ = _by_hand(place, f"the files of {hub_id} (config.json, tokenizer.json, *.safetensors)")
     if place.exists() and any(place.iterdir()):
         raise FetchError(f"{place} has files, but no config.json with *.safetensors and no GGUF; complete or remove it")
@@ -169,7 +169,9 @@ def _from_hub(hub_id: str, place: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m models.fetch", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m models.fetch", description="Download the weights of a registered model."
+    )
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(registry.names())}")
     parser.add_argument("--dir", help=f"the folder that holds one folder per model (default: ${ROOT}, else weights/)")
     arguments = parser.parse_args(argv)

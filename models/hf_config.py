@@ -52,7 +52,7 @@ def from_dict(values: dict[str, Any], source: str = "config.json") -> ModelConfi
 def to_dict(cfg: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     """The contents of a `config.json` that transformers (4.45 and later, 5 included) reads as this model."""
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; accepted: {', '.join(DTYPES)}")
+        raise ValueError(f"dtype is {dtype!r}, but must be one of: {', '.join(DTYPES)}")
     family = FAMILIES.get(cfg.family)
     return {
         "architectures": [family.architecture],
@@ -83,7 +83,7 @@ class Fields:
 
     def error(self, name: str, found: Any, accepted: str) -> ModelConfigError:
         """The error that a field has a value that cannot be used."""
-        return ModelConfigError(f"{self.source}: {self.prefix}{name} is {found!r}; accepted: {accepted}")
+        return ModelConfigError(f"{self.source}: {self.prefix}{name} is {found!r}, but must be {accepted}")
 
     def one_of(self, name: str, accepted: tuple, default: Any = None) -> Any:
         """A field whose value is one of a few."""
@@ -93,11 +93,11 @@ class Fields:
         return found
 
     def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
-        """A field with a whole number from `low` up."""
+        """A field with an integer from `low` up."""
         found = self.values.get(name)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or found < low:
-            raise self.error(name, found, f"a whole number from {low} up")
+            raise self.error(name, found, f"an integer >= {low}")
         return found
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -159,7 +159,9 @@ class Conversations:
 
     def __post_init__(self):
         if (self.branch is None) != (self.context_len is None):
-            raise ValueError("Conversations has branch without sees or sees without branch; accepted: both or neither")
+            raise ValueError(
+                "Conversations has branch without sees or sees without branch, but must be both or neither"
+            )
 
     @property
     def causal(self) -> bool:
@@ -176,7 +178,7 @@ class Conversations:
         seen = band(own, other, window)
         if self.segment is not None:
             seen &= self.segment[:, :, None] == self.segment[:, None]
-        if self.branch is not None:
+        if self.branch is not None and self.context_len is not None:
             mine, theirs = self.branch[:, :, None], self.branch[:, None]
             seen &= jnp.where(theirs == -1, (mine == -1) | (other < self.context_len[:, :, None]), mine == theirs)
         place = jnp.arange(self.positions.shape[1])

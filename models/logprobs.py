@@ -29,12 +29,13 @@ def token_logprobs(
     padded = lambda x: jnp.pad(x, ((0, 0), (0, -time % width), *((0, 0),) * (x.ndim - 2)))  # noqa: E731
     weight = params["embed"] if model.cfg.tie_embeddings else params["head"].T
     temperature = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))
-    logp, entropy = _score(width, weight, padded(hidden), padded(targets), temperature)
+    scores: tuple[jax.Array, jax.Array] = _score(width, weight, padded(hidden), padded(targets), temperature)
+    logp, entropy = scores
     return logp[:, :time], entropy[:, :time]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _score(width, weight, hidden, targets, temperature):
+def _score(width, weight, hidden, targets, temperature) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities and entropies with a head [V, D], `width` steps of time at once.
 
     Its backward pass is written out: it needs no sums over the vocabulary but those of the forward pass, and reads the

@@ -51,14 +51,16 @@ def sizes(cfg: ModelConfig, target: str) -> tuple[int, int]:
     }
     accepted = FAMILIES.get(cfg.family).lora_targets
     if target not in accepted:
-        raise ValueError(f"LoRA target {target!r} is not a projection of {cfg.family}; accepted: {', '.join(accepted)}")
+        raise ValueError(
+            f"LoRA target {target!r} is not a projection of {cfg.family}, but must be one of: {', '.join(accepted)}"
+        )
     return table[target]
 
 
 def init(cfg: ModelConfig, key: jax.Array, n: int, rank: int, targets=("q", "v"), dtype=jnp.float32) -> dict:
     """n adapters that change nothing yet: A uniform with the usual fan-in bound, B zero."""
     if rank < 1:
-        raise ValueError(f"LoRA rank is {rank}; accepted: 1 or more")
+        raise ValueError(f"LoRA rank is {rank}, but must be >= 1")
     adapters = {}
     for target, k in zip(targets, jax.random.split(key, max(len(targets), 1)), strict=False):
         d_in, d_out = sizes(cfg, target)

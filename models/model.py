@@ -132,7 +132,10 @@ class Model:
         window, keep = self.cfg.sliding_window, new_cache is not None
         kernel = kernel or default_kernel(self.cfg.head_dim, cache)
         table = None if cache is None else cache.table if rows is None else rows[:, None]
-        readers = adapters.ids if readable > 1 else None
+        readers = None
+        if readable > 1:
+            assert adapters is not None  # a prefix has several rows only if each adapter has its own
+            readers = adapters.ids
         mask, ordered = None, False
         if isinstance(layout, Conversations):
             ordered = layout.branch is None
@@ -159,10 +162,12 @@ class Model:
             x, stacked = jax.lax.scan(body, x, (layers, prefix, own), unroll=turn)
             kvs = None if stacked is None else tuple(zip(*(tuple(s) for s in stacked), strict=True))
         if new_cache is not None:
+            assert kvs is not None
             room = ((0, 0), (0, new_cache - time), (0, 0), (0, 0))
             kvs = tuple((jnp.pad(k, room), jnp.pad(v, room)) for k, v in kvs)
             cache = Cache(kvs, lengths)
         elif cache is not None:
+            assert kvs is not None and starts is not None
             after = starts + lengths if rows is None else cache.lengths.at[rows].add(lengths)
             cache = Cache(kvs, after, cache.table)
         return ends.finish(x), cache
@@ -173,7 +178,9 @@ class Model:
         n is 1, or with adapters one row for each, since they read the same words differently.
         """
         _, cache = self.forward(params, tokens, new_cache=tokens.shape[1], **settings)
-        return tuple(jnp.stack(x) for x in zip(*cache.layers, strict=True))
+        assert cache is not None
+        k, v = (jnp.stack(x) for x in zip(*cache.layers, strict=True))
+        return k, v
 
     def unstack_prefix(self, prefix: tuple[jax.Array, jax.Array]) -> tuple:
         """One (k, v) [n, P, K, H] per layer: slices taken inside a decode loop would be copied at every step."""
@@ -201,11 +208,11 @@ class Model:
 
 def _check(shape, layout, cache, rows, new_cache, remat):
     if remat not in REMAT:
-        raise ValueError(f"remat is {remat!r}; accepted: {', '.join(REMAT)}")
+        raise ValueError(f"remat is {remat!r}, but must be one of: {', '.join(REMAT)}")
     if cache is not None and new_cache is not None:
-        raise ValueError("cache and new_cache are both given; accepted: one of them")
+        raise ValueError("cache and new_cache are both given, but must be one of: them")
     if cache is not None and layout is not None:
-        raise ValueError("a layout is given with a cache; accepted: fresh tokens only")
+        raise ValueError("a layout is given with a cache, but must be fresh tokens only")
     if rows is not None and (cache is None or cache.table is not None):
         raise ValueError("rows are given without a cache of one page per row; they are rows of one")
     if rows is not None and rows.shape != shape[:1]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 TILE = 64  # slots in a tile: the rows of one matrix instruction
 COLUMNS = 8  # query heads come in multiples of its columns; those beyond the group are computed and dropped
 SWIZZLE = 128  # bytes in a row of a tile in shared memory, as the tensor cores want it
+
+_load: Callable[..., jax.Array] = plgpu.load  # its index became optional in JAX 0.11
 
 
 def supported(slots: int, size: int, dtype) -> bool:
@@ -78,15 +81,16 @@ class _Shared(NamedTuple):
     k, v         [stages, TILE, H]
     """
 
-    raw: jax.Ref
-    turned: jax.Ref
-    q: jax.Ref
-    weights: jax.Ref
-    k: jax.Ref
-    v: jax.Ref
-    new_ready: jax.Ref
-    k_ready: jax.Ref
-    v_ready: jax.Ref
+    # `Any`: memory and barriers when the kernel is declared, references to them inside of it.
+    raw: Any
+    turned: Any
+    q: Any
+    weights: Any
+    k: Any
+    v: Any
+    new_ready: Any
+    k_ready: Any
+    v_ready: Any
 
 
 def _scratch(n: _Sizes) -> _Shared:
@@ -117,8 +121,9 @@ def _read_new(qkv_ref, row, head, shared: _Shared, n: _Sizes) -> None:
 
 def _rotate(cos_ref, sin_ref, row, shared: _Shared, n: _Sizes) -> None:
     """Rotates the queries and the new key in `raw` into `turned`, and the queries from there into `q`."""
-    layout = plgpu.Layout.MMA_ACC(n.dtype, m_warps=1)  # any that takes 16 rows, and one of columns for the angles
-    load = functools.partial(plgpu.load, optimized=False)
+    # Any layout that takes 16 rows, and one of columns for the angles.
+    layout = plgpu.Layout.MMA_ACC(n.dtype, m_warps=1)  # pyright: ignore[reportAttributeAccessIssue]  # new in JAX 0.11
+    load = functools.partial(_load, optimized=False)
     a, b = (load(shared.raw.at[i], layout=layout).astype(jnp.float32) for i in range(2))
     cos, sin = (
         lax.broadcast_in_dim(load(x.at[row], layout=layout.reduce(0)), a.shape, [1]) for x in (cos_ref, sin_ref)
@@ -147,7 +152,8 @@ def _product(a, b):
         plgpu.wgmma(acc, a, b)
         return acc[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
+    accumulator = plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]  # public
+    return pl.run_scoped(multiply, accumulator)
 
 
 def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Sizes):
@@ -176,7 +182,7 @@ def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Siz
 
     @pl.when(masked)  # their weight is zero, but zero times what lies there may be NaN
     def _():
-        v = plgpu.load(shared.v.at[stage], layout=plgpu.Layout.WGMMA)
+        v = _load(shared.v.at[stage], layout=plgpu.Layout.WGMMA)
         shared.v.at[stage][...] = jnp.where(seen(v.shape), v, jnp.zeros_like(v))
 
     plgpu.commit_smem()
@@ -292,5 +298,5 @@ def decode_attention(
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=1024),
         interpret=interpret,
         name="paged_decode_attention",
-    )(qkv, cos, sin, table, starts, going, k_ref, v_ref)
+    )(qkv, cos, sin, table, starts, going, k_ref, v_ref)  # pyright: ignore[reportCallIssue]  # typed as a decorator
     return out, jax.freeze(k_ref).reshape(shape), jax.freeze(v_ref).reshape(shape)

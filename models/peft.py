@@ -43,7 +43,7 @@ def take(adapters: dict, scale: jax.Array, index: int) -> Adapter:
     """Adapter `index` out of a stack of n (`adapters` and `scale` as in `lora.Lora`)."""
     n = scale.shape[0]
     if not 0 <= index < n:
-        raise ValueError(f"adapter index is {index}; accepted: 0 to {n - 1}")
+        raise ValueError(f"adapter index is {index}, but must be 0 to {n - 1}")
     return Adapter({t: {x: ab[x][:, index] for x in "ab"} for t, ab in adapters.items()}, float(scale[index]))
 
 
@@ -229,7 +229,7 @@ def _problems(names: list[str], header: dict[str, st.SafetensorsEntry], shape: t
         elif tensor.shape != shape:
             found.append(f"mis-shaped: {name} is {list(tensor.shape)}, expected {list(shape)}")
         elif tensor.dtype not in st.DTYPES:
-            found.append(f"unreadable: {name} has type {tensor.dtype}; accepted: {', '.join(st.DTYPES)}")
+            found.append(f"unreadable: {name} has type {tensor.dtype}, but must be one of: {', '.join(st.DTYPES)}")
     return found
 
 
@@ -261,7 +261,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     for field, values in accepted.items():
         if config.get(field) not in values:
             shown = ", ".join(map(repr, values))
-            raise WeightsError(f"{path}: {field} is {config.get(field)!r}; accepted: {shown}")
+            raise WeightsError(f"{path}: {field} is {config.get(field)!r}, but must be {shown}")
     return config
 
 
@@ -274,9 +274,11 @@ def _scale(config: dict[str, Any], path: Path, names: list[str], rank: int) -> f
         if hits == len(names):
             alpha = value
         elif hits or not re.fullmatch(r"[\w.]+", suffix):
-            raise WeightsError(f"{path}: alpha_pattern has {pattern!r}; accepted: names of modules in all layers alike")
+            raise WeightsError(
+                f"{path}: alpha_pattern has {pattern!r}, but must be names of modules in all layers alike"
+            )
     if not is_number(alpha):
-        raise WeightsError(f"{path}: lora_alpha is {alpha!r}; accepted: a number above 0")
+        raise WeightsError(f"{path}: lora_alpha is {alpha!r}, but must be a number above 0")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

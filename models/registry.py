@@ -32,7 +32,7 @@ def get(name: str) -> Entry:
     """The entry called `name`, in any case."""
     entry = _ENTRIES.get(ALIASES.get(name.lower(), name.lower()))
     if entry is None:
-        raise ValueError(f"model is {name!r}; accepted: {', '.join(names())}")
+        raise ValueError(f"model is {name!r}, but must be one of: {', '.join(names())}")
     return entry
 
 

@@ -57,11 +57,13 @@ def test_an_unknown_name_lists_the_names_and_the_nearest():
     games, families = Registry("games"), Registry("model_families")
     games.add("sokoban", 1)
     games.add("sudoku", 2)
-    with pytest.raises(ValueError, match=r"unknown game 'sokobn'; accepted: sokoban, sudoku; did you mean sokoban\?$"):
+    with pytest.raises(
+        ValueError, match=r"unknown game 'sokobn', but must be one of: sokoban, sudoku; did you mean sokoban\?$"
+    ):
         games.get("sokobn")
-    with pytest.raises(ValueError, match="unknown game 'zzz'; accepted: sokoban, sudoku$"):
+    with pytest.raises(ValueError, match="unknown game 'zzz', but must be one of: sokoban, sudoku$"):
         games.get("zzz")
-    with pytest.raises(ValueError, match="unknown model family 'x'; accepted: none$"):
+    with pytest.raises(ValueError, match="unknown model family 'x', but must be none$"):
         families.get("x")
 
 

@@ -48,7 +48,9 @@ def _read(path: Path) -> Tokenizer:
         if path.is_dir():
             return from_folder(path)
         if path.suffix not in _READERS:
-            raise ValueError(f"{path}: not a tokenizer; accepted: a folder, or a file ending in {', '.join(_READERS)}")
+            raise ValueError(
+                f"{path}: not a tokenizer, but must be a folder, or a file ending in {', '.join(_READERS)}"
+            )
         return _READERS[path.suffix](path)
 
 

@@ -53,8 +53,8 @@ def byte_characters() -> list[str]:
 def byte_level_bpe(
     tokens: Sequence[str],
     types: Sequence[int],
-    merges: Sequence[tuple[str, str]],
-    pre: str,
+    merges: Sequence[tuple[str, ...]],
+    pre: str | None,
     *,
     bos: str | None = None,
 ) -> tokenizers.Tokenizer:
@@ -62,16 +62,18 @@ def byte_level_bpe(
 
     `bos` goes in front of a text where a reader asks for special tokens, as `transformers` does.
     """
-    pre = _ALIASES.get(pre, pre)
+    pre = _ALIASES.get(pre or "", pre)
     if pre not in _PRE:
         accepted = sorted({*_PRE, *_ALIASES} - {"whole"})
-        raise ValueError(f"pre-tokenizer is {pre!r}; accepted: {', '.join(accepted)}")
+        raise ValueError(f"pre-tokenizer is {pre!r}, but must be one of: {', '.join(accepted)}")
     normalizer, pre_tokenizer, ignore_merges = _PRE[pre]()
     vocab = _vocab(tokens, types)
+    pairs: list[tuple[str, str]] = []
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab):
             raise ValueError(f"the merge {' '.join(merge)!r} does not join two tokens to a third")
-    rust = tokenizers.Tokenizer(BPE(vocab, list(merges), ignore_merges=ignore_merges))
+        pairs.append(merge)
+    rust = tokenizers.Tokenizer(BPE(vocab, pairs, ignore_merges=ignore_merges))
     if normalizer is not None:
         rust.normalizer = normalizer
     rust.pre_tokenizer = pre_tokenizer
@@ -127,7 +129,7 @@ def _vocab(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to make a piece out of two others, best score of the made piece first, then lowest ids."""
     pieces = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (NORMAL, USER_DEFINED)}
-    ranked = []
+    ranked: list[tuple[float, int, int, int]] = []
     for token, i in pieces.items():
         for cut in range(1, len(token)):
             left, right = pieces.get(token[:cut]), pieces.get(token[cut:])

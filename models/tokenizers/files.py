@@ -104,7 +104,7 @@ def _with_companions(rust: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
 def _stop_ids(found: Any, folder: Path) -> list[int | None]:
     stops = found if isinstance(found, list) else [found]
     if not all(i is None or isinstance(i, int) and -1 <= i < 1 << 31 for i in stops):
-        raise ValueError(f"{folder / 'generation_config.json'}: eos_token_id is {found!r}; accepted: ids of tokens")
+        raise ValueError(f"{folder / 'generation_config.json'}: eos_token_id is {found!r}, but must be ids of tokens")
     return stops
 
 

@@ -22,13 +22,13 @@ def from_gguf(path: str | Path) -> Tokenizer:
     """The tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece with scores (`llama`)."""
     header = read_header(path)
 
-    def get(key: str, default=None):
+    def get(key: str, default: Any = None) -> Any:
         return header.get(f"tokenizer.ggml.{key}", default)
 
     kind, tokens = get("model"), get("tokens")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ValueError(
-            f"{path}: tokenizer.ggml.model is {kind!r} with {len(tokens or ())} tokens; accepted: 'gpt2' (byte-level "
+            f"{path}: tokenizer.ggml.model is {kind!r} with {len(tokens or ())} tokens, but must be 'gpt2' (byte-level "
             "BPE) and 'llama' (SentencePiece), with their tokens"
         )
     ids = {key: get(f"{key}_token_id") for key in ("bos", "eos", "padding", "eot", "eom")}
@@ -36,7 +36,7 @@ def from_gguf(path: str | Path) -> Tokenizer:
         if value is not None and value >= len(tokens):
             raise ValueError(f"{path}: tokenizer.ggml.{key}_token_id is {value}, but there are {len(tokens)} tokens")
     types = get("token_type") or [NORMAL] * len(tokens)
-    pre = get("pre") or _PRE_OF_ARCHITECTURE.get(header.get("general.architecture"))
+    pre = get("pre") or _PRE_OF_ARCHITECTURE.get(header.get("general.architecture", ""))
     # Qwen has no bos; converters write the id of <|endoftext|> there.
     bos_id = None if pre == "qwen2" else ids["bos"]
     add_bos = bool(get("add_bos_token", kind == "llama")) and bos_id is not None
@@ -88,7 +88,7 @@ class _GGUFError(ValueError):
 def _read_pairs(data: mmap.mmap) -> dict[str, Any]:
     version, _, count = struct.unpack_from("<IQQ", data, 4)
     if version not in (2, 3):
-        raise _GGUFError(f"GGUF version is {version}; accepted: 2, 3 (little-endian)")
+        raise _GGUFError(f"GGUF version is {version}, but must be 2, 3 (little-endian)")
     at, pairs = 24, {}
     for _ in range(count):
         key, at = _read_string(data, at)

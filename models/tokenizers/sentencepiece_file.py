@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from models.tokenizers.bpe import NORMAL, UNKNOWN, sentencepiece_bpe
 from models.tokenizers.tokenizer import Tokenizer, build
@@ -28,7 +29,7 @@ def from_sentencepiece(path: str | Path) -> Tokenizer:
         raise ValueError(f"{path}: not a SentencePiece model, or damaged: {error!r}") from error
     kind = trainer.get(_MODEL_TYPE, _UNIGRAM)
     if not pieces or kind != _BPE:
-        raise ValueError(f"{path}: {len(pieces)} pieces of a model of type {kind}; accepted: type {_BPE} (BPE)")
+        raise ValueError(f"{path}: {len(pieces)} pieces of a model of type {kind}, but must be type {_BPE} (BPE)")
     types = [piece.get(3, NORMAL) for piece in pieces]
     ids = {
         name: i if 0 <= (i := _signed(trainer.get(number, default))) < len(tokens) and types[i] != UNKNOWN else None
@@ -43,10 +44,10 @@ def from_sentencepiece(path: str | Path) -> Tokenizer:
         charsmap=normalizer.get(2, b""),
         bos=None if ids["bos_id"] is None else tokens[ids["bos_id"]],
     )
-    return build(Path(path).stem, rust, None, **ids)
+    return build(Path(path).stem, rust, None, bos_id=ids["bos_id"], eos_id=ids["eos_id"], pad_id=ids["pad_id"])
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """(field number, value) of a protocol buffer message: an int for varints, bytes for everything else."""
     at = 0
     while at < len(data):

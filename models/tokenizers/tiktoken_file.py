@@ -28,7 +28,7 @@ SPECIAL = {
 def from_tiktoken(path: str | Path, generation: str = "qwen2.5") -> Tokenizer:
     """The tokenizer in a `.tiktoken` file, with the special tokens and the chat template of a Qwen generation."""
     if generation not in SPECIAL:
-        raise ValueError(f"generation is {generation!r}; accepted: {', '.join(SPECIAL)}")
+        raise ValueError(f"generation is {generation!r}, but must be one of: {', '.join(SPECIAL)}")
     ranks = _read_ranks(Path(path))
     letters = byte_characters()
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -62,7 +63,7 @@ def read_token_bytes(rust: tokenizers.Tokenizer, skip_special: bool) -> TokenByt
 
 def _decoder(rust: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
     """How one token is spelled, and whether a space at the beginning of a text goes."""
-    found = json.loads(rust.decoder.__getstate__()) if rust.decoder is not None else {"type": None}
+    found: dict[str, Any] = json.loads(rust.decoder.__getstate__()) if rust.decoder is not None else {"type": None}
     steps = found["decoders"] if found["type"] == "Sequence" else [found]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
@@ -76,7 +77,7 @@ def _decoder(rust: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
     )
     if not known or "Fuse" not in kinds or "Replace" in kinds[kinds.index("Fuse") :]:
         raise ValueError(
-            f"the decoder of the tokenizer is {json.dumps(found)}; accepted: ByteLevel, or SentencePiece's Replace, "
+            f"the decoder of the tokenizer is {json.dumps(found)}, but must be ByteLevel, or SentencePiece's Replace, "
             "ByteFallback, Fuse and Strip of one leading space"
         )
     replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]

@@ -104,7 +104,9 @@ class Tokenizer:
         """This tokenizer with another chat template: the name of a built-in style, or Jinja text."""
         template = chat_templates.BUILTIN.get(style, style)
         if "{" not in template:
-            raise ValueError(f"chat is {style!r}; accepted: {', '.join(chat_templates.BUILTIN)}, or a Jinja template")
+            raise ValueError(
+                f"chat is {style!r}, but must be one of: {', '.join(chat_templates.BUILTIN)}, or a Jinja template"
+            )
         return dataclasses.replace(self, template=template, template_source="")
 
     def save(self, folder: str | Path) -> None:
@@ -153,7 +155,9 @@ def build(
     special = {token.content: i for i, token in rust.get_added_tokens_decoder().items()}
     ends = [eos_id, *stop_ids, *(special.get(token) for token in END_OF_TURN)]
     if wrong := [i for i in (bos_id, pad_id, *ends) if i is not None and not (type(i) is int and i >= 0)]:
-        raise TokenizerError(f"the tokenizer {name} has the special id {wrong[0]!r}; accepted: whole numbers from 0 up")
+        raise TokenizerError(
+            f"the tokenizer {name} has the special id {wrong[0]!r}, but must be whole numbers from 0 up"
+        )
     if template is not None and not isinstance(template, str):
         where = template_source or f"the tokenizer {name}"
         raise TokenizerError(f"{where}: the chat template is of type {type(template).__name__}, not text")

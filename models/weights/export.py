@@ -35,7 +35,7 @@ def export(
     """
     dtype = np.dtype(dtype if dtype is not None else params["embed"].dtype)
     if dtype not in st.DTYPE_NAMES:
-        raise WeightsError(f"dtype is {dtype}; accepted: {', '.join(str(d) for d in st.DTYPE_NAMES)}")
+        raise WeightsError(f"dtype is {dtype}, but must be one of: {', '.join(str(d) for d in st.DTYPE_NAMES)}")
     tensors = _tensors(cfg)
     _check(cfg, params)
     with new_folder(folder, overwrite) as temporary:
@@ -82,7 +82,9 @@ def _check(cfg: ModelConfig, params: dict[str, Any]) -> None:
         raise WeightsError("the parameters do not fit the config:\n  " + "\n  ".join(problems))
 
 
-def _write_weights(folder: Path, tensors, params, dtype: np.dtype, shard_bytes: int) -> None:
+def _write_weights(
+    folder: Path, tensors: dict[str, tuple[int | None, list[Slot]]], params, dtype: np.dtype, shard_bytes: int
+) -> None:
     specs = {name: (dtype, slots[0].disk_shape) for name, (_, slots) in tensors.items()}
     shards = _split(specs, shard_bytes)
     files = [st.SINGLE] if len(shards) == 1 else [

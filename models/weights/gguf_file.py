@@ -43,8 +43,9 @@ class GGUFFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.where = str(path)
-        self._map = np.memmap(self.path, mode="r", dtype=np.uint8) if self.path.stat().st_size else b""
-        self.metadata, self._tensors = _parse(self.path, memoryview(self._map))
+        empty = self.path.stat().st_size == 0  # cannot be mapped
+        self._map: np.ndarray = np.empty(0, np.uint8) if empty else np.memmap(self.path, mode="r", dtype=np.uint8)
+        self.metadata, self._tensors = _parse(self.path, self._map.data)
         if self.metadata.get("split.count", 0) not in (0, 1):
             raise WeightsError(f"{path} is part of a split file; expected one file (gguf-split --merge joins them)")
         self._check_size()
@@ -52,9 +53,9 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         found = self.metadata.get("general.architecture")
-        if found not in FAMILIES or FAMILIES.get(found).gguf_names is None:
+        if not isinstance(found, str) or found not in FAMILIES or FAMILIES.get(found).gguf_names is None:
             accepted = ", ".join(repr(name) for name in FAMILIES if FAMILIES.get(name).gguf_names is not None)
-            raise WeightsError(f"{self.path}: general.architecture is {found!r}; accepted: {accepted}")
+            raise WeightsError(f"{self.path}: general.architecture is {found!r}, but must be {accepted}")
         return found
 
     @property
@@ -149,7 +150,7 @@ class GGUFFile:
         return found
 
     def _error(self, key: str, found: Any, accepted: str) -> WeightsError:
-        return WeightsError(f"{self.path}: {self.architecture}.{key} is {found!r}; accepted: {accepted}")
+        return WeightsError(f"{self.path}: {self.architecture}.{key} is {found!r}, but must be {accepted}")
 
     def _check_size(self) -> None:
         size = len(self._map)
@@ -165,7 +166,7 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Gguf
     try:
         version, n_tensors, n_fields = struct.unpack_from("<IQQ", data, 4)
         if version not in (2, 3):
-            raise WeightsError(f"{path}: GGUF version is {version}; accepted: 2, 3 (little-endian)")
+            raise WeightsError(f"{path}: GGUF version is {version}, but must be 2, 3 (little-endian)")
         at = 24
         metadata: dict[str, Any] = {}
         for _ in range(n_fields):
@@ -183,7 +184,7 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Gguf
         raise WeightsError(f"{path} is truncated or damaged: its header cannot be read ({error})") from error
     alignment = metadata.get("general.alignment", 32)
     if not is_whole(alignment):
-        raise WeightsError(f"{path}: general.alignment is {alignment!r}; accepted: a whole number from 1 up")
+        raise WeightsError(f"{path}: general.alignment is {alignment!r}, but must be an integer >= 1")
     base = -(-at // alignment) * alignment
     return metadata, {name: GgufTensor(shape, kind, base + offset) for name, shape, kind, offset in records}
 

@@ -36,7 +36,9 @@ class Source(Protocol):
 
     where: str
     dequantises: bool  # reading any part of a tensor costs as much as all of it
-    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def tensor(self, name: str) -> np.ndarray: ...
 
@@ -157,7 +159,8 @@ def _place(slot: Slot, names: list[str], source: Source, dtype: np.dtype, shardi
         return jax.make_array_from_callback(slot.full_shape, sharding, lambda index: whole[index])
     parts: dict[str, np.ndarray] = {}  # devices that hold the same part share one reading
 
-    def read_once(index: tuple[slice, ...]) -> np.ndarray:
+    def read_once(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         key = repr(index)
         if key not in parts:
             parts[key] = read(index)

@@ -50,7 +50,7 @@ class SafetensorsFolder:
     def unreadable(self, names: Iterable[str]) -> list[str]:
         """One line for each tensor among `names` whose type cannot be read."""
         return [
-            f"{name} has type {t.dtype}; accepted: {', '.join(DTYPES)}"
+            f"{name} has type {t.dtype}, but must be one of: {', '.join(DTYPES)}"
             for name in names
             if (t := self._tensors[name]).dtype not in DTYPES
         ]
@@ -69,7 +69,7 @@ def read_header(file: Path) -> tuple[dict[str, SafetensorsEntry], dict[str, str]
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > LONGEST_HEADER:
-            raise WeightsError(f"{file}: its header has {length:,} bytes; accepted: up to {LONGEST_HEADER:,}")
+            raise WeightsError(f"{file}: its header has {length:,} bytes, but must be up to {LONGEST_HEADER:,}")
         if size < 8 + length:
             raise WeightsError(f"{file} is truncated: {size:,} bytes, its header alone ends at {8 + length:,}")
         try:

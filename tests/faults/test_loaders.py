@@ -67,7 +67,7 @@ def damaged_normalizer(at, text):
         (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
         (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
-        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "accepted: ids of"),
+        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "must be ids of"),
         (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648 among 2 tokens"),
         (damaged_normalizer(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
         (damaged_normalizer(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
@@ -122,15 +122,18 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_a_line_for_the_user():
     "change, words",
     [
         (dict(num_key_value_heads=3), "not a multiple of n_kv_heads, 3"),
-        (dict(num_attention_heads=0), "num_attention_heads is 0; accepted: a whole number from 1 up"),
-        (dict(num_hidden_layers=10**7), "n_layers is 10000000; accepted: a whole number from 1 to 4,096"),
-        (dict(head_dim=7), "head_dim is 7; accepted: an even number"),
-        (dict(rms_norm_eps=float("nan")), "norm_eps is nan; accepted: a number above 0, below 1"),
-        (dict(rope_parameters={"rope_theta": -1}), "rope_theta is -1.0; accepted: a number above 0"),
+        (dict(num_attention_heads=0), "num_attention_heads is 0, but must be an integer >= 1"),
+        (dict(num_hidden_layers=10**7), "n_layers is 10000000, but must be an integer from 1 to 4,096"),
+        (dict(head_dim=7), "head_dim is 7, but must be an even number"),
+        (dict(rms_norm_eps=float("nan")), "norm_eps is nan, but must be a number > 0 and < 1"),
+        (dict(rope_parameters={"rope_theta": -1}), "rope_theta is -1.0, but must be a number > 0"),
         (dict(rope_parameters={"rope_theta": 10**400}), "is damaged or malformed: OverflowError"),
-        (dict(bos_token_id="x"), "bos_id is 'x'; accepted: ids from 0 up"),
-        (dict(rope_parameters={"rope_type": "linear", "factor": 0}), "rope_scaling.factor is 0.0; accepted: a number"),
-        (dict(tie_word_embeddings=1), "tie_embeddings is 1; accepted: True or False"),
+        (dict(bos_token_id="x"), "bos_id is 'x', but must be ids from 0 up"),
+        (
+            dict(rope_parameters={"rope_type": "linear", "factor": 0}),
+            "rope_scaling.factor is 0.0, but must be a number",
+        ),
+        (dict(tie_word_embeddings=1), "tie_embeddings is 1, but must be True or False"),
     ],
 )
 def test_a_bad_config_json_is_a_line_for_the_user(tmp_path, change, words):
@@ -148,7 +151,7 @@ def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path):
         stream.write((6 << 30).to_bytes(8, "little"))
         stream.truncate((6 << 30) + 8)  # sparse: nothing is on the disk
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(weights.WeightsError, match="its header has 6,442,450,944 bytes; accepted: up to 100,000,000"):
+    with pytest.raises(weights.WeightsError, match="its header has 6,442,450,944 bytes, but must be up to 100,000,000"):
         safetensors_folder.read_header(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 

@@ -149,7 +149,10 @@ def test_a_template_that_fails_says_so():
 def test_bad_messages_are_refused():
     for messages, reason in (
         ([], "messages is empty"),
-        ([USER, {"role": "wizard", "content": "x"}], r"messages\[1\].role is 'wizard'; accepted: system, user"),
+        (
+            [USER, {"role": "wizard", "content": "x"}],
+            r"messages\[1\].role is 'wizard', but must be one of: system, user",
+        ),
         ([{"role": "user", "content": None}], r"messages\[0\].content is None; expected a string"),
         ([{"content": "x"}], r"messages\[0\].role is None"),
     ):

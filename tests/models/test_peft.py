@@ -157,7 +157,7 @@ def test_an_adapter_that_does_not_fit_the_stack_is_refused():
         peft.put(adapters, scale, 0, peft.take(*random_stack(cfg, rank=4, targets=("q",)), 0))
     with pytest.raises(ValueError, match="adapter targets up; the stack has q"):
         peft.put(adapters, scale, 0, peft.take(*random_stack(cfg, rank=2, targets=("q", "up")), 0))
-    with pytest.raises(ValueError, match="adapter index is 3; accepted: 0 to 2"):
+    with pytest.raises(ValueError, match="adapter index is 3, but must be 0 to 2"):
         peft.take(adapters, scale, 3)
 
 
@@ -190,7 +190,7 @@ def test_scales_of_peft_are_honoured(tmp_path):
     assert np.array_equal(found.weights["up"]["b"], 2 * np.asarray(adapter.weights["up"]["b"]))
     assert np.array_equal(found.weights["q"]["b"], np.asarray(adapter.weights["q"]["b"]))
     edit(folder, alpha_pattern={"layers.0.mlp.up_proj": 16})
-    with pytest.raises(WeightsError, match="alpha_pattern has 'layers.0.mlp.up_proj'; accepted: names of modules"):
+    with pytest.raises(WeightsError, match="alpha_pattern has 'layers.0.mlp.up_proj', but must be names of modules"):
         peft.load(folder, cfg)
 
 
@@ -213,9 +213,9 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     adapters, scale = random_stack(cfg, targets=("q",))
     folder = peft.export(tmp_path / "adapter", cfg, peft.take(adapters, scale, 0))
     for fields, message in (
-        ({"use_dora": True}, "use_dora is True; accepted: None, False"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; accepted: 'LORA'"),
-        ({"bias": "all"}, "bias is 'all'; accepted: None, 'none'"),
+        ({"use_dora": True}, "use_dora is True, but must be one of: None, False"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', but must be 'LORA'"),
+        ({"bias": "all"}, "bias is 'all', but must be one of: None, 'none'"),
     ):
         before = (folder / "adapter_config.json").read_text()
         edit(folder, **fields)

@@ -331,7 +331,7 @@ def test_decoders_that_are_not_known_are_refused():
     rust = ByteTokenizer().rust
     for decoder in (decoders.WordPiece(), decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)])):
         rust.decoder = decoder
-        with pytest.raises(ValueError, match="decoder of the tokenizer is .*accepted: ByteLevel"):
+        with pytest.raises(ValueError, match="decoder of the tokenizer is .*must be ByteLevel"):
             dataclasses.replace(ByteTokenizer(), rust=rust).token_bytes()
 
 
@@ -421,7 +421,7 @@ def test_a_tokenizer_must_fit_the_model():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer.ggml.pre": "marsian"}, "pre-tokenizer is 'marsian'; accepted: .*qwen2"),
+        ({"tokenizer.ggml.pre": "marsian"}, "pre-tokenizer is 'marsian', but must be .*qwen2"),
         ({"tokenizer.ggml.pre": None}, "pre-tokenizer is None"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model is 'bert'"),
         ({"tokenizer.ggml.tokens": ["a"] * 267}, "the token 'a' twice, as 0 and 1"),
@@ -470,7 +470,7 @@ def test_bad_text_files_are_refused(tmp_path):
     refused("x.tiktoken", "IQ== 0\n", "255 of the 256 single bytes are missing, the first is 0x00")
     refused("x.tiktoken", tiktoken_lines(b"#$%"), "cannot be made from two earlier ones")
     refused("tokenizer.json", '{"model": 3}', "not a readable tokenizer.json")
-    refused("weights.bin", "", "not a tokenizer; accepted: a folder")
+    refused("weights.bin", "", "not a tokenizer, but must be a folder")
     with pytest.raises(ValueError, match="generation is 'qwen9'"):
         from_tiktoken(tmp_path / "x.tiktoken", "qwen9")
 
@@ -497,7 +497,7 @@ def test_unknown_sources_are_refused(tmp_path, monkeypatch):
         load("SmolLM2-135M-Instruct")
     with pytest.raises(FileNotFoundError, match="no tokenizer; looked for"):
         load(tmp_path)
-    with pytest.raises(ValueError, match="chat is 'klingon'; accepted: plain, chatml"):
+    with pytest.raises(ValueError, match="chat is 'klingon', but must be one of: plain, chatml"):
         load("tiny", chat="klingon")
     with pytest.raises(ValueError, match="pre-tokenizer"):
         byte_level_bpe(["a"], [NORMAL], [], "no-such")

@@ -165,7 +165,7 @@ def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
         "missing: model.layers.1.mlp.gate_proj.weight [44, 32]",
         "mis-shaped: model.layers.0.self_attn.q_proj.weight is [3, 5], expected [48, 32]",
         "extra: model.layers.9.mlp.up_proj.weight [3]",
-        "unreadable: model.layers.1.mlp.up_proj.weight has type I8; accepted: F32, F16, BF16",
+        "unreadable: model.layers.1.mlp.up_proj.weight has type I8, but must be one of: F32, F16, BF16",
     }
 
 
