@@ -134,6 +134,7 @@ def kl_rewards(samples: Samples, algo: PolicyGradientSettings) -> jax.Array:
     """float32 [N, X]: what a KL in the reward pays for every token; zeros where it is not charged there."""
     if not algo.kl_coef or algo.kl_in != "reward":
         return jnp.zeros(samples.targets.shape, jnp.float32)
+    assert samples.ref_logps is not None
     counts = samples.mask() * samples.to_tokens(samples.recorded())
     # Of answers without room in a row the reference may mean nothing.
     found = losses.kl(samples.logps, jnp.where(counts > 0, samples.ref_logps, samples.logps), algo.kl_kind)
@@ -198,10 +199,12 @@ class ClippedObjective(Objective):
             metrics["value_loss"] = jnp.sum(weighed["value"] * value)
             loss += algo.value_coef * metrics["value_loss"]
         if algo.kl_coef:
+            assert samples.ref_logps is not None
             ref = jnp.where(weighed["policy"] > 0, samples.ref_logps, logps)
             metrics["kl"] = total(losses.kl(logps, ref, algo.kl_kind))
             loss += algo.kl_coef * metrics["kl"] if algo.kl_in == "loss" else 0.0
         if algo.magnet_coef:
+            assert samples.magnet_logps is not None
             slow = jnp.where(weighed["policy"] > 0, samples.magnet_logps, logps)
             metrics["magnet_kl"] = total(losses.kl(logps, slow, algo.kl_kind))
             loss += algo.magnet_coef * metrics["magnet_kl"]

@@ -37,8 +37,10 @@ def compute_advantages(
 def rollout(run: RunParts) -> Rollout:
     """Build the rollout: candidates of one prompt at every turn."""
     algo = run.algo
+    assert isinstance(algo, ATGRPOSettings)
     if run.task:
         return HostRollout(**run.task.arguments(candidates=algo.group_size), refill=algo.refill)
+    assert run.game is not None
     return TreeRollout(
         **run.game.arguments, candidates=algo.group_size, continuation=algo.continuation, team_term=algo.team_term,
         refill=algo.refill,

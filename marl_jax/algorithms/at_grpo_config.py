@@ -18,11 +18,11 @@ class ATGRPOSettings(GroupSettings):
     """Settings of AT-GRPO."""
 
     group_size: int = redefault(GroupSettings, "group_size", 4)
-    continuation: str = setting(
-        "best", choice("best", "random", "first"), "the candidate with which an episode continues"
-    )
+    continuation: str = setting("best", choice("best", "random", "first"), "Candidate that continues the episode")
     team_term: str = setting(
-        "immediate", choice("immediate", "lookahead"), "team reward of a candidate: of its step, or of what follows"
+        "immediate",
+        choice("immediate", "lookahead"),
+        "Team reward of a candidate; immediate: of its step; lookahead: of the continuation",
     )
 
 
@@ -35,14 +35,14 @@ def check(c: ConfigDict) -> Iterator[str]:
     yield from check_no_other_players(c, "whose groups compare the learner with itself")
     if not c.task.name:
         if c.algo.team_term == "lookahead" and c.env.context == "history":
-            yield "config.algo.team_term is 'lookahead' with env.context 'history'; accepted: 'immediate', or 'turn'"
+            yield "config.algo.team_term is 'lookahead' with env.context 'history', but must be 'immediate', or 'turn'"
         yield from _planner(c)
         return
     for name, default in (("continuation", "best"), ("team_term", "immediate")):
         if c.algo[name] != default:
             yield (
                 f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
-                f"keeps one itself; accepted: {default!r}, and what task.params offer"
+                f"keeps one itself, but must be {default!r}, and what task.params offer"
             )
     workflow = TASKS.get(c.task.name)(**c.task.params.to_dict()).graph
     for node in workflow.nodes.values() if workflow is not None else ():
@@ -50,7 +50,7 @@ def check(c: ConfigDict) -> Iterator[str]:
             if step.rewards is None:
                 yield (
                     f"config.algo.name is 'at_grpo' with task.name {c.task.name!r}, whose step of {step.role!r} at "
-                    f"{node.name!r} has no rewards to compare candidates by; accepted: rewards at each step, or []"
+                    f"{node.name!r} has no rewards to compare candidates by, but must be rewards at each step, or []"
                 )
 
 
@@ -70,5 +70,5 @@ def _planner(c: ConfigDict) -> Iterator[str]:
     for why in unpaid:
         yield (
             f"config.{why} with algo.name 'at_grpo' and algo.team_term 'immediate': all proposals of the planner are "
-            "paid alike, so it would never learn; accepted: another value, or algo.team_term 'lookahead'"
+            "paid alike, so it would never learn, but must be another value, or algo.team_term 'lookahead'"
         )

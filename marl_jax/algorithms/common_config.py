@@ -15,66 +15,96 @@ from marl_jax.learning.settings import LearnerSettings, redefault, setting
 class PolicyGradientSettings(LearnerSettings):
     """Settings of every policy gradient."""
 
-    clip_low: float = setting(0.2, number(0, 1, above=True), "the ratio is clipped below 1 minus this")
-    clip_high: float = setting(0.2, number(0, above=True), "the ratio is clipped above 1 plus this")
-    dual_clip: float = setting(0.0, off_or(number(1, above=True)), "bound on the loss of negative advantages; 0 is off")
-    kl_coef: float = setting(0.0, number(0), "weight of the KL to the policy that the run starts with")
-    kl_kind: str = setting("k3", choice("k1", "k2", "k3"), "estimator of both KLs; in the loss, k1 has no gradient")
-    kl_in: str = setting("loss", choice("loss", "reward"), "where the KL to the start is charged")
-    magnet_coef: float = setting(0.0, number(0), "weight of the KL to a slow copy of the policy; 0 keeps no copy")
-    magnet_decay: float = setting(0.98, number(0, 1), "per step, the share that the slow copy keeps of itself")
-    entropy_coef: float = setting(0.01, number(0), "weight of the entropy bonus")
+    clip_low: float = setting(
+        0.2, number(0, 1, above=True), "Lower clip range; importance ratios are clipped below 1 - clip_low"
+    )
+    clip_high: float = setting(
+        0.2, number(0, above=True), "Upper clip range; importance ratios are clipped above 1 + clip_high"
+    )
+    dual_clip: float = setting(
+        0.0,
+        off_or(number(1, above=True)),
+        "Upper bound on the loss of negative advantages, as a multiple of |advantage|; 0 disables it",
+    )
+    kl_coef: float = setting(0.0, number(0), "Weight of the KL divergence from the initial policy")
+    kl_kind: str = setting(
+        "k3", choice("k1", "k2", "k3"), "Estimator of both KL divergences; k1 has no gradient in the loss"
+    )
+    kl_in: str = setting(
+        "loss",
+        choice("loss", "reward"),
+        "Whether the KL divergence from the initial policy is added to the loss or subtracted from the reward",
+    )
+    magnet_coef: float = setting(
+        0.0, number(0), "Weight of the KL divergence from a moving average of the policy; 0 disables it"
+    )
+    magnet_decay: float = setting(0.98, number(0, 1), "Decay per step of the moving average of the policy")
+    entropy_coef: float = setting(0.01, number(0), "Weight of the entropy bonus")
     entropy_ratio: float = setting(
-        1.0, number(0, 1), "the last entropy_coef as a share of the first; it falls linearly"
+        1.0, number(0, 1), "Final entropy_coef as a fraction of the initial one; it decays linearly"
     )
     epochs: int = redefault(LearnerSettings, "epochs", 2)
     loss_agg: str = setting(
         "token",
         choice("token", "sequence", "constant"),
-        "token: mean over tokens; sequence: mean of means; constant: sum over a fixed length",
+        "Loss aggregation; token: mean over tokens; sequence: mean of sequence means; constant: sum / fixed length",
     )
     ratio: str = setting(
         "token",
         choice("token", "sequence", "product"),
-        "importance ratio per token; of a whole answer, the geometric mean (sequence, GSPO) or the product (RLOO)",
+        "Importance ratio; token: per token; sequence: geometric mean per completion (GSPO); product: per completion "
+        "(RLOO)",
     )
-    tis_clip: float = setting(2.0, off_or(number(1)), "bound on the importance weight of stale samples; 0 is off")
+    tis_clip: float = setting(
+        2.0, off_or(number(1)), "Upper bound on the importance weight of stale samples; 0 disables the weight"
+    )
     ratio_mask: str = setting(
         "none",
         choice("none", "probability", "sequence"),
-        "tokens without a gradient; probability: those whose probability changed by more than ratio_mask_limit; "
-        "sequence: completions with a negative advantage and a mean KL per token above it",
+        "Tokens without a gradient; probability: those with a probability change above ratio_mask_limit; sequence: "
+        "completions with a negative advantage and a mean KL per token above it",
     )
-    ratio_mask_limit: float = setting(0.2, number(0, above=True), "limit of ratio_mask")
+    ratio_mask_limit: float = setting(0.2, number(0, above=True), "Limit of ratio_mask")
     guard: str = setting(
         "auto",
         choice("auto", "on", "off"),
-        "check that rejects updates after which good completions are much less likely, and lowers the learning rate; "
-        "auto: with adapters; on: also with full weights, which needs a second copy of them",
+        "Whether to reject updates that make good completions much less likely and then lower the learning rate; auto: "
+        "with adapters; on: also with full weights, which needs a second copy of them",
     )
     guard_drop: float = setting(
         1.0,
         number(0, above=True),
-        "mean drop in log-probability of the good completions, in nats, that rejects an update",
+        "Mean drop in log-probability of good completions, in nats, that rejects an update",
     )
-    guard_completions: int = setting(32, integer(1, 1 << 16), "conversations per policy that the guard scores")
+    guard_completions: int = setting(
+        32, integer(1, 1 << 16), "Number of conversations per policy that the guard scores"
+    )
     overlong: str = setting(
-        "none", choice("none", "mask", "penalty"), "free answers that reach the limit of tokens: mask gives no loss"
+        "none",
+        choice("none", "mask", "penalty"),
+        "Handling of free completions that reach the token limit; mask: no loss; penalty: lower reward",
     )
     overlong_buffer: int = setting(
-        2, integer(1, 1 << 17), "tokens before the limit in which the penalty grows from 0 to 1"
+        2, integer(1, 1 << 17), "Number of tokens before the limit over which the penalty grows from 0 to 1"
     )
     train_turns: tuple[int, ...] = setting(
-        (), distinct_integers(0), "tasks: turns of a chat that learn, counted from 0; (): all"
+        (), distinct_integers(0), "Turns of a task conversation to train on, counted from 0; (): all"
     )
     turn_block: int = setting(
-        0, integer(0), "tasks: steps for which one of train_turns learns before the next does; 0: all of them at once"
+        0, integer(0), "Number of steps for which one of train_turns is trained before the next; 0: all at once"
     )
+
+    # Options that an algorithm with a critic declares again.
+    gae: str = "turn"
+    value_clip: float = 0.0
+    value_coef: float = 0.0
 
 
 def pack_setting() -> int:
     """Declare `pack`, for algorithms that can score packed rows."""
-    return setting(0, integer(0, 1024), "short free answers share rows of this many times the longest; 0 is off")
+    return setting(
+        0, integer(0, 1024), "Length of packed rows as a multiple of the longest completion; 0 disables packing"
+    )
 
 
 def check_no_other_players(c: ConfigDict, why: str) -> Iterator[str]:
@@ -102,18 +132,18 @@ def check_overlong(c: ConfigDict) -> Iterator[str]:
     if c.algo.overlong == "penalty" and has_free_answers(c) and c.algo.overlong_buffer >= longest:
         yield (
             f"config.algo.overlong_buffer is {c.algo.overlong_buffer} with {field} {longest}, so that every answer "
-            "would be over-long; accepted: less than the limit"
+            "would be over-long, but must be less than the limit"
         )
 
 
 def check_train_turns(c: ConfigDict) -> Iterator[str]:
     """Refuse a choice of turns where there are none to choose."""
     if c.algo.train_turns and not c.task.name:
-        yield f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}; accepted: (), or a task"
+        yield f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}, but must be (), or a task"
     if c.algo.turn_block and len(c.algo.train_turns) < 2:
         yield (
             f"config.algo.turn_block is {c.algo.turn_block} with algo.train_turns {c.algo.train_turns!r}, so that no "
-            "turns take turns; accepted: 0, or two turns and more"
+            "turns take turns, but must be 0, or two turns and more"
         )
 
 
@@ -124,10 +154,10 @@ def check_packing(c: ConfigDict) -> Iterator[str]:
     found = f"config.algo.pack is {c.algo.pack} with"
     if not has_free_answers(c):
         yield (
-            f"{found} rollout.completion {c.rollout.completion!r}, whose samples are of one length; accepted: 0, "
+            f"{found} rollout.completion {c.rollout.completion!r}, whose samples are of one length, but must be 0, "
             "or 'free'"
         )
     if c.algo.grad_accum_steps < 2:
-        yield f"{found} algo.grad_accum_steps 1: no parts to leave out; accepted: 0, or algo.grad_accum_steps from 2 up"
+        yield f"{found} algo.grad_accum_steps 1: no parts to leave out, but must be 0, or algo.grad_accum_steps from 2 up"
     if c.model.lora.rank and len(c.policies) > 1:
-        yield f"{found} an adapter for each of {len(c.policies)} policies; accepted: 0, or one policy"
+        yield f"{found} an adapter for each of {len(c.policies)} policies, but must be 0, or one policy"

@@ -90,6 +90,7 @@ def rollout(run: RunParts) -> Rollout:
     algo = run.algo
     if run.task:
         return HostRollout(**run.task.arguments(samples=algo.group_size), refill=algo.refill)
+    assert run.game is not None
     return GroupRollout(**run.game.arguments, candidates=algo.group_size, refill=algo.refill)
 
 

@@ -27,31 +27,31 @@ class GroupSettings(PolicyGradientSettings):
     epochs: int = redefault(PolicyGradientSettings, "epochs", 1)
     loss_agg: str = redefault(PolicyGradientSettings, "loss_agg", "sequence")
     entropy_coef: float = redefault(PolicyGradientSettings, "entropy_coef", 0.0)
-    group_size: int = setting(8, integer(2, 1 << 16), "samples that are compared with each other")
+    group_size: int = setting(8, integer(2, 1 << 16), "Number of completions or episodes per group")
     group_std: bool = setting(
-        True, SWITCH, "group advantages are divided by their standard deviation; False is Dr.GRPO"
+        True, SWITCH, "Whether advantages are divided by the standard deviation of the rewards; False: Dr. GRPO"
     )
-    group_baseline: str = setting("mean", choice("mean", "leave_one_out"), "leave_one_out is RLOO")
+    group_baseline: str = setting("mean", choice("mean", "leave_one_out"), "Baseline of a group; leave_one_out: RLOO")
     normalize: str = setting(
         "group",
         choice("group", "agent", "batch"),
-        "standard deviation per group, per agent (Dr. MAS) or over all informative groups of the batch (ScaleRL)",
+        "Scope of the standard deviation; agent: per agent (Dr. MAS); batch: all informative groups (ScaleRL)",
     )
     std_ddof: int = setting(
-        0, integer(0, 1), "the variance of a group is divided by K (0) or by K - 1 (1, as torch does)"
+        0,
+        integer(0, 1),
+        "Degrees of freedom of the variance, which is divided by group size - std_ddof (1: as in PyTorch)",
     )
-    filter_zero_std_groups: bool = setting(
-        True, SWITCH, "groups whose rewards are all equal do not contribute to the loss"
-    )
+    filter_zero_std_groups: bool = setting(True, SWITCH, "Whether groups with equal rewards are excluded from the loss")
     signal_frac: float = setting(
         0.5,
         number(0, 1),
-        "share of informative completions, among these and the solved ones, from which the full learning rate "
-        "applies; below it, the rate falls with the square root of the share; 0 is off",
+        "Fraction of informative completions, among the informative and the solved ones, below which the learning rate "
+        "is reduced in proportion to its square root; 0 disables this",
     )
-    minibatch_groups: bool = setting(True, SWITCH, "keep the completions of a group in one minibatch")
+    minibatch_groups: bool = setting(True, SWITCH, "Whether the completions of a group stay in one minibatch")
     refill: int = setting(
-        0, integer(0), "maximum number of extra rollouts per update that replace groups whose rewards are all equal"
+        0, integer(0), "Maximum number of extra rollouts per update to replace groups with equal rewards"
     )
 
 
@@ -80,5 +80,5 @@ def check(c: ConfigDict) -> Iterator[str]:
         yield (
             f"config.rollout.unroll_length is {c.rollout.unroll_length}, but an episode of {c.env.name} may "
             f"take {longest}, and "
-            f"algo.name 'grpo' judges whole episodes; accepted: {longest} and more"
+            f"algo.name 'grpo' judges whole episodes, but must be {longest} and more"
         )

@@ -62,6 +62,7 @@ def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:
     """int32 [N, S]: answers of one number are whitened together, and how many numbers there are."""
     if whiten == "agent":
         return samples.seat, samples.n_seats
+    assert samples.completion_at is not None
     turns = samples.completion_at.shape[0]  # no chat of an episode has more
     return samples.seat * turns + samples.turn, samples.n_seats * turns
 
@@ -70,6 +71,7 @@ def rollout(run: RunParts) -> Rollout:
     """Build the rollout: games in rows that never idle, with opponents; or episodes of a task, in order of time."""
     if run.task:
         return HostRollout(**run.task.arguments(), time_order=True)
+    assert run.game is not None
     return GameRollout(**run.game.arguments, opponents=run.game.opponents())
 
 

@@ -24,34 +24,34 @@ class PPOSettings(PolicyGradientSettings):
     """Settings of PPO."""
 
     pack: int = pack_setting()
-    gamma: float = setting(1.0, number(0, 1), "discount per turn of the agent")
-    gamma_token: float = setting(1.0, number(0, 1), "discount per token, where gae is token")
-    lam: float = setting(0.95, number(0, 1), "GAE's trade of bias for variance")
+    gamma: float = setting(1.0, number(0, 1), "Discount factor per turn of the agent")
+    gamma_token: float = setting(1.0, number(0, 1), "Discount factor per token if gae=token")
+    lam: float = setting(0.95, number(0, 1), "GAE lambda, which trades bias for variance")
     gae: str = setting(
-        "turn", choice("turn", "token"), "turn: one advantage for all tokens of a turn; token: GAE over them"
+        "turn", choice("turn", "token"), "Advantage estimation; turn: one advantage per turn; token: GAE over tokens"
     )
     critic: str = setting(
-        "head", choice("head", "separate", "central"), "a head on the policy, a model of its own, one for all seats"
+        "head",
+        choice("head", "separate", "central"),
+        "Critic; head: value head on the policy; separate: another model; central: reads the prompts of all seats",
     )
     baseline: str = setting(
         "critic",
         choice("critic", "seat_ema"),
-        "values that returns are compared with; seat_ema: no critic, an exponential average of each seat's returns",
+        "Baseline of the returns; seat_ema: moving average of the returns per seat instead of a critic",
     )
     critic_reads: str = setting(
         "chat",
         choice("chat", "completion"),
-        "tasks: the whole chat before a token, or its question and this answer alone",
+        "Critic input in tasks; chat: the full conversation; completion: only the prompt and this completion",
     )
-    baseline_decay: float = setting(
-        0.95, number(0, 1), "decay per step of the average of returns, for baseline=seat_ema"
-    )
-    value_clip: float = setting(0.2, number(0), "values are clipped around those of the rollout; 0 is off")
-    value_coef: float = setting(0.5, number(0), "weight of the value loss")
+    baseline_decay: float = setting(0.95, number(0, 1), "Decay per step of the moving average if baseline=seat_ema")
+    value_clip: float = setting(0.2, number(0), "Clip range of values around those of the rollout; 0 disables clipping")
+    value_coef: float = setting(0.5, number(0), "Weight of the value loss")
     whiten: str = setting(
         "agent",
         choice("none", "agent", "turn"),
-        "advantages are standardised per agent, or (tasks) per agent and turn",
+        "Standardization of advantages; agent: per agent; turn: per agent and turn (tasks only)",
     )
 
 
@@ -67,26 +67,26 @@ def check(c: ConfigDict) -> Iterator[str]:
         )
     if c.algo.pack and c.algo.critic != "head":
         found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
-        yield f"{found}; accepted: 0, or algo.critic 'head'"
+        yield f"{found}, but must be 0, or algo.critic 'head'"
     if c.algo.pack and c.algo.critic_reads == "completion":
-        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'completion'; accepted: 0, or 'chat'"
+        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'completion', but must be 0, or 'chat'"
     for name, of_tasks, default in (("critic_reads", "completion", "chat"), ("whiten", "turn", "agent")):
         if c.algo[name] == of_tasks and not c.task.name:
-            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}; accepted: {default!r}, or a task"
+            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}, but must be {default!r}, or a task"
     if c.algo.gae == "token" and not has_free_answers(c):
         yield (
-            "config.algo.gae is 'token' with rollout.completion 'constrained'; accepted: 'turn', or "
+            "config.algo.gae is 'token' with rollout.completion 'constrained', but must be 'turn', or "
             "rollout.completion 'free'"
         )
     if c.algo.gae == "token" and (c.algo.critic == "central" or c.algo.baseline == "seat_ema"):
         found = "baseline 'seat_ema'" if c.algo.baseline == "seat_ema" else "critic 'central'"
         yield (
-            f"config.algo.gae is 'token' with algo.{found}, which has one value a turn; accepted: 'turn', or "
+            f"config.algo.gae is 'token' with algo.{found}, which has one value a turn, but must be 'turn', or "
             "algo.critic 'head' or 'separate'"
         )
     if c.algo.baseline == "seat_ema" and c.algo.whiten != "none":
         yield (
             f"config.algo.whiten is {c.algo.whiten!r} with algo.baseline 'seat_ema': it subtracts each "
             "agent's mean, and the "
-            "average with it; accepted: 'none'"
+            "average with it, but must be 'none'"
         )

@@ -56,6 +56,7 @@ class Likelihood(Objective):
 def rollout(run: RunParts) -> Demonstrations:
     """Build the rollout: the games of a bot."""
     algo = run.algo
+    assert isinstance(algo, SFTSettings) and run.game is not None
     weights = sft_config.kind_weights(algo.kind_weights)
     by_action = tuple(weights.get(kind, 1.0) for kind in run.game.game.action_kinds) if weights else ()
     return Demonstrations(**run.game.arguments, bot=run.game.bot(algo.bot), noise=algo.noise, action_weights=by_action)

@@ -114,6 +114,7 @@ def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.B
 def rollout(run: RunParts) -> labelled.LabelledAnswers:
     """Build the rollout: the labelled answers of the train part."""
     c, task = run.config, run.task
+    assert task is not None
     parts = run.algo.minibatches * run.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
     if c.algo.completions % parts:
         raise ConfigError([not_divisible("algo.completions", c.algo.completions, parts, "the parts of a batch")])

@@ -112,14 +112,13 @@ class Checkpoints:
             return True
         if not self._room_for(state):
             return False
-        known = metric is not None and math.isfinite(metric)
         arguments = ocp.args.Composite(
             state=ocp.args.PyTreeSave(jax.tree.map(_key_to_data, state)),
             meta=ocp.args.JsonSave({"format": FORMAT, "step": step, **meta}),
         )
         self._pending = step
         try:
-            metrics = {METRIC: float(metric)} if known else None
+            metrics = {METRIC: float(metric)} if metric is not None and math.isfinite(metric) else None
             return self._manager.save(step, args=arguments, metrics=metrics, force=True)
         except (OSError, ValueError) as error:
             self._failed(error)
@@ -173,8 +172,8 @@ class Checkpoints:
         """What was saved beside the state of a step."""
         if step not in self._manager.all_steps():
             there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; accepted: {there}")
-        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}, but must be {there}")
+        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(
         self, like: Any = None, *, step: int | None = None, run: Mapping[str, Any] | None = None, partial: bool = False
@@ -255,7 +254,7 @@ class Checkpoints:
         return Restored(step, jax.tree.map(_data_to_key, like, self._fetch(step, arguments)), meta)
 
     def _fetch(self, step: int, arguments: ocp.args.PyTreeRestore) -> Any:
-        return self._manager.restore(step, args=ocp.args.Composite(state=arguments)).state
+        return self._manager.restore(step, args=ocp.args.Composite(state=arguments))["state"]
 
     def _put_aside(self, step: int) -> None:
         """Moves a damaged checkpoint out of the way, so that its step can be saved again; its files are kept."""
@@ -377,7 +376,7 @@ def _differences(stored: Any, wanted: Any, name: str = "") -> Iterator[str]:
 
 
 def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _key_to_data(x: Any) -> Any:

@@ -89,7 +89,7 @@ class Progress:
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
         if self._bar is not None:  # tqdm asks the clock on the wall, which may be set back
-            self._bar._time = time.monotonic
+            self._bar._time = time.monotonic  # pyright: ignore[reportAttributeAccessIssue] (not in the stub)
             self._bar.start_t = self._bar.last_print_t = time.monotonic()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -71,7 +71,7 @@ class GameRecord:
 
     def __post_init__(self):
         if self.outcome not in ("win", "draw", "end", "incomplete"):
-            raise ValueError(f"outcome is {self.outcome!r}; accepted: win, draw, end, incomplete")
+            raise ValueError(f"outcome is {self.outcome!r}, but must be win, draw, end, incomplete")
         if (self.outcome == "win") != (0 <= self.winner < len(self.players)):
             raise ValueError(f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players")
 

@@ -25,7 +25,7 @@ class LineWriter:
     def __init__(self, file: BinaryIO, what: str, failure: type[RunError], gather: float = 0.0):
         self._file, self._what, self._failure, self._gather = file, what, failure, gather
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        self._pending: list[tuple[str, bool, Callable[[], None] | None, bool]] = []
+        self._pending: list[tuple[str, bool, Callable[[], object] | None, bool]] = []
         self._writing: asyncio.Task | None = None
         self._error: RunError | None = None
 
@@ -37,7 +37,7 @@ class LineWriter:
         self.check()
 
     def add(
-        self, line: str, sync: bool = True, then: Callable[[], None] | None = None, always: bool = False
+        self, line: str, sync: bool = True, then: Callable[[], object] | None = None, always: bool = False
     ) -> None:  # fmt: skip
         """Writes a line for which nobody waits; `flush` does.
 
@@ -52,6 +52,7 @@ class LineWriter:
     async def flush(self) -> None:
         """Returns when all lines so far are where they belong."""
         while self._pending or not (self._writing is None or self._writing.done()):
+            assert self._writing is not None  # `add` has started it
             await self._writing
         self.check()
 

@@ -121,7 +121,7 @@ class MetricsWriter:
         for row in rows:
             self._evals.write({"step": step, "time": time.time(), **row})
             first = next((name for name in row if f"{name}_low" in row), None)
-            shown = [first] * (first is not None) + ["failed"] * bool(row.get("failed"))
+            shown = ([] if first is None else [first]) + ["failed"] * bool(row.get("failed"))
             self._results[row["opponent"]] = {f"{row['opponent']}/{name}": float(row[name]) for name in shown}
             numbers = {f"eval/{row['opponent']}/{k}": float(v) for k, v in row.items() if isinstance(v, int | float)}
             self._pass_on(step, numbers)
@@ -188,14 +188,17 @@ class _TensorBoard:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # Generated protobuf modules have no type stubs.
+        self._event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+        self._summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
         self.name, self._file = str(path), path.open("wb")
         self._writer = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
         if start:  # tells TensorBoard to forget what an interrupted run wrote after this step
-            self._add(step=start + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+            session = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+            self._add(step=start + 1, session_log=session(status=session.START))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
@@ -213,7 +216,7 @@ class _WeightsAndBiases:
     name = "Weights & Biases"
 
     def __init__(self, config: ConfigDict, workdir: Path):
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports] (an optional dependency)
 
         # The run's folder names the run there too, so that a resumed run continues in the same place.
         identity = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{config.name}-{workdir.name}")

@@ -53,6 +53,7 @@ class AlarmCondition(Protocol):
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the metrics meet it."""
+        ...
 
 
 @dataclasses.dataclass

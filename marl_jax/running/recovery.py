@@ -63,6 +63,7 @@ def roll_back(checkpoints: Checkpoints, monitor: Monitor, like: dict, events: Ev
     newest_good = max((one for one, (good, _) in judged.items() if good), default=None)
     chosen = newest_good or max(judged, key=lambda one: (judged[one][1], one))
     restored = checkpoints.restore(like, step=chosen)
+    assert restored is not None
     monitor.rolled_back()
     message = f"Returned to the weights of step {chosen} at {monitor.lr_scale:g} of the learning rate."
     log.warning("step %d: %s", step, message)

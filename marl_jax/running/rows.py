@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def is_number(x: Any) -> bool:
@@ -23,7 +23,7 @@ def _is_text(x: Any) -> bool:
     return x is None or isinstance(x, str)
 
 
-def _are(x: Any, holds: Callable[[Any], bool]) -> bool:
+def _are(x: Any, holds: Callable[[Any], bool]) -> TypeGuard[list[Any]]:
     return isinstance(x, list) and all(map(holds, x))
 
 

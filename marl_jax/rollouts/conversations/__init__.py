@@ -1,1 +1,1 @@
-"""Conversations of seats in jitted games: what a turn reads, and the rows that training reads."""
+"""Conversations of the seats of jitted games: prompts, KV caches and recorded rows."""

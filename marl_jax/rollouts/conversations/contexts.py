@@ -15,7 +15,7 @@ A rollout asks its context, and does not know which of the two it has:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,56 @@ from marl_jax.rollouts.conversations.turns import Turn
 from marl_jax.samples import Samples
 
 
+class Context(Protocol):
+    """What a rollout asks of a context; what `begin` returns is carried from turn to turn."""
+
+    records_prompts: ClassVar[bool]
+
+    def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> Any:
+        """Return what is carried from turn to turn."""
+        ...
+
+    def read(self, carry: Any, seen: Any) -> Any:
+        """Return what the movers read at this turn."""
+        ...
+
+    def fresh(self, asked: Any) -> jax.Array:
+        """Return whether prompts begin a conversation, bool [B]."""
+        ...
+
+    def act(self, ready: dict, carry: Any, asked: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, Any]:
+        """Sample the answers of the learner."""
+        ...
+
+    def act_opposite(
+        self, ready: dict, carry: Any, asked: Any, seen: Any, start: int, keys: jax.Array
+    ) -> tuple[Decision, Any]:
+        """Sample the answers of a historical opponent for the games from `start` on."""
+        ...
+
+    def say(
+        self, carry: Any, asked: Any, decision: Decision, policy: jax.Array
+    ) -> tuple[Any, transcripts.RowPosition | None]:
+        """Append the answers to the conversations."""
+        ...
+
+    def observe(self, carry: Any, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> Any:
+        """Tell every seat of a move."""
+        ...
+
+    def restart(self, carry: Any, ended: jax.Array) -> Any:
+        """Begin new conversations in the games that ended."""
+        ...
+
+    def samples(self, carry: Any, played: Turn, places: Any, candidates: int = 1, **more: Any) -> Samples:
+        """Convert the turns of a rollout to samples."""
+        ...
+
+    def dropped(self, played: Turn, places: Any) -> jax.Array | None:
+        """Count the answers of each turn for which a row had no room, int32 [V, B]."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TurnContext:
     """Every prompt has the rules and the present position; nothing is remembered.
@@ -39,7 +89,7 @@ class TurnContext:
     team: Team
     tokens: int = 0
 
-    records_prompts = True
+    records_prompts: ClassVar[bool] = True
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> tuple:
         """Nothing."""
@@ -82,6 +132,7 @@ class TurnContext:
         """int32 [V, B]: answers of each turn that count and whose prompt is too long; None where every one fits."""
         if not self.tokens:
             return None
+        assert played.lengths is not None
         counted = jnp.sum(played.counts.reshape(*played.lengths.shape, -1) > 0, axis=-1)
         return jnp.where(turns.has_room(played, self.tokens), 0, counted)
 
@@ -108,7 +159,7 @@ class HistoryContext:
     turns: int
     tokens: int = 0
 
-    records_prompts = False
+    records_prompts: ClassVar[bool] = False
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> Carry:
         """Conversations that have yet to begin.
@@ -172,6 +223,7 @@ class HistoryContext:
 
     def samples(self, carry: Carry, played: Turn, places: RowPosition, candidates: int = 1, **more: Any) -> Samples:
         """A row for every seat of every game."""
+        assert carry.script is not None
         return transcripts.to_samples(carry.script, played, places, candidates, **more)
 
     def dropped(self, played: Turn, places: RowPosition) -> jax.Array:

@@ -10,13 +10,13 @@ Axis letters: C = B·P conversations, that of seat p of game b has number b·P +
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envs.games.game import Game
+from envs.games.text import Prompt
 from marl_jax.agents import answering
 from marl_jax.agents.answering import Decision
 from marl_jax.agents.answers import Reply
@@ -90,21 +90,27 @@ class History:
     symmetry: Any = None
 
     @property
+    def _prompts(self) -> list[Prompt]:
+        """Prompts of the backbones, which all have one in a game."""
+        return [backbone.prompt for backbone in self.team.backbones if backbone.prompt is not None]
+
+    @property
     def room(self) -> int:
         """E: every seat moves once between two turns of a seat; a conversation with more to tell begins again."""
-        return self.game.n_players * max(backbone.prompt.event_length for backbone in self.team.backbones)
+        return self.game.n_players * max(prompt.event_length for prompt in self._prompts)
 
     @property
     def more_length(self) -> int:
         """Tokens that a later turn reads at most."""
-        ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in self.team.backbones)
+        ask = max(len(prompt.close_ids) + prompt.ask_length for prompt in self._prompts)
         return self.team.width + self.room + ask
 
     @property
     def usual_length(self) -> int:
         """Tokens that a later turn reads and answers where events are neither short nor long."""
-        ask = max(len(b.prompt.close_ids) + b.prompt.ask_length for b in self.team.backbones)
-        event = max((b.prompt.event_length + b.prompt.history.event.min_length) / 2 for b in self.team.backbones)
+        ask = max(len(prompt.close_ids) + prompt.ask_length for prompt in self._prompts)
+        events = ((p.event_length, p.history.event.min_length) for p in self._prompts if p.history is not None)
+        event = max((longest + shortest) / 2 for longest, shortest in events)
         return ask + round(self.game.n_players * event) + self.team.width
 
     def own_turns(self, turns: int) -> int:
@@ -116,8 +122,8 @@ class History:
         later = min(self.turns, self.own_turns(self.horizon)) - 1
         least = self.more_length + self.team.width if later else self.team.width
         exact = backbone.prompt_length + max(later * self.usual_length, least)
-        known = backbone.model.cfg.learned_positions or math.inf
-        return min(-(-exact // 64) * 64, known - len(backbone.policy.prefix))
+        rounded, positions = -(-exact // 64) * 64, backbone.model.cfg.learned_positions
+        return min(rounded, positions - len(backbone.policy.prefix)) if positions else rounded
 
     def begin(self, games: int, sampling: bool = True) -> Threads:
         """Conversations that have yet to begin; without `sampling` there are no caches, and nobody can be asked."""
@@ -186,6 +192,7 @@ class History:
             each = jnp.repeat(mine, candidates)
             pick = lambda a, b, each=each: jnp.where(each.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
             decision = found if decision is None else jax.tree.map(pick, found, decision)
+        assert decision is not None
         return decision, dataclasses.replace(threads, caches=caches)
 
     def _read(self, backbone: Backbone, ready: dict, cache: kv.Cache, read: ThreadRead, mine, own):

@@ -50,6 +50,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
     tokens  of a row at most; answers to longer prompts are not learned from, and cannot be scored; 0: no limit
     more    fields of `Samples`; `group` and `member` [R, B·K] where answers are to be compared otherwise
     """
+    assert turns.prompts is not None and turns.lengths is not None and turns.skip is not None
     turns_, games = turns.seat.shape
     n = turns_ * games
 
@@ -63,7 +64,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
         return jnp.broadcast_to(rows(x)[:, None], (n, candidates, *x.shape[2:]))
 
     decision = turns.decision
-    fields = dict(
+    fields: dict[str, Any] = dict(
         policy=rows(turns.policy),
         seat=each(turns.seat),
         episode=each(turns.episode),
@@ -92,6 +93,7 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
 
 def has_room(turns: Turn, tokens: int) -> jax.Array:
     """bool [R, B]: whether a prompt and the tokens of an answer that are read fit into a row of so many."""
+    assert turns.lengths is not None
     return turns.lengths + turns.decision.answers.shape[-1] - 1 <= tokens
 
 
@@ -146,8 +148,10 @@ def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) 
 
 def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[str, jax.Array]:
     """Of all answers but those of turns that look ahead; `dropped` as in `Finished`."""
+    assert samples.action is not None
     played = samples.completion_lengths > 0
     if samples.lookahead:
+        assert samples.completion_at is not None
         turns = samples.completion_at.shape[0]
         kept = jnp.broadcast_to((jnp.arange(turns) < turns - samples.lookahead)[:, None], samples.completion_at.shape)
         played &= samples.from_time(kept)

@@ -1,1 +1,1 @@
-"""Rollouts of host tasks: episodes as coroutines over the batcher, collated into `Samples`."""
+"""Rollouts of host tasks: coroutines that share one batcher, collated into `Samples`."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -101,14 +102,20 @@ def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
             branch.append(np.full((len(content),), s))
             end += len(content)
     return Row(
-        chat, policy, answers, *(_joined(parts, np.int32) for parts in (tokens, positions, branch)),
-        np.repeat(np.arange(len(answers), dtype=np.int32), [len(a.sampled.tokens) for a in answers]),
-        _joined(logits_index, np.int32), _joined([a.sampled.tokens for a in answers], np.int32),
-        _joined([a.sampled.logps for a in answers], np.float32),
-    )  # fmt: skip
+        chat,
+        policy,
+        answers,
+        tokens=_joined(tokens, np.int32),
+        positions=_joined(positions, np.int32),
+        branch=_joined(branch, np.int32),
+        completion_of=np.repeat(np.arange(len(answers), dtype=np.int32), [len(a.sampled.tokens) for a in answers]),
+        logits_index=_joined(logits_index, np.int32),
+        targets=_joined([a.sampled.tokens for a in answers], np.int32),
+        logps=_joined([a.sampled.logps for a in answers], np.float32),
+    )
 
 
-def _joined(parts: Sequence[Sequence], dtype) -> np.ndarray:
+def _joined(parts: Sequence[Sequence | np.ndarray], dtype: type) -> np.ndarray:
     return np.asarray(parts[0], dtype) if len(parts) == 1 else np.concatenate(parts).astype(dtype)
 
 
@@ -193,7 +200,7 @@ def collate(
     for name, (_, values) in whole.items():
         per_row[name][: len(rows)] = values
     completion_at = _time_order(episodes, rows, sizes) + number * N * S if time_order else None
-    return Samples(
+    fields: dict[str, Any] = dict(
         **per_row, **per_answer, rewards=rewards,
         **{name: _padded((N, T), rows, name) for name in ("tokens", "positions")},
         branch=_padded((N, T), rows, "branch", -1) if sizes.branches else None,
@@ -203,6 +210,7 @@ def collate(
         **{name: np.zeros((N, X), np.float32) for name in ("values", "advantages", "returns")},
         completion_at=completion_at, n_groups=count * sizes.groups, group_size=sizes.members,
     )  # fmt: skip
+    return Samples(**fields)
 
 
 def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype, values: Sequence) -> np.ndarray:
@@ -213,7 +221,7 @@ def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype,
 
 
 def _padded(
-    shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0, dtype=np.int32
+    shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0, dtype: type = np.int32
 ) -> np.ndarray:
     """The rows' arrays of this name, one under the other."""
     full = np.full(shape, padding, dtype)
@@ -229,7 +237,7 @@ def _rows(episodes: Sequence[Episode]) -> list[tuple[int, Row]]:
     for episode in episodes:
         if episode.rows is None:
             pack(episode)
-    return [(e, row) for e, episode in enumerate(episodes) for row in episode.rows]
+    return [(e, row) for e, episode in enumerate(episodes) for row in episode.rows or ()]
 
 
 def _time(said: Said, chat: TokenChat, c: int) -> tuple:
@@ -284,7 +292,7 @@ def place(mesh: Mesh, samples: Samples) -> Samples:
     count, n = jax.process_count(), samples.n
     order = samples.completion_at
     if order is not None:
-        order = _global_order(order, samples, _rows_of_processes(by_rows, count, n))
+        order = _global_order(np.asarray(order), samples, _rows_of_processes(by_rows, count, n))
         order = jax.device_put(order, placement.replicated(mesh))
     put = lambda x: jax.make_array_from_process_local_data(by_rows, x, (count * n, *x.shape[1:]))  # noqa: E731
     return jax.tree.map(put, samples.replace(completion_at=None)).replace(completion_at=order)

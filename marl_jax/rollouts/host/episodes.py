@@ -85,11 +85,7 @@ class EpisodeAsk:
         self._running: set[str] = set()
         self._sessions = 0
         self._closed = False
-
-    @functools.cached_property
-    def random(self) -> random.Random:
-        """Random numbers of the episode."""
-        return random.Random(self.seed("random"))
+        self.random = random.Random(self.seed("random"))
 
     def chat(self, seat: int, system: str | None = None) -> TokenChat:
         """A new, empty chat with a seat."""

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from marl_jax.errors import RunError
 from marl_jax.running.line_writer import LineWriter
@@ -42,7 +42,7 @@ class Journal:
         self._lines: LineWriter | None = None
         if self.path is not None:
             try:
-                file = self._open(json.loads(json.dumps(header)))
+                file = self._open(self.path, json.loads(json.dumps(header)))
             except OSError as error:
                 raise JournalError(f"the journal {self.path} cannot be opened: {error}") from error
             self._lines = LineWriter(file, f"the journal {self.path}", JournalError, GATHER)
@@ -78,20 +78,20 @@ class Journal:
         if self._lines is not None:
             self._lines.close()
 
-    def _open(self, header: Any):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines, size = _whole_lines(self.path)
+    def _open(self, path: Path, header: Any) -> BinaryIO:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines, size = _whole_lines(path)
         if lines and lines[0] == header:
             self.entries = {(episode, call): entry for episode, call, entry in lines[1:]}
-            os.truncate(self.path, size)
-            return open(self.path, "ab")
+            os.truncate(path, size)
+            return open(path, "ab")
         if lines:
-            log.warning("%s belongs to another rollout (%s); it is started anew", self.path, lines[0])
-        file = open(self.path, "wb")  # noqa: SIM115 (closed by `close`)
+            log.warning("%s belongs to another rollout (%s); it is started anew", path, lines[0])
+        file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         file.write(json.dumps(header).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-        folder = os.open(self.path.parent, os.O_RDONLY)  # so that the file's name is on disk as well
+        folder = os.open(path.parent, os.O_RDONLY)  # so that the file's name is on disk as well
         try:
             os.fsync(folder)
         finally:

@@ -13,17 +13,17 @@ refill/rollouts, refill/replaced          extra rollouts of the step, and the sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from marl_jax.rollouts.host.episodes import Episode
 
-Totals = Mapping[str, Sequence[float]]
+Totals = dict[str, list[float]]
 """From the name of a metric to its sum and the number of values; 0 values: the sum itself is the metric."""
 
 
 def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
     """The sums of all metrics; a JSON value."""
-    found: dict[str, list[float]] = {}
+    found: Totals = {}
 
     def add(name: str, value: float, count: int = 1) -> None:
         total = found.setdefault(name, [0.0, 0])
@@ -38,6 +38,7 @@ def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
             add("episodes/failed", 1, 0)
             add(f"episodes/failed/{episode.failed}", 1, 0)
             continue
+        assert episode.outcome is not None
         add("episodes/finished", 1, 0)
         add(f"episodes/ended/{episode.outcome.reason}", 1, 0)
         add("success", episode.outcome.success)
@@ -71,7 +72,7 @@ def rewards(episode: Episode, roles: Sequence[str]) -> dict[str, float]:
 
 def merge(parts: Iterable[Totals]) -> Totals:
     """The sums of several processes, added up."""
-    found: dict[str, list[float]] = {}
+    found: Totals = {}
     for part in parts:
         for name, (total, count) in part.items():
             before = found.get(name, (0.0, 0))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marl_jax.learning.groups import differ
+from marl_jax.rollouts.host.collate import Row
 from marl_jax.rollouts.host.episodes import Episode
 
 
@@ -33,7 +34,7 @@ def informative_examples(
         ((number, answer.group), row, answer)
         for number, episodes in enumerate(examples)
         for episode in episodes
-        for row in episode.rows
+        for row in _rows(episode)
         for answer in row.answers
     )
     for group, row, answer in answers:
@@ -48,3 +49,8 @@ def informative_examples(
         of_seats = np.stack(list(returns[group].values()), axis=1)[sorted(seats)]
         informative[group[0]] |= bool(np.any(differ(of_seats, np.ones(of_seats.shape, bool))))
     return informative
+
+
+def _rows(episode: Episode) -> list[Row]:
+    assert episode.rows is not None
+    return episode.rows

@@ -15,7 +15,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -101,14 +101,14 @@ class HostRollout:
     place: Callable[[Samples], Samples] = lambda samples: samples
     row_multiple: int = 1
 
-    jitted = False
+    jitted: ClassVar[bool] = False
 
     def __post_init__(self):
         count = self.process[1]
         if self.n_examples < 1 or self.n_examples % count:
-            raise ValueError(f"n_examples is {self.n_examples}; accepted: multiples of the {count} processes")
+            raise ValueError(f"n_examples is {self.n_examples}, but must be multiples of the {count} processes")
         if self.samples < 1:
-            raise ValueError(f"samples is {self.samples}; accepted: 1 or more")
+            raise ValueError(f"samples is {self.samples}, but must be >= 1")
         if self.refill and self.time_order:
             raise ValueError(f"refill is {self.refill}, but with time_order there are no groups. Set it to 0.")
         self.examples = self.runner.task.examples(self.split)
@@ -136,7 +136,7 @@ class HostRollout:
         try:
             first = self.runner.play(jobs, journal, ended=pack)
             self._check_candidates(first)
-            totals = dict(episode_metrics.totals(first, self.runner.task.roles))
+            totals = episode_metrics.totals(first, self.runner.task.roles)
             episodes, rollouts = first, 1
             if self.refill:
                 episodes, rollouts, refilled = self._refilled(first, state, journal)
@@ -189,7 +189,11 @@ class HostRollout:
             for place, example in zip(lacking, informative, strict=False):
                 kept[place] = example
                 replaced += 1
-        totals = {"tokens": [tokens, 0], "refill/rollouts": [rollouts - 1, 1], "refill/replaced": [replaced, len(kept)]}
+        totals: episode_metrics.Totals = {
+            "tokens": [tokens, 0],
+            "refill/rollouts": [rollouts - 1, 1],
+            "refill/replaced": [replaced, len(kept)],
+        }
         return [episode for example in kept for episode in example], rollouts, totals
 
     def _by_example(self, episodes: Sequence[Episode]) -> list[Sequence[Episode]]:
@@ -235,7 +239,7 @@ class HostRollout:
     def _sampler_seconds(self) -> dict[str, float]:
         """How long the samplers have been at work so far, and of that how long their devices have decoded."""
         samplers = {id(speaker.sampler): speaker.sampler for speaker in self.runner.speakers}.values()
-        usages = [sampler.usage for sampler in samplers if hasattr(sampler, "usage")]
+        usages = [usage for sampler in samplers if (usage := getattr(sampler, "usage", None)) is not None]
         return {"generating": sum(u.seconds for u in usages), "device": sum(u.device for u in usages)}
 
     def _sizes(self, episodes: Sequence[Episode], state: State) -> Sizes:
