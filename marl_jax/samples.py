@@ -1,17 +1,21 @@
-"""Samples: the one thing that passes from rollout to learner.
+"""Samples: the batch format that rollouts pass to the learner.
 
-A row is one conversation of one policy: what it read and what it answered, token ids as they were sampled. Nothing is
-tokenised again between sampling and learning. A prompt with its answer is a row with one answer; a prompt with K
-candidates is a row with K answers, each of which sees the prompt and itself; a seat's turns in a game, or a chat, are
-a row whose later answers see the earlier ones. Several conversations may share a row (`segment`).
+A row is one conversation of one policy: the tokens that the policy read and the completions that it sampled. Token ids
+are kept exactly as sampled, and nothing is tokenized again between sampling and learning. A row is one of:
 
-Axis letters beyond those of `models/config.py`: N rows, S answers of a row, X answer tokens of a row, P seats, R turns
-of B games. Arrays may be NumPy's (host rollouts) or JAX's.
+- A prompt with one completion.
+- A prompt with K candidates: K completions, each of which attends to the prompt and to itself.
+- The turns of one seat in a game or a chat: later completions attend to earlier ones.
 
-What sees what, for tokens i and j of a row: both are of one segment, `positions[j] <= positions[i]`, and
+Several conversations may share a row (`segment`).
 
-    j on the trunk      where i is on the trunk too, or `positions[j]` is less than what the branch of i sees
-    j on a branch       where i is on the same one
+Axis letters in addition to those in `models/config.py`: N rows, S completions per row, X completion tokens per row, P
+seats, R turns of B games. Host rollouts fill the fields with NumPy arrays, game rollouts with JAX arrays.
+
+Token i of a row attends to token j if both are in the same segment, `positions[j] <= positions[i]`, and:
+
+- j is on the trunk, and i is too or `positions[j]` is less than the `context_len` of the branch of i; or
+- j is on a branch, and i is on the same one.
 """
 
 from __future__ import annotations
@@ -22,52 +26,62 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-STATIC = dict(metadata=dict(static=True))
+STATIC: dict[str, Any] = dict(metadata=dict(static=True))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """N rows.
+    """A batch of N rows.
 
-    tokens          int32 [N, T]     what was read and written, without the prefix that all prompts of the policy share
-    positions       int32 [N, T]     place of each token in its conversation, the prefix included
-    lengths         int32 [N]        tokens of the row that are real
-    policy          int32 [N]        who answered, a number of the policies that learn; -1 is anyone else
-    prompt_len      int32 [N]        tokens of the row's conversation before its first answer, whoever gave that: the
-                    question; None where rows may hold several conversations
-
-    of answers [N, S]:
-    completion_lengths int32            0 where there is none
-    context_len     int32            tokens of its conversation that stand before the answer, the prefix included; 0
-                    where the row had no room for them: there are value, reward and time of such an answer, no scores
-    seat            int32            whose turn it was
-    episode, turn   int32            which game of its row or episode of the batch, and the move in it
-    group, member   int32            answers or episodes to be compared, numbered from 0, and the place in the group
-    ends            bool             the episode ended with this answer
-    loss_weights    float32          0 for answers that do not contribute: bots, snapshots, frozen policies, open ends
-    informative     bool             whether the rewards of the answer's group differ; None without groups
-    rewards         float32 [N,S,P]  what the step paid to every seat, levels weighed and added
-    version         int32            of the parameters that sampled it; None: the present ones
-    action, legal   int32, bool [N,S,A]  what a constrained answer names and was allowed to name; None for free text.
-                    An action of -1: a free answer that names nothing
-    central         (int32 [N, S, C], int32 [N, S])  what a central critic reads, and its lengths
-
-    of answer tokens [N, X], those of an answer in their order:
-    completion_of   int32            the answer that the token belongs to; -1 where there is none
-    logits_index    int32            the place in the row whose hidden state predicts the token
-    targets         int32            what was sampled; the row may go on with another token (a template's end of turn)
-    logps           float32          under the parameters that sampled
-    values          float32          of the critic, before the token
-    advantages, returns  float32     zeros until an algorithm fills them in
-    ref_logps       float32          under the reference policy, where the algorithm needs it
-    magnet_logps    float32          under the slow copy of the policy, where the algorithm needs it
-    old_logps       float32          under the parameters before the update; None: those that sampled
-
-    segment, branch int32 [N, T]     which conversation of the row (-1: padding), and which answer's branch (-1: the
-                    trunk). None: one conversation in each row, no branches
-    completion_at   int32 [R, B]     the number (row · S + answer) of every turn of every game, in order of time; the
-                    last `lookahead` turns were played only to look ahead: their values close the streams before them
+    Attributes:
+        tokens: int32 [N, T]. Prompt and completion tokens, without the prefix that all prompts of the policy share.
+        positions: int32 [N, T]. Position of each token in its conversation, counting the prefix.
+        lengths: int32 [N]. Number of tokens that are not padding.
+        policy: int32 [N]. Index of the learning policy that sampled the completions; -1 for any other player.
+        completion_lengths: int32 [N, S]. Number of tokens of each completion; 0 for unused slots.
+        context_len: int32 [N, S]. Number of tokens of the conversation before the completion, counting the prefix. It
+            is 0 if the row had no room for the context. Such a completion has a value, a reward and a time, but cannot
+            be scored.
+        seat: int32 [N, S]. Seat that acted.
+        episode: int32 [N, S]. Number of the game in its row, or of the episode in the batch.
+        turn: int32 [N, S]. Number of the turn in its episode.
+        group: int32 [N, S]. Group of completions or episodes that are compared with each other.
+        member: int32 [N, S]. Index of the completion or episode in its group.
+        ends: bool [N, S]. Whether the episode ended with this completion.
+        loss_weights: float32 [N, S]. Weight in the loss. It is 0 for bots, snapshots, frozen policies and turns whose
+            outcome is still open.
+        rewards: float32 [N, S, P]. Reward of the step for every seat: the weighted sum of the reward levels.
+        completion_of: int32 [N, X]. Completion that the token belongs to; -1 for padding. Tokens of a completion are in
+            order.
+        logits_index: int32 [N, X]. Index in the row of the hidden state that predicts the token.
+        targets: int32 [N, X]. Sampled token. The row may continue with a different one, such as the end of turn of a
+            chat template.
+        logps: float32 [N, X]. Log-probability under the parameters that sampled the token.
+        values: float32 [N, X]. Value that the critic predicted before the token.
+        advantages: float32 [N, X]. Zeros until an algorithm computes them.
+        returns: float32 [N, X]. Zeros until an algorithm computes them.
+        action: int32 [N, S]. Action that the completion names; -1 if a free completion names none. None for tasks.
+        legal: bool [N, S, A]. Actions that were legal; None for tasks.
+        version: int32 [N, S]. Version of the parameters that sampled the completion; None for the current version.
+        central: int32 [N, S, C] tokens and int32 [N, S] lengths of the input of a central critic.
+        ref_logps: float32 [N, X]. Log-probability under the reference policy, if the algorithm uses one.
+        magnet_logps: float32 [N, X]. Log-probability under the slow copy of the policy, if the algorithm uses one.
+        old_logps: float32 [N, X]. Log-probability under the parameters before the update; None if these sampled the
+            tokens.
+        prompt_len: int32 [N]. Number of tokens of the conversation before its first completion, by any policy; None if
+            rows may hold several conversations.
+        segment: int32 [N, T]. Conversation that the token belongs to; -1 for padding. None if every row has one
+            conversation.
+        branch: int32 [N, T]. Completion on whose branch the token is; -1 for the trunk. None without branches.
+        completion_at: int32 [R, B]. Index `row * S + completion` of every turn of every game in order of time. The last
+            `lookahead` turns were only played to provide values that close the streams before them.
+        informative: bool [N, S]. Whether the rewards of the completion's group differ; None without groups.
+        lookahead: Number of lookahead turns in `completion_at`.
+        n_groups: Number of groups.
+        group_size: Maximum number of members of a group.
+        branch_len: Number of tokens of each branch, if rows are prompts followed by S branches of equal size.
+        longest: Maximum number of tokens of a completion, if it is not X / S.
     """
 
     tokens: jax.Array
@@ -107,50 +121,48 @@ class Samples:
     n_groups: int = dataclasses.field(default=0, **STATIC)
     group_size: int = dataclasses.field(default=1, **STATIC)
     branch_len: int = dataclasses.field(default=0, **STATIC)
-    """Tokens of each branch, where a row is a prompt with S branches of equal room behind it."""
     longest: int = dataclasses.field(default=0, **STATIC)
-    """Tokens that an answer may have, where that is not X / S."""
 
     @property
     def n(self) -> int:
-        """N."""
+        """Number of rows, N."""
         return self.tokens.shape[0]
 
     @property
     def n_completions(self) -> int:
-        """S."""
+        """Number of completions per row, S."""
         return self.completion_lengths.shape[1]
 
     @property
     def width(self) -> int:
-        """X."""
+        """Number of completion tokens per row, X."""
         return self.targets.shape[1]
 
     @property
     def max_new(self) -> int:
-        """Tokens that an answer may have."""
+        """Maximum number of tokens of a completion."""
         return self.longest or self.width // self.n_completions
 
     @property
     def n_seats(self) -> int:
-        """P."""
+        """Number of seats, P."""
         return self.rewards.shape[-1]
 
     def mask(self) -> jax.Array:
-        """float32 [N, X]: 1 on tokens of answers, whatever their weight."""
+        """Return float32 [N, X] with 1 on completion tokens, whatever their weight."""
         return (self.completion_of >= 0).astype(jnp.float32)
 
     def first(self) -> jax.Array:
-        """float32 [N, X]: 1 on the first token of every answer."""
+        """Return float32 [N, X] with 1 on the first token of every completion."""
         before = jnp.pad(self.completion_of[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
         return ((self.completion_of >= 0) & (self.completion_of != before)).astype(jnp.float32)
 
     def to_tokens(self, x: jax.Array) -> jax.Array:
-        """[N, S] -> [N, X]: for each token what its answer has; meaningless where there is none."""
+        """Gather values [N, S] of completions to their tokens [N, X]; padding is undefined."""
         return jnp.take_along_axis(x, jnp.maximum(self.completion_of, 0), axis=1)
 
     def to_completions(self, x: jax.Array) -> jax.Array:
-        """[N, X] -> [N, S]: the sum over the tokens of each answer."""
+        """Sum values [N, X] over the tokens of each completion, [N, S]."""
         x = jnp.where(self.completion_of >= 0, x, 0)
         if self.n_completions == 1:
             return jnp.sum(x, axis=1, keepdims=True)
@@ -158,52 +170,55 @@ class Samples:
         return jnp.zeros(self.completion_lengths.shape, x.dtype).at[rows, jnp.maximum(self.completion_of, 0)].add(x)
 
     def at_first(self, x: jax.Array) -> jax.Array:
-        """[N, X] -> [N, S]: what stands at the first token of each answer."""
+        """Return the values [N, S] at the first token of each completion, from [N, X]."""
         return self.to_completions(x * self.first())
 
     def in_time(self, x: jax.Array) -> jax.Array:
-        """[N, S, …] -> [R, B, …] in order of time."""
+        """Reorder values [N, S, …] of completions by time, [R, B, …]."""
         return x.reshape(-1, *x.shape[2:])[self.completion_at]
 
     def from_time(self, x: jax.Array) -> jax.Array:
-        """[R, B] -> [N, S]; zero for answers at no time."""
+        """Scatter values [R, B] back to completions [N, S]; completions at no time get 0."""
+        assert self.completion_at is not None
         flat = jnp.zeros((self.n * self.n_completions,), x.dtype)
         return flat.at[self.completion_at.reshape(-1)].set(x.reshape(-1)).reshape(self.completion_lengths.shape)
 
     def own_rewards(self) -> jax.Array:
-        """float32 [N, S]: what each answer's own seat was paid for it."""
+        """Return the reward of each completion for its own seat, float32 [N, S]."""
         return jnp.take_along_axis(self.rewards, self.seat[..., None], axis=2)[..., 0]
 
     def recorded(self) -> jax.Array:
-        """bool [N, S]: answers whose conversation stands in the row, so that they can be scored."""
+        """Return which completions can be scored because their context fits, bool [N, S]."""
         return (self.completion_lengths > 0) & (self.context_len > 0)
 
     def active(self) -> jax.Array:
-        """bool [N]: rows with an answer that contributes to the loss."""
+        """Return which rows have a completion that contributes to the loss, bool [N]."""
         return jnp.any(self.loss_weights > 0, axis=1)
 
     def without_lookahead(self) -> Samples:
-        """The rows without those that hold nothing but turns of looking ahead, which come last."""
+        """Drop the rows that hold only lookahead turns, which come last."""
         if self.n_completions > 1 or not self.lookahead:
             return self
+        assert self.completion_at is not None
         turns, games = self.completion_at.shape
         kept = rows(self.replace(completion_at=None), slice((turns - self.lookahead) * games))
         return kept.replace(completion_at=self.completion_at[: turns - self.lookahead], lookahead=0)
 
     def replace(self, **changes: Any) -> Samples:
-        """The same samples with some fields changed."""
+        """Return a copy with some fields replaced."""
         return dataclasses.replace(self, **changes)
 
 
 def rows(samples: Samples, picked: Any) -> Samples:
-    """Some rows, by number or slice, in that order; what stands across rows (`completion_at`) is dropped."""
+    """Select rows by index or slice and drop `completion_at`, which spans rows."""
     return jax.tree.map(lambda x: x[picked], samples.replace(completion_at=None))
 
 
 def split(tree: Any, parts: int) -> Any:
-    """Every array [N, …] of a tree as [parts, N/parts, …], to scan over; a part takes every `parts`-th row.
+    """Split every array [N, …] of a tree into [parts, N/parts, …] for a scan.
 
-    Strided parts keep a batch that is split over a mesh split: each device gives a share to every part.
+    A part takes every `parts`-th row. This keeps a batch sharded over a mesh, because each device contributes to every
+    part.
     """
 
     def one(x):
@@ -215,12 +230,12 @@ def split(tree: Any, parts: int) -> Any:
 
 
 def unsplit(tree: Any) -> Any:
-    """Every array [parts, N/parts, …] as [N, …], in the order from before `split`."""
+    """Merge arrays [parts, N/parts, …] into [N, …] in the order before `split`."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
 def join_answer(prompts: jax.Array, lengths: jax.Array, answers: jax.Array) -> jax.Array:
-    """Rows of prompts int32 [N, T] with their answers int32 [N, W] written behind them, as far as they fit."""
+    """Write completions int32 [N, W] after prompts int32 [N, T] as far as they fit."""
     width = answers.shape[1]
     offset = jnp.arange(prompts.shape[1]) - lengths[:, None]
     answer = jnp.take_along_axis(answers, jnp.clip(offset, 0, width - 1), axis=1)
@@ -228,10 +243,10 @@ def join_answer(prompts: jax.Array, lengths: jax.Array, answers: jax.Array) -> j
 
 
 def row_length(prompt: int, answer: int) -> int:
-    """T for prompts and answers of these greatest lengths: the answer's last token needs no place.
+    """Return the row length T for the maximum lengths of prompts and completions.
 
-    Rounded up to a multiple that grows with the length, at most by a tenth or so: kernels like round numbers, and a
-    processor without them pays for every token of padding.
+    The last token of a completion is never read, so it needs no slot. The length is rounded up to a multiple that grows
+    with it, by about a tenth at most: kernels prefer round sizes, but a CPU computes every padding token.
     """
     exact = prompt + answer - 1
     step = 2 if exact <= 32 else 8 if exact <= 128 else 32 if exact <= 512 else 128
@@ -247,15 +262,21 @@ def from_prompts(
     skip: jax.Array | int = 0,
     **more: Any,
 ) -> Samples:
-    """Rows of a prompt and its S answers, which see the prompt and themselves.
+    """Build rows of a prompt and its S completions.
 
-    prompts         int32 [N, T], of lengths int32 [N], without the common prefix of `skip` (int32 [N]) tokens
-    answers         int32 [N, S, W], of lengths int32 [N, S], log-probabilities float32 [N, S, W]
-    more            the other fields; values [N, S] are those before the answers, and what is left out is zero
+    Each completion attends to the prompt and to itself. A single completion continues the row, in the space after the
+    prompt; all its tokens but the last are read. Several completions are branches after the longest prompt. Completions
+    of
+    one token need no branch.
 
-    With one answer the row continues with it, in the room that is left behind the prompt (all but the last token of an
-    answer has to be read). With several they are branches behind the longest prompt; of one-token answers nothing has
-    to be read.
+    Args:
+        prompts: int32 [N, T]. Prompts without the common prefix.
+        lengths: int32 [N]. Lengths of the prompts.
+        answers: int32 [N, S, W]. Completions.
+        completion_lengths: int32 [N, S]. Lengths of the completions.
+        logps: float32 [N, S, W]. Log-probabilities of the completion tokens.
+        skip: int32 [N]. Length of the common prefix.
+        **more: Other fields of `Samples`, by default zero. `values` are those before the completions, [N, S].
     """
     n, s, w = answers.shape
     skip = jnp.broadcast_to(jnp.asarray(skip, jnp.int32), (n,))[:, None]
@@ -272,8 +293,8 @@ def from_prompts(
         positions = skip + jnp.arange(room)
         branch = None
     else:
-        behind = room + jnp.arange(s)[:, None] * branch_len + place - 1
-        logits_index = jnp.where(place == 0, lengths[:, None, None] - 1, behind)
+        on_branch = room + jnp.arange(s)[:, None] * branch_len + place - 1
+        logits_index = jnp.where(place == 0, lengths[:, None, None] - 1, on_branch)
         tokens = jnp.concatenate([prompts, answers[..., :branch_len].reshape(n, s * branch_len)], axis=1)
         real = jnp.full_like(lengths, tokens.shape[1]) if branch_len else lengths
         branched = (lengths[:, None, None] + jnp.broadcast_to(place[:branch_len], (n, s, branch_len))).reshape(

@@ -1,1 +1,1 @@
-"""Playing games: to gather samples, to learn from demonstrations, to evaluate."""
+"""Rollouts of games and tasks that collect samples for training."""

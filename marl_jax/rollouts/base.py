@@ -1,4 +1,4 @@
-"""What every rollout offers the training loop, and what an algorithm builds its rollout from."""
+"""Interface of rollouts, and the parts of a run that algorithms build them from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from models.tokenizers import Tokenizer
 
 @runtime_checkable
 class Rollout(Protocol):
-    """Gathers the samples of a training step.
+    """A source of training samples, called once per step.
 
-    A jitted rollout is a pure function whose state is a pytree of arrays. The state of the others is a JSON value.
-    Either is part of the checkpoints of a run.
+    A jitted rollout is a pure function whose state is a pytree of arrays. The state of other rollouts is a JSON value.
+    The state is part of every checkpoint.
     """
 
     jitted: ClassVar[bool]
@@ -36,8 +36,8 @@ class Rollout(Protocol):
         """Return the samples of a step, the next state and metrics.
 
         Args:
-            params: The weights of every backbone, by its name.
-            state: What `init` or the call before has returned.
+            params: Weights of every backbone, by name.
+            state: State returned by `init` or by the previous call.
             key: Source of all randomness of the step.
         """
         ...
@@ -51,34 +51,40 @@ class Rollout(Protocol):
         ...
 
     def checkpointed(self, step: int) -> None:
-        """Forget what is only needed to repeat steps up to this one, which a checkpoint on disk covers."""
+        """Discard data that is only needed to repeat steps before a saved checkpoint."""
         ...
 
     def close(self) -> None:
-        """End what the rollout has started."""
+        """Stop everything that the rollout has started."""
         ...
 
 
 @runtime_checkable
 class JittedRollout(Rollout, Protocol):
-    """A rollout that is one program, placed on a mesh."""
+    """A rollout that is one jitted program on a mesh."""
 
     games_go_on: ClassVar[bool]
 
     def shardings(self, state: Any, rows: Callable[[Any], Any], like_params: Callable[[Any], Any]) -> Any:
-        """Return the shardings of a state: `rows` for arrays with one entry per game, `like_params` for weights."""
+        """Return the shardings of a state.
+
+        Args:
+            state: State of the rollout, as arrays or shapes.
+            rows: Maps a tree of arrays with one entry per game to its shardings.
+            like_params: Maps a tree of weights to its shardings.
+        """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class GameParts:
-    """What the rollout of a game is built from.
+    """Parts of a run that the rollout of a game is built from.
 
     Attributes:
-        game: The rules.
-        arguments: The arguments that all rollouts of games share, see `GameRollout`.
-        opponents: Builds the other players; returns None where the learner only meets itself.
-        bot: Builds a bot of the game by its name; "" is the best one.
+        game: Rules of the game.
+        arguments: Arguments that all rollouts of games share; see `GameRollout`.
+        opponents: Builds the other players; returns None if the learner only plays itself.
+        bot: Builds a bot of the game by name; "" is the best one.
     """
 
     game: Game
@@ -89,14 +95,14 @@ class GameParts:
 
 @dataclasses.dataclass(frozen=True)
 class TaskParts:
-    """What the rollout of a host task is built from.
+    """Parts of a run that the rollout of a host task is built from.
 
     Attributes:
-        arguments: From the number of episodes per example and of candidates per turn to the arguments of
+        arguments: Maps the numbers of episodes per example and of candidates per turn to the arguments of
             `HostRollout`.
-        process: The index of this process and the number of processes.
+        process: Index of this process and number of processes.
         place: Puts the samples of this process on the mesh, among those of all processes.
-        tokenizers: The tokenizer of every backbone.
+        tokenizers: Tokenizer of every backbone.
     """
 
     arguments: Callable[..., dict[str, Any]]
@@ -107,15 +113,17 @@ class TaskParts:
 
 @dataclasses.dataclass(frozen=True)
 class RunParts:
-    """What an algorithm builds its rollout from.
+    """Parts of a run that an algorithm builds its rollout from.
 
     Exactly one of `game` and `task` is set.
 
     Attributes:
-        config: The run's config.
-        algo: The settings of the algorithm.
-        mesh: The devices.
-        workdir: The folder of the run.
+        config: Config of the run.
+        algo: Settings of the algorithm.
+        mesh: Device mesh.
+        workdir: Folder of the run.
+        game: Parts of a game.
+        task: Parts of a host task.
     """
 
     config: ConfigDict

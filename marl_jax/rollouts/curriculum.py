@@ -1,36 +1,51 @@
-"""A curriculum of puzzles: levels get harder as they are solved, and easier again when they are not.
+"""A curriculum of puzzles, whose levels get harder or easier with success.
 
-The levels of a pool are put in order of difficulty (`Puzzle.difficulty`: distance, boxes, empty cells). At grade g of n
-episodes start from the easiest g/n of them, so that what was learnt stays in practice, and at the last grade from all.
-Where a learner stands is a few numbers among the rollout's games: the program draws levels by them and moves them on,
-and a checkpoint has them like everything that survives from one rollout to the next. Evaluation knows nothing of it: it
-always plays the whole held-out part.
+The levels of a pool are sorted by difficulty (`Puzzle.difficulty`: distance, boxes, empty cells). At grade g of n,
+episodes start from the easiest g/n of the levels, so that easy ones remain in training; the last grade uses all levels.
+The state of the curriculum is a few numbers next to the games of the rollout. The program draws levels by them and
+updates them, and checkpoints contain them. Evaluation does not use the curriculum: it always plays the full held-out
+split.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
-from envs.games.game import Game
 from marl_jax.rollouts.conversations.turns import Finished
 from marl_jax.rollouts.games import GameRollout, GameRolloutState
 from marl_jax.samples import Samples
 
 
+class LeveledGame(Protocol):
+    """A game whose episodes start from the levels of a pool, sorted by difficulty."""
+
+    @property
+    def n_levels(self) -> int:
+        """Number of levels."""
+        ...
+
+    def reset_among(self, key: jax.Array, count: jax.Array | int) -> Any:
+        """Return the first state of one of the `count` easiest levels."""
+        ...
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """Where a learner stands; every row has the same numbers, so that they lie on a mesh as the games do.
+    """State of the curriculum.
 
-    grade   int32 [B]    from 1 to n
-    age     int32 [B]    turns since it changed
-    solved  float32 [B]  games solved since the last decision whether to go up or down
-    ended   float32 [B]  games that ended since then
+    Every row has the same numbers, so that they are sharded like the games.
+
+    Attributes:
+        grade: int32 [B]. Current grade, from 1 to n.
+        age: int32 [B]. Number of turns since the grade changed.
+        solved: float32 [B]. Number of games solved since the last decision.
+        ended: float32 [B]. Number of games that ended since the last decision.
     """
 
     grade: jax.Array
@@ -42,7 +57,7 @@ class Ladder:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CurriculumState:
-    """The rollout's own state, and the ladder by which the next games are drawn."""
+    """State of the wrapped rollout and of the curriculum."""
 
     inner: GameRolloutState
     ladder: Ladder
@@ -50,16 +65,17 @@ class CurriculumState:
 
 @dataclasses.dataclass(frozen=True)
 class LadderRule:
-    """When to go up and down; the fields are those of `config.curriculum`, and
+    """The rule by which the grade goes up and down, with the fields of `config.curriculum`.
 
-    wait    turns after a change before games count: as many as a game may take, where games go on from rollout to
-            rollout. Until then those of the grade before are ending, and of the new ones the short, solved ones.
-
-    difficulty_levels  n
-    start   the first grade
-    up      the share of solved games from which it goes up
-    down    the share below which it goes down
-    window  games to end before it is decided
+    Attributes:
+        difficulty_levels: Number of grades, n.
+        start: First grade.
+        up: Share of solved games from which the grade goes up.
+        down: Share of solved games below which the grade goes down.
+        window: Number of games that must end before each decision.
+        wait: Number of turns after a change during which games do not count. If games continue from rollout to rollout,
+            it is the maximum length of a game: until then, games of the previous grade are still ending, and the new
+            games that end are the short, solved ones.
     """
 
     difficulty_levels: int
@@ -70,15 +86,16 @@ class LadderRule:
     wait: int = 0
 
     def begin(self, rows: int) -> Ladder:
-        """At the first grade."""
+        """Return the state at the first grade."""
         nothing = jnp.zeros((rows,))
         return Ladder(jnp.full((rows,), self.start, jnp.int32), jnp.zeros((rows,), jnp.int32), nothing, nothing)
 
     def climb(self, ladder: Ladder, finished: Finished) -> Ladder:
-        """Where the learner stands after some games; once it is decided, counting starts again.
+        """Return the state after some games; counting starts again after each decision.
 
-        A solved puzzle is one that paid the team. With AT-GRPO a game continues from the best of some candidates, so
-        more of them are solved than the policy would solve alone.
+        A puzzle is solved if it rewards the team. With AT-GRPO a game continues from the best of several candidates, so
+        more
+        games are solved than the policy would solve alone.
         """
         turns = finished.ended.shape[0]
         counts = finished.ended & (ladder.age[0] + jnp.arange(turns) >= self.wait)[:, None]
@@ -98,62 +115,62 @@ class LadderRule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curriculum:
-    """A rollout on the levels of the present grade; called as the rollout itself."""
+    """A rollout on the levels of the current grade."""
 
     rollout: GameRollout
     rule: LadderRule
 
-    jitted = True
+    jitted: ClassVar[bool] = True
 
     def init(self, key: jax.Array, params: dict) -> CurriculumState:
-        """Fresh games of the first grade."""
+        """Start games of the first grade."""
         ladder = self.rule.begin(self.rollout.rows)
         return CurriculumState(self._at(ladder).init(key, params), ladder)
 
     def __call__(
         self, params: dict, state: CurriculumState, key: jax.Array
     ) -> tuple[Samples, CurriculumState, dict[str, jax.Array]]:
-        """Play a rollout on the levels of the present grade, and choose the next grade by its results."""
+        """Play a rollout at the current grade and choose the next grade by its results."""
         samples, inner, finished, metrics = self._at(state.ladder).measured(params, state.inner, key)
         ladder = self.rule.climb(state.ladder, finished)
         metrics = {**metrics, "difficulty": ladder.grade[0] / self.rule.difficulty_levels}
         return samples, CurriculumState(inner, ladder), metrics
 
     def shardings(self, state: CurriculumState, rows: Callable, like_params: Callable) -> CurriculumState:
-        """As the rollout's; every row has the ladder's numbers."""
+        """Return the shardings of a state; the curriculum is sharded by row."""
         return CurriculumState(self.rollout.shardings(state.inner, rows, like_params), rows(state.ladder))
 
     def after_update(self, state: CurriculumState, params: dict, step) -> CurriculumState:
-        """The rollout's."""
+        """Update the state of the wrapped rollout."""
         return dataclasses.replace(state, inner=self.rollout.after_update(state.inner, params, step))
 
     def changes_after(self, step: int) -> bool:
-        """The rollout's."""
+        """Return whether the wrapped rollout changes its state after this step."""
         return self.rollout.changes_after(step)
 
     def checkpointed(self, step: int) -> None:
-        """The rollout's."""
+        """Pass the call to the wrapped rollout."""
         self.rollout.checkpointed(step)
 
     def close(self) -> None:
-        """The rollout's."""
+        """Close the wrapped rollout."""
         self.rollout.close()
 
     def _at(self, ladder: Ladder) -> GameRollout:
-        game = self.rollout.game
+        game = cast(LeveledGame, self.rollout.game)
         count = jnp.maximum(ladder.grade[0] * game.n_levels // self.rule.difficulty_levels, 1)
         return dataclasses.replace(self.rollout, game=Easiest(game, count))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Easiest:
-    """A puzzle, but that its episodes start from the `count` easiest levels (int32 [], may be traced)."""
+    """A puzzle whose episodes start from the `count` easiest levels (int32 [], may be traced)."""
 
-    puzzle: Game
+    puzzle: LeveledGame
     count: jax.Array
 
     def reset(self, key: jax.Array) -> Any:
-        """The first state of one of them."""
+        """Return the first state of one of these levels."""
         return self.puzzle.reset_among(key, self.count)
 
     def __getattr__(self, name: str) -> Any:

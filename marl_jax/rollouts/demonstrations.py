@@ -1,11 +1,12 @@
-"""Demonstrations: what a bot plays, as samples that a policy can learn to imitate.
+"""Demonstrations: moves of a bot as samples that a policy learns to imitate.
 
-The games, prompts and records are those of a rollout, so a policy that learns from them starts where its own rollouts
-will begin; only the answers are the bot's. Levels of puzzles come from the train part of the pool, as all of training.
+Games, prompts and records are those of a rollout, so that a policy trained on demonstrations starts from what its own
+rollouts will show it. Only the completions come from the bot. Puzzles use the levels of the train split, like all
+training.
 
-A bot that plays well never shows how to get out of trouble. So some moves are played at random, while the sample still
-has what the bot would have done. With planner and executor only the executor strays: a proposal is what the bot holds
-best, and the executor learns to follow it.
+A bot that plays well never shows how to recover from mistakes. So some moves are played at random, while the sample
+still contains the move of the bot. With a planner and an executor only the executor makes random moves: a proposal is
+always the bot's best move, and the executor learns to follow it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from marl_jax.samples import Samples
 
 
 class DemonstrationAnswers(NamedTuple):
-    """Of a policy to R positions in each of the B games of a bot.
+    """Actions of a policy in R positions of B games of a bot.
 
-    right    bool [R, B], whether it is what the bot would play
-    counts   bool [R, B], whether there was something to imitate
-    own      int32 [R, B], the action that it names, -1 if none
-    bot      int32 [R, B], the action of the bot
-    prompts  int32 [R, B, T], as if they stood alone
+    Attributes:
+        right: bool [R, B]. Whether the bot would play the action.
+        counts: bool [R, B]. Whether there was a move to imitate.
+        own: int32 [R, B]. Action of the policy, -1 if the completion names none.
+        bot: int32 [R, B]. Action of the bot.
+        prompts: int32 [R, B, T]. Self-contained prompts of the positions.
     """
 
     right: jax.Array
@@ -44,67 +46,83 @@ class DemonstrationAnswers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Demonstrations(GameRollout):
-    """The program; called as `GameRollout` is, and no parameters are asked.
+    """A rollout in which a bot plays; no policy is sampled.
 
-    bot             who is imitated, in all seats
-    noise           the share of moves that are played at random instead
-    action_weights  how much each action of the bot counts in the loss; (): all the same
+    Attributes:
+        bot: Bot to imitate, in all seats.
+        noise: Share of moves that are played at random instead.
+        action_weights: Weight of each action of the bot in the loss; () weighs all equally.
     """
 
     bot: Bot | None = None
     noise: float = 0.0
     action_weights: tuple[float, ...] = ()
 
-    lookahead = 0
+    @property
+    def lookahead(self) -> int:
+        """Zero, because demonstrations need no values."""
+        return 0
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
-        """Samples whose answers are the bot's, what ended [R, B, …], and the games after R turns."""
+        """Play R turns with the bot and return samples, results [R, B, …] and games."""
 
         def step(carry, turn):
-            games, talk, record, finished = self._show_turn(*carry, row_keys(jax.random.fold_in(key, turn), self.rows))
-            return (games, talk), (*record, finished)
+            games, conversations = carry
+            keys = row_keys(jax.random.fold_in(key, turn), self.rows)
+            games, conversations, record, finished = self._show_turn(games, conversations, keys)
+            return (games, conversations), (*record, finished)
 
         start = (games, self.context.begin(self.rows, sampling=False))
-        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        (games, conversations), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
-        return self.context.samples(talk, played, places), finished, games
+        return self.context.samples(conversations, played, places), finished, games
 
     def heldout_eval(self, params: dict, key: jax.Array, draws: int) -> DemonstrationAnswers:
-        """How a policy answers in the bot's games, fresh ones, most likely answers only.
+        """Compare greedy actions of a policy with those of the bot in new games.
 
-        A bot may have several ways: right is what it plays in one of so many draws.
+        A bot may play several moves in one position. An action is right if the bot plays it in one of `draws` draws.
         """
-        ready, context = self.team.prepare_for_sampling(params), self.context
+        prepared, context = self.team.prepare_for_sampling(params), self.context
 
         def step(carry, turn):
-            games, talk = carry
+            games, conversations = carry
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
             seen = self._look(games)
-            decision, talk = context.act(
-                ready, talk, context.read(talk, seen), keys, legal=seen.legal, policy=seen.policy, temperature=0.0
+            decision, conversations = context.act(
+                prepared,
+                conversations,
+                context.read(conversations, seen),
+                keys,
+                legal=seen.legal,
+                policy=seen.policy,
+                temperature=0.0,
             )
             said = decision.action
             right = jnp.take_along_axis(self._right(seen, keys, draws), jnp.maximum(said, 0)[:, None], axis=1)[:, 0]
-            games, talk, (played, _), _ = self._show_turn(games, talk, keys)
+            games, conversations, (played, _), _ = self._show_turn(games, conversations, keys)
             bot = played.decision.action
-            return (games, talk), DemonstrationAnswers(right & (said >= 0), played.counts > 0, said, bot, seen.prompts)
+            return (games, conversations), DemonstrationAnswers(
+                right & (said >= 0), played.counts > 0, said, bot, seen.prompts
+            )
 
         start = (self.fresh_games(key), context.begin(self.rows))
         return jax.lax.scan(step, start, jnp.arange(self.turns))[1]
 
     def _right(self, seen: Seen, keys: jax.Array, draws: int) -> jax.Array:
+        assert self.bot is not None
         keys = jax.vmap(lambda k: jax.random.split(k, draws))(keys)
         actions = jax.vmap(jax.vmap(self.bot.act, (None, 0)))(seen.view, keys)
         return jnp.any(actions[..., None] == jnp.arange(self.game.n_actions), axis=1)
 
-    def _show_turn(self, games: Games, talk, keys: jax.Array):
-        """One move of the bot in every row, as `_turn`."""
+    def _show_turn(self, games: Games, conversations, keys: jax.Array):
+        """Make one move of the bot in every row; see `GameRollout._turn`."""
+        assert self.bot is not None
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         seen = self._look(games)
         best = jax.vmap(self.bot.act)(seen.view, act_keys)
-        # Where a bot is at its wits' end it may name a move that is not legal: nothing to learn from.
+        # A bot that has no idea may name an illegal move, from which there is nothing to learn.
         known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
         answers, completion_lengths = self._written(best, seen.policy)
@@ -115,7 +133,9 @@ class Demonstrations(GameRollout):
         stray = (jax.vmap(jax.random.uniform)(stray_keys) < self.noise) & jax.vmap(self.game.moves)(seen.seat)
         action = jnp.where(stray, jax.vmap(pick)(seen.legal, pick_keys), best)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
-        talk, places = self.context.say(talk, self.context.read(talk, seen), decision, seen.policy)
+        conversations, places = self.context.say(
+            conversations, self.context.read(conversations, seen), decision, seen.policy
+        )
         state, reward, move = self._step(games.state, action, jnp.zeros_like(stray), seen)
         ended = jax.vmap(self.game.done)(state) | jax.vmap(self.game.lost)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
@@ -125,13 +145,17 @@ class Demonstrations(GameRollout):
         record = self._record(games, seen, decision, seen.policy, self._weigh(reward), ended, counts=counts)
         finished = Finished(ended, total, games.turn + 1, games.seat)
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        talk = self.context.restart(
-            self.context.observe(talk, games.state, move, after.state, games.turn, games.symmetry), ended
+        conversations = self.context.restart(
+            self.context.observe(conversations, games.state, move, after.state, games.turn, games.symmetry), ended
         )
-        return self._restart(after, ended, reset_keys), talk, (record, places), finished
+        return self._restart(after, ended, reset_keys), conversations, (record, places), finished
 
     def _written(self, action: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions [B] as their policies' models write them: int32 [B, W], 0 behind the end, and lengths [B]."""
+        """Encode actions [B] as completions of their policies.
+
+        Returns:
+            Tokens int32 [B, W], padded with 0, and lengths int32 [B].
+        """
         tables = [backbone.policy.answers.written() for backbone in self.team.backbones]
         ids = np.stack([np.pad(ids, ((0, 0), (0, self.team.width - ids.shape[1]))) for ids, _ in tables])
         lengths = np.stack([lengths for _, lengths in tables])

@@ -1,20 +1,21 @@
-"""Rollouts of games: many at once, prompts, answers and rules together in one XLA program.
+"""Rollouts of games: prompts, sampling and rules of many games in one XLA program.
 
-A row plays game after game: a game that ends is replaced by a fresh one, so no row ever idles. A rollout is a fixed
-number of turns of every row; the games go on in the next one. Nothing leaves the device in between. All rows begin at
-once, and where games take several rollouts and are equally long, every batch would hold one part of the game: so some
-of the first games are given up after each rollout, and from then on a batch holds all parts.
+Every row plays one game after another. A game that ends is replaced by a new one, so that no row idles. A rollout plays
+a fixed number of turns in every row, and unfinished games continue in the next rollout. Nothing leaves the device in
+between. All rows start at the same time, so if games take several rollouts and have similar lengths, every batch would
+cover the same phase of the game. Therefore some rows abandon their first game between rollouts. From then on, a batch
+covers all phases.
 
-Rows are cut into sections, fixed when the program is built (`opponents.py`): in the first all seats belong to the
-learner, in the next a historical opponent sits opposite, then each bot in its own section. The learner answers in all
-rows with one forward pass; the historical opponent needs a second one, for its own section only.
+Rows are divided into sections when the program is built (see `opponents.py`). In the first section the learner has all
+seats. In the next it plays against a historical opponent, and then against each bot in a separate section. The learner
+samples for all rows in one forward pass. The historical opponent needs a second one, for its section only.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from envs.games.game import Game, Reward
 from marl_jax.agents import critics
 from marl_jax.agents.seating import Seating
 from marl_jax.agents.team import Team
-from marl_jax.rollouts.conversations.contexts import HistoryContext, TurnContext
+from marl_jax.rollouts.conversations.contexts import Context, HistoryContext, TurnContext
 from marl_jax.rollouts.conversations.threads import History
 from marl_jax.rollouts.conversations.turns import Finished, Turn, answer_metrics, game_metrics
 from marl_jax.rollouts.opponents import OpponentPool, Opponents
@@ -31,7 +32,7 @@ from marl_jax.samples import Samples, row_length
 from models.sharding import constrain
 
 USUAL_LENGTH = 0.75
-"""Of the longest game."""
+"""Typical length of a game, relative to the longest one."""
 
 
 @jax.tree_util.register_dataclass
@@ -39,12 +40,13 @@ USUAL_LENGTH = 0.75
 class Games:
     """B games in progress.
 
-    state     the game's own pytree
-    episode   int32 [B]     how many games the row has finished
-    turn      int32 [B]     moves made in this game
-    seat      int32 [B]     the learner's seat in rows with an opponent
-    symmetry  int32 [B, P]  the symmetry of the game through which each seat sees it (0: as it is)
-    total     Reward [B, …] paid so far in this game
+    Attributes:
+        state: State of the games, a pytree of arrays [B, …].
+        episode: int32 [B]. Number of games that the row has finished.
+        turn: int32 [B]. Number of moves made in the current game.
+        seat: int32 [B]. Seat of the learner in rows with an opponent.
+        symmetry: int32 [B, P]. Symmetry through which each seat sees the game; 0 is the identity.
+        total: Sum of the rewards of the current game so far, arrays [B, …].
     """
 
     state: Any
@@ -58,7 +60,7 @@ class Games:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GameRolloutState:
-    """What survives from one rollout to the next: the games, and the historical opponents if there are any."""
+    """State kept between rollouts: the games and the pool of historical opponents, if any."""
 
     games: Games
     pool: OpponentPool | None = None
@@ -66,19 +68,25 @@ class GameRolloutState:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GameRollout:
-    """The program: `init` makes the state, calling it plays `turns` turns of all games.
+    """A jitted rollout that plays a fixed number of turns of every game.
 
-    rows                  B
-    seating               which policy answers for which seat
-    learns                for each policy, whether its samples count
-    symmetry              an object with `n_symmetries`, `apply` and `map_action` (Other-Play), or None
-    reward_weights        of the reward's levels: team, agent, process
-    dense                 False pays everything at the end of the game
-    parse_failure_reward  process reward of an answer that names no legal action; a random one is played in its place
-    opponents             who sits opposite the learner; None: the learner itself, everywhere
-    history_turns         answers after which a seat's conversation begins again; 0: every prompt stands alone
-    history_tokens        tokens of a row of conversations; 0: see `transcripts.room`
-    turn_tokens           tokens of a row of one prompt, where every prompt stands alone; 0: the longest fits
+    Attributes:
+        game: Rules of the game.
+        team: Policies that learn or act.
+        rows: Number of games, B.
+        turns: Number of turns of a rollout, R.
+        seating: Assignment of policies to seats.
+        learns: Whether the samples of each policy contribute to the loss.
+        symmetry: Object with `n_symmetries`, `apply` and `map_action` (Other-Play), or None.
+        reward_weights: Weights of the team, agent and process levels of the reward.
+        dense: Whether rewards are given at every step; otherwise their sum is given at the end of the game.
+        parse_failure_reward: Process reward of a completion that names no legal action. A random action is played
+            instead.
+        opponents: Players opposite the learner; None if the learner only plays itself.
+        history_turns: Number of completions after which the conversation of a seat starts again; 0 if every prompt is
+            self-contained.
+        history_tokens: Row length with conversations; 0 chooses it with `transcripts.room`.
+        turn_tokens: Row length with self-contained prompts; 0 fits the longest prompt.
     """
 
     game: Game
@@ -96,17 +104,17 @@ class GameRollout:
     history_tokens: int = 0
     turn_tokens: int = 0
 
-    jitted = True
-    games_go_on = True  # from one rollout to the next
+    jitted: ClassVar[bool] = True
+    games_go_on: ClassVar[bool] = True  # unfinished games continue in the next rollout
 
     @property
     def lookahead(self) -> int:
-        """Turns at the end that only look ahead: each seat decides once more, which closes its stream of turns."""
+        """Number of extra turns at the end that close the turn stream of every seat."""
         return self.game.n_players
 
     @property
-    def context(self) -> TurnContext | HistoryContext:
-        """What a turn's prompt is."""
+    def context(self) -> Context:
+        """Context that forms the prompts of turns."""
         if not self.history_turns:
             return TurnContext(self.team, self.turn_tokens)
         turns = self.turns + self.lookahead
@@ -114,41 +122,39 @@ class GameRollout:
         return HistoryContext(history, turns, self.history_tokens)
 
     def init(self, key: jax.Array, params: dict) -> GameRolloutState:
-        """Fresh games, and a pool whose first member are the parameters as they are."""
+        """Start new games and a pool that contains the current parameters."""
         pool = None if self.opponents is None else self.opponents.new_pool(self.team, params)
         return GameRolloutState(self.fresh_games(key), pool)
 
     def shardings(self, state: GameRolloutState, rows: Callable, like_params: Callable) -> GameRolloutState:
-        """Where the state lies: games by their rows, snapshots like the parameters.
-
-        rows, like_params  from a tree of arrays or shapes to its shardings
-        """
+        """Return the shardings of a state: games by row, snapshots like the parameters."""
         return GameRolloutState(rows(state.games), None if state.pool is None else like_params(state.pool))
 
     def fresh_games(self, key: jax.Array) -> Games:
-        """B of them."""
+        """Start B new games."""
         return jax.vmap(self._fresh)(row_keys(key, self.rows))
 
     def after_update(self, state: GameRolloutState, params: dict, step: int | jax.Array) -> GameRolloutState:
-        """The state with a snapshot of the new parameters in the pool; called where `changes_after(step)`."""
+        """Add a snapshot of the new parameters to the pool, if `changes_after(step)`."""
+        assert self.opponents is not None and state.pool is not None
         return dataclasses.replace(state, pool=self.opponents.add_snapshot(self.team, state.pool, params, step))
 
     def changes_after(self, step: int) -> bool:
-        """Whether `after_update` has anything to do after this step."""
+        """Return whether `after_update` changes the state after this step."""
         return self.opponents is not None and self.opponents.snapshot_due(step)
 
     def checkpointed(self, step: int) -> None:
-        """All that a rollout needs to be repeated is in its state."""
+        """Do nothing: the state is all that is needed to repeat a rollout."""
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing: there is nothing to stop."""
 
     def __call__(
         self, params: dict, state: GameRolloutState, key: jax.Array
     ) -> tuple[Samples, GameRolloutState, dict[str, jax.Array]]:
-        """Play R turns of all games and return their samples, the state after them, and metrics.
+        """Play R turns of all games and return samples, the next state and metrics.
 
-        The samples include the turns that look ahead. These have weight 0, and the games continue from before them.
+        The samples include the lookahead turns. These have weight 0, and the games continue from the state before them.
         """
         samples, state, _, metrics = self.measured(params, state, key)
         return samples, state, metrics
@@ -156,23 +162,24 @@ class GameRollout:
     def measured(
         self, params: dict, state: GameRolloutState, key: jax.Array
     ) -> tuple[Samples, GameRolloutState, Finished, dict[str, jax.Array]]:
-        """Play as `__call__` does, and also return the results of the games that the metrics describe."""
+        """Play a rollout and also return the results that the metrics are computed from."""
         samples, state, finished = self.run(params, state, key)
         return samples, state, finished, self.metrics(samples, finished)
 
     def run(self, params: dict, state: GameRolloutState, key: jax.Array) -> tuple[Samples, GameRolloutState, Finished]:
-        """Play one rollout and return its samples, the state after it, and the results of the games."""
+        """Play one rollout and return its samples, the next state and the results of games."""
         play_key, meet_key = jax.random.split(key)
         if state.pool is None:
             samples, finished, games = self.play(params, state.games, play_key)
             return samples, GameRolloutState(self._stagger(games, play_key)), finished
+        assert self.opponents is not None
         place, snapshot = self.opponents.meet(state.pool, meet_key)
         samples, finished, games = self.play(params, state.games, play_key, snapshot)
         pool = self.opponents.record(state.pool, place, finished)
         return samples, GameRolloutState(self._stagger(games, play_key), pool), finished
 
     def metrics(self, samples: Samples, finished: Finished) -> dict[str, jax.Array]:
-        """Of the games that ended, the answers, and how the learner fared against its opponents."""
+        """Compute metrics of finished games, of completions and of the results against opponents."""
         played = game_metrics(finished, self.game.competitive, self.game.solvable)
         against = {} if self.opponents is None else self.opponents.metrics(finished)
         return {**played, **against, **answer_metrics(samples, finished.dropped)}
@@ -180,56 +187,73 @@ class GameRollout:
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: dict | None = None
     ) -> tuple[Samples, Finished, Games]:
-        """Samples, what ended in the first R turns, and the games after R turns.
+        """Play the turns of a rollout.
 
-        snapshot  acting parameters of a historical opponent; read when there is a section for it
+        Args:
+            params: Weights of every backbone.
+            games: Games to continue.
+            key: Source of randomness.
+            snapshot: Weights of a historical opponent, required if there is a section for it.
+
+        Returns:
+            The samples, the results of games that ended in the first R turns, and the games after R turns.
         """
-        ready = self.team.prepare_for_sampling(params)
-        theirs, opposite = None, 0
+        prepared = self.team.prepare_for_sampling(params)
+        opponent, opposite = None, 0
         if self.opponents is not None and self.opponents.sections.historical:
-            theirs = self.team.prepare_for_sampling(self.team.with_snapshot(params, snapshot))
+            assert snapshot is not None
+            opponent = self.team.prepare_for_sampling(self.team.with_snapshot(params, snapshot))
             opposite = self.opponents.sections.historical
 
         def step(carry, turn):
-            games, kept, talk = carry
+            games, kept, conversations = carry
             kept = jax.tree.map(lambda now, old: jnp.where(turn == self.turns, now, old), games, kept)
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
-            games, talk, record, finished = self._turn(ready, theirs, games, talk, keys)
+            games, conversations, record, finished = self._turn(prepared, opponent, games, conversations, keys)
             played, places = record
             played = dataclasses.replace(played, counts=played.counts * (turn < self.turns))
-            return (games, kept, talk), (played, places, finished)
+            return (games, kept, conversations), (played, places, finished)
 
-        talk = self.context.begin(self.rows, opposite)
+        conversations = self.context.begin(self.rows, opposite)
         turns = jnp.arange(self.turns + self.lookahead)
-        (_, kept, talk), (played, places, finished) = jax.lax.scan(step, (games, games, talk), turns)
-        samples = self.context.samples(talk, played, places, lookahead=self.lookahead)
+        (_, kept, conversations), (played, places, finished) = jax.lax.scan(step, (games, games, conversations), turns)
+        samples = self.context.samples(conversations, played, places, lookahead=self.lookahead)
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
         return samples, jax.tree.map(lambda x: x[: self.turns], finished), kept
 
-    def _turn(self, ready, theirs, games: Games, talk, keys):
-        """One move in every row, and a fresh game where one ended."""
+    def _turn(self, prepared, opponent, games: Games, conversations, keys):
+        """Make one move in every row and replace games that end."""
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
-        games, talk, record, finished = self._move(ready, theirs, games, talk, act_keys, other_keys)
-        talk = self.context.restart(talk, finished.ended)
-        return self._restart(games, finished.ended, reset_keys), talk, record, finished
+        games, conversations, record, finished = self._move(
+            prepared, opponent, games, conversations, act_keys, other_keys
+        )
+        conversations = self.context.restart(conversations, finished.ended)
+        return self._restart(games, finished.ended, reset_keys), conversations, record, finished
 
-    def _move(self, ready, theirs, games: Games, talk, act_keys, other_keys):
-        """One move in every row: the games, the conversations, (what was played, where it was written), what ended."""
+    def _move(self, prepared, opponent, games: Games, conversations, act_keys, other_keys):
+        """Make one move in every row.
+
+        Returns:
+            The games, the conversations, the recorded turn with its position in the rows, and the results of games that
+            ended.
+        """
         seen, context = self._look(games), self.context
         central = self._central_views(seen) if self.team.critic == "central" else None
-        asked = context.read(talk, seen)
-        decision, talk = context.act(
-            ready, talk, asked, act_keys, legal=seen.legal, policy=seen.policy, central=central
+        inputs = context.read(conversations, seen)
+        decision, conversations = context.act(
+            prepared, conversations, inputs, act_keys, legal=seen.legal, policy=seen.policy, central=central
         )
         action = self.team.playable(decision.action, seen.legal, other_keys)
         failed = (decision.action < 0) & (seen.policy >= 0)
         action = self.seating.bot_actions(seen.view, seen.seat, other_keys, action)
         policy, given = seen.policy, decision
         for bot, rows in () if self.opponents is None else self.opponents.sections.slices():
-            part, part_asked = jax.tree.map(lambda x, r=rows: x[r], (seen, asked))
+            part, part_inputs = jax.tree.map(lambda x, r=rows: x[r], (seen, inputs))
             opposite = (part.seat != games.seat[rows]) & (self.seating.policy(part.seat) >= 0)
             if bot is None:
-                other, talk = context.act_opposite(theirs, talk, part_asked, part, rows.start, act_keys[rows])
+                other, conversations = context.act_opposite(
+                    opponent, conversations, part_inputs, part, rows.start, act_keys[rows]
+                )
                 given = jax.tree.map(
                     lambda all_, own, r=rows, o=opposite: all_.at[r].set(jnp.where(like(o, own), own, all_[r])),
                     given, other,
@@ -241,7 +265,7 @@ class GameRollout:
             policy = policy.at[rows].set(jnp.where(opposite, -1, policy[rows]))
             failed = failed.at[rows].set(failed[rows] & ~opposite)
 
-        talk, places = context.say(talk, asked, given, seen.policy)
+        conversations, places = context.say(conversations, inputs, given, seen.policy)
         state, reward, move = self._step(games.state, action, failed, seen)
         ended = jax.vmap(self.game.done)(state)
         total = jax.tree.map(jnp.add, games.total, reward)
@@ -251,14 +275,14 @@ class GameRollout:
         after = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
         return (
             after,
-            context.observe(talk, games.state, move, after.state, games.turn, games.symmetry),
+            context.observe(conversations, games.state, move, after.state, games.turn, games.symmetry),
             (record, places),
             finished,
         )
 
     @jax.named_scope("prompt")
     def _look(self, games: Games) -> Seen:
-        """What the movers of all rows see."""
+        """Return the observations of the acting seats of all rows."""
         seat = jax.vmap(self.game.player)(games.state)
         through = jnp.take_along_axis(games.symmetry, seat[:, None], axis=1)[:, 0]
         policy = self.seating.policy(seat, games.turn // self.game.n_players)
@@ -267,21 +291,25 @@ class GameRollout:
 
     @jax.named_scope("rules")
     def _step(self, state, action, failed, seen: Seen):
-        """The states after the actions, what these paid (an answer that named none has its price), the moves made."""
+        """Apply the actions and return the next states, the rewards and the moves.
+
+        Completions that named no legal action get `parse_failure_reward`.
+        """
         move = action if self.symmetry is None else jax.vmap(self._unmap)(action, seen.through)
         state, reward = jax.vmap(self.game.step)(state, move)
         penalty = self.parse_failure_reward * failed[:, None] * jax.nn.one_hot(seen.seat, self.game.n_players)
         return state, reward._replace(process=reward.process + penalty), move
 
     def _restart(self, games: Games, ended: jax.Array, keys: jax.Array) -> Games:
-        """The games, with a fresh one in every row that ended."""
+        """Replace the games that ended by new ones."""
         fresh = dataclasses.replace(jax.vmap(self._fresh)(keys), episode=games.episode + 1)
         return jax.tree.map(lambda a, b: jnp.where(like(ended, a), a, b), fresh, games)
 
     def _stagger(self, games: Games, key: jax.Array) -> Games:
-        """The games between two rollouts, with fresh ones in place of some rows' first, which are not learned from.
+        """Replace the first game of some rows by a new one between two rollouts.
 
-        Of n rollouts that a game usually takes, a row gives its first game up after the first, second, … or nth.
+        If a game usually takes n rollouts, each row abandons its first game after the first, second, … or nth rollout.
+        Abandoned games are not learned from.
         """
         n = round(USUAL_LENGTH * self.game.max_turns / self.turns) if self.games_go_on else 1
         if n < 2:
@@ -291,9 +319,14 @@ class GameRollout:
         return self._restart(games, (games.episode == 0) & (games.turn >= due), keys)
 
     def _central_views(self, seen: Seen):
-        """What every seat sees, the mover last, as one text each: tokens [B, C] and lengths [B]."""
+        """Join the observations of all seats, with the acting seat last.
+
+        Returns:
+            Tokens int32 [B, C] and lengths int32 [B].
+        """
         n = self.game.n_players
         prompt = self.team.backbones[0].prompt
+        assert prompt is not None
 
         def one(view, seat):
             seats = (seat + 1 + jnp.arange(n)) % n
@@ -319,19 +352,19 @@ class GameRollout:
         return Games(self.game.reset(reset_key), episode=zero, turn=zero, seat=seat, symmetry=through, total=total)
 
     def _unmap(self, action, through):
-        """The action in the game that is seen as `action` through a symmetry."""
+        """Return the action of the game that a seat sees as `action` through a symmetry."""
         seen_as = jax.vmap(lambda a: self.symmetry.map_action(a, through))(jnp.arange(self.game.n_actions))
         return jnp.argmax(seen_as == action).astype(jnp.int32)
 
     # ------------------------------------------------------------------------------------------------------ records
 
     def _weigh(self, reward: Reward) -> jax.Array:
-        """float32 [B, P] from the three levels."""
+        """Sum the three levels of the reward with their weights, float32 [B, P]."""
         team, agent, process = self.reward_weights
         return team * reward.team[:, None] + agent * reward.agent + process * reward.process
 
     def _counts(self, policy: jax.Array) -> jax.Array:
-        """float32 [...]: whether answers of these policies contribute to the loss."""
+        """Return whether completions of these policies contribute to the loss, float32."""
         return (jnp.asarray((*self.learns, False))[policy] & (policy >= 0)).astype(jnp.float32)
 
     def _record(self, games: Games, seen: Seen, decision, policy, paid, ended, central=None, counts=None) -> Turn:
@@ -354,12 +387,17 @@ class GameRollout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Of every row: who moves, through which symmetry, its policy, what it sees, the prompt, what is legal.
+    """Observations of the acting seats of B games.
 
-    seat, through, policy   int32 [B]
-    view                    the state as the mover sees it
-    prompts                 int32 [B, T], of lengths int32 [B], behind a prefix of `skip` int32 [B] tokens
-    legal                   bool [B, A]
+    Attributes:
+        seat: int32 [B]. Seat that acts.
+        through: int32 [B]. Symmetry through which the seat sees the game.
+        policy: int32 [B]. Policy of the seat; -1 for any other player.
+        view: State of the game as the seat sees it.
+        prompts: int32 [B, T]. Prompts without the common prefix.
+        lengths: int32 [B]. Lengths of the prompts.
+        skip: int32 [B]. Length of the common prefix.
+        legal: bool [B, A]. Legal actions.
     """
 
     seat: jax.Array
@@ -375,7 +413,7 @@ class Seen:
 def look(
     game: Game, team: Team, view: Any, seat: jax.Array, policy: jax.Array, through: jax.Array | None = None
 ) -> Seen:
-    """What the movers of B games see, with prompts that stand alone in rows with room for an answer."""
+    """Observe B games with self-contained prompts, in rows with room for a completion."""
     prompts, lengths = jax.vmap(team.prompts.opening)(view, seat, policy)
     room = row_length(prompts.shape[1], team.width) - prompts.shape[1]
     prompts = constrain(jnp.pad(prompts, ((0, 0), (0, room))), "BT")
@@ -384,10 +422,10 @@ def look(
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:
-    """A key for every row, [B], which does not depend on how many there are."""
+    """Return a key for every row, independent of the number of rows."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
 
 
 def like(flags: jax.Array, x: jax.Array) -> jax.Array:
-    """bool [B] shaped to select among rows of x [B, …]."""
+    """Reshape flags bool [B] to broadcast against rows of `x` [B, …]."""
     return flags.reshape(-1, *(1,) * (x.ndim - 1))

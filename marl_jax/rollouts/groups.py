@@ -1,15 +1,16 @@
-"""The rollout of GRPO: K whole episodes from one start; an episode's samples are judged by how it ended.
+"""The rollout of GRPO: K full episodes from each start, scored by their outcome.
 
-Axis letters: K episodes of a group; rows g·K … g·K + K − 1 are group g's.
+Axis letters: K episodes of a group; rows g·K … g·K + K − 1 belong to group g.
 
-The e-th episodes of a group's rows all begin with the same position, drawn for that group and that e. A row begins
-another episode as long as there is time to play it to the end, however long it takes, so every episode is whole and
-none is left out for having been long.
+The e-th episodes of all rows of a group start from the same position, drawn for that group and that e. A row starts
+another episode only if there is time to finish it, however long it takes. So every episode is complete, and long
+episodes are not left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,44 +23,52 @@ from marl_jax.samples import Samples
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupRollout(RefillRollout):
-    """The rollout of GRPO, called as `GameRollout` is, without opponents.
+    """The rollout of GRPO, a `GameRollout` without opponents.
 
     It needs at least `game.max_turns` turns.
 
-    candidates  K
+    Attributes:
+        candidates: Number of episodes of a group, K.
     """
 
     candidates: int = 8
 
-    games_go_on = False
-    lookahead = 0
-    whole_episodes = True
+    games_go_on: ClassVar[bool] = False
+    whole_episodes: ClassVar[bool] = True
+
+    @property
+    def lookahead(self) -> int:
+        """Zero, because groups need no values after the last turn."""
+        return 0
 
     @property
     def units(self) -> Units:
-        """The K rows of games that share their starts: all groups that they play, one after another."""
-        seats = self.game.n_players if self.history_turns else 1  # with history a row is a seat, otherwise a turn
+        """Units of K rows that share their starts, with all groups that these rows play."""
+        seats = self.game.n_players if self.history_turns else 1  # a row is a seat with history, otherwise a turn
         return Units(self.rows // self.candidates, self.candidates * seats, groups=self.turns + 1)
 
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
-        """Samples of new episodes, what ended [R, B, …], and the games that were given, untouched.
+        """Play new episodes and return samples, results [R, B, …] and `games` unchanged.
 
-        `episode` counts from 0 in each row, `group` is the same for episodes with the same start, and turns that wait
-        for the end have weight 0.
+        `episode` counts from 0 in each row. `group` is the same for episodes with the same start. Turns that wait for
+        the end
+        of the rollout have weight 0.
         """
-        ready = self.team.prepare_for_sampling(params)
+        prepared = self.team.prepare_for_sampling(params)
         start_key = jax.random.fold_in(key, self.turns)
         first = self._begin(start_key, jnp.zeros((self.rows,), jnp.int32))
-        episodes = self.turns + 1  # no row can end more, and one that waits has a number of its own
+        episodes = self.turns + 1  # no row can finish more, and a waiting row needs one number more
 
         def step(carry, turn):
-            playing, talk = carry
+            playing, conversations = carry
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
             act_keys, other_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             waits = jax.vmap(self.game.done)(playing.state)
-            moved, talk, (record, places), finished = self._move(ready, None, playing, talk, act_keys, other_keys)
+            moved, conversations, (record, places), finished = self._move(
+                prepared, None, playing, conversations, act_keys, other_keys
+            )
             ended = finished.ended & ~waits
             record = dataclasses.replace(
                 record, counts=record.counts * ~waits, rewards=record.rewards * ~waits[:, None], ends=ended
@@ -69,13 +78,13 @@ class GroupRollout(RefillRollout):
             fresh = self._begin(start_key, moved.episode)
             begins = ended & (turn + 1 + self.game.max_turns <= self.turns)
             playing = jax.tree.map(lambda new, old: jnp.where(like(begins, new), new, old), fresh, moved)
-            talk = self.context.restart(talk, begins)
-            return (playing, talk), (record, places, group, dataclasses.replace(finished, ended=ended))
+            conversations = self.context.restart(conversations, begins)
+            return (playing, conversations), (record, places, group, dataclasses.replace(finished, ended=ended))
 
         start = (first, self.context.begin(self.rows))
-        (_, talk), (played, places, group, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        (_, conversations), (played, places, group, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
         samples = self.context.samples(
-            talk,
+            conversations,
             played,
             places,
             group=group,
@@ -87,7 +96,7 @@ class GroupRollout(RefillRollout):
         return samples, finished, games
 
     def _begin(self, key: jax.Array, episode: jax.Array) -> Games:
-        """The starts of the given episodes [B]: one for each group and number."""
+        """Start the given episodes [B]: one start position per group and episode number."""
         keys = row_keys(key, self.rows // self.candidates)
         keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, self.candidates, axis=0), episode)
         return dataclasses.replace(jax.vmap(self._fresh)(keys), episode=episode)

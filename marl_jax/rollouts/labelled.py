@@ -1,12 +1,13 @@
-"""Labelled answers: files of sampled answers with their labels, a balanced choice of them, and a rollout that reads it.
+"""Labelled completions: their file format, a balanced selection and a rollout that reads them.
 
-A file has a header and then one question per line, with all answers that were sampled to it:
+A file has a header line, followed by one line per question with all completions that were sampled for it:
 
     {"format": 1, "questions": 2000, "samples": 16, …}
     {"id": "…", "messages": [{role, content}, …], "answers": [{"text", "right", "gold"}, …], "failed": 0}
 
-A verifier that sees more right answers to easy questions learns how hard a question is, not which answer is right. So
-each question gives as many right answers as wrong ones (`balance`), and a question that cannot is dropped and counted.
+A verifier that sees more right completions of easy questions learns how hard a question is, not which completion is
+right. So each question contributes as many right completions as wrong ones (`balance`). Questions that cannot do so are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +38,13 @@ TOKEN_UNIT = 64
 
 @dataclasses.dataclass(frozen=True)
 class LabelledCompletion:
-    """An answer, whether it is right, and whether it is the dataset's own solution and not a sample."""
+    """A completion with its label.
+
+    Attributes:
+        text: Text of the completion.
+        right: Whether it is right.
+        gold: Whether it is the reference solution of the dataset and not a sample.
+    """
 
     text: str
     right: bool
@@ -46,9 +53,13 @@ class LabelledCompletion:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What was asked, as messages, and the answers to it; `id` tells questions apart.
+    """A question with its sampled completions.
 
-    failed  episodes without an answer: too long, ended, or broken
+    Attributes:
+        id: Unique name of the question.
+        messages: The question as chat messages.
+        answers: Labelled completions.
+        failed: Number of episodes without a completion: too long, aborted or failed.
     """
 
     id: str
@@ -57,13 +68,19 @@ class Question:
     failed: int = 0
 
     def to_json(self) -> str:
-        """A line of a file."""
+        """Return the question as a line of a file."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """One answer to learn from or to score: the number of its question, its chat, its label."""
+    """A completion to train on or to score.
+
+    Attributes:
+        question: Number of its question.
+        reading: Token ids of its conversation.
+        right: Label of the completion.
+    """
 
     question: int
     reading: Reading
@@ -71,7 +88,7 @@ class Labelled:
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
-    """The header and the questions of a file; a last line that was cut short is dropped."""
+    """Read the header and the questions of a file; a truncated last line is dropped."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -86,7 +103,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
                 )
                 questions.append(Question(value["id"], tuple(value["messages"]), answers, int(value["failed"])))
             elif value["format"] != FORMAT:
-                raise ValueError(f"format is {value['format']!r}; expected {FORMAT}")
+                raise ValueError(f"format is {value['format']!r}, but must be {FORMAT}")
             else:
                 header = value
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -95,7 +112,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
 
 
 def whole(header: Mapping[str, Any], questions: Sequence[Question]) -> bool:
-    """Whether a file has all questions that its header promises."""
+    """Return whether a file has all questions that its header announces."""
     return bool(header) and len(questions) >= header["questions"]
 
 
@@ -104,10 +121,12 @@ def whole(header: Mapping[str, Any], questions: Sequence[Question]) -> bool:
 
 @dataclasses.dataclass
 class Balance:
-    """What was chosen of the questions' answers.
+    """A selection of labelled completions.
 
-    chosen   (number of the question, answer) of every answer
-    counts   questions, those used, those dropped by reason, answers right and wrong, gold ones among them
+    Attributes:
+        chosen: Selected completions, each with the number of its question.
+        counts: Numbers of questions, used questions, dropped questions by reason, and right, wrong and gold
+            completions.
     """
 
     chosen: list[tuple[int, LabelledCompletion]]
@@ -117,10 +136,16 @@ class Balance:
 def balance(
     questions: Sequence[Question], per_side: int, seed: int, *, balanced: bool = True, gold: bool = True
 ) -> Balance:
-    """Up to `per_side` right and as many wrong answers to every question, drawn by the seed; equal texts count once.
+    """Select up to `per_side` right and as many wrong completions of every question.
 
-    balanced  False takes up to 2 · per_side answers as they come, for comparison; none is a gold one
-    gold      the dataset's own solution takes the place of one missing right answer
+    Duplicate texts count once.
+
+    Args:
+        questions: Questions to select from.
+        per_side: Maximum number of right, and of wrong, completions per question.
+        seed: Seed of the selection.
+        balanced: False selects up to 2 · per_side samples regardless of their labels, for comparison.
+        gold: Whether the reference solution may replace one missing right completion.
     """
     chosen: list[tuple[int, LabelledCompletion]] = []
     counts = collections.Counter(questions=len(questions))
@@ -149,10 +174,11 @@ def balance(
 
 
 class Readable:
-    """Questions with those of their answers that a verifier can read, and how it reads them.
+    """Questions with the completions that a verifier can read, and their token ids.
 
-    questions  without answers that are empty or too long
-    left_out   how many these were
+    Attributes:
+        questions: Questions without completions that are empty or too long.
+        left_out: Number of completions left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, questions: Sequence[Question], max_length: int):
@@ -172,7 +198,7 @@ class Readable:
             self.questions.append(dataclasses.replace(question, answers=tuple(kept)))
 
     def read(self, chosen: Sequence[tuple[int, LabelledCompletion]]) -> list[Labelled]:
-        """Some of the answers, with the numbers of their questions, as token ids."""
+        """Return the token ids and labels of the selected completions."""
         return [Labelled(n, self._readings[n, answer.text], answer.right) for n, answer in chosen]
 
 
@@ -181,14 +207,15 @@ class Readable:
 
 @dataclasses.dataclass(eq=False)
 class LabelledAnswers:
-    """A `Rollout` that reads: every step gives the next `n` answers, epoch after epoch in a new order.
+    """A `Rollout` that reads the next `n` completions, in a new order every epoch.
 
-    answers       all of them
-    n             of a step, of all processes together
-    seed          of the order
-    process       (number of this process, how many there are); each gives its share of the rows
-    place         puts the samples of this process where the learner finds those of all
-    counts        how the answers were chosen
+    Attributes:
+        answers: Completions to train on.
+        n: Number of completions per step, over all processes.
+        seed: Seed of the order.
+        process: Index of this process and number of processes; each returns its share of the rows.
+        place: Puts the samples of this process on the mesh, among those of all processes.
+        counts: Counts of the selection; see `Balance`.
     """
 
     answers: Sequence[Labelled]
@@ -198,30 +225,30 @@ class LabelledAnswers:
     place: Callable[[Samples], Samples] = lambda samples: samples
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    jitted = False
+    jitted: ClassVar[bool] = False
 
     def __post_init__(self):
         if not self.answers:
-            raise DataError("there are no labelled answers to learn from")
+            raise DataError("there are no labelled completions to train on")
         if self.n < 1 or self.n % self.process[1]:
-            raise ValueError(f"n is {self.n}; accepted: multiples of the {self.process[1]} processes")
+            raise ValueError(f"n is {self.n}, but must be a multiple of the number of processes ({self.process[1]})")
 
     def init(self, key: Any, params: Any) -> dict[str, Any]:
-        """The beginning of the data."""
+        """Return the state at the beginning of the data."""
         return {"seed": self.seed, "position": 0, "data": self.fingerprint}
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A checksum of all answers: a run continues with those it began with."""
+        """Checksum of all completions, which must not change when a run resumes."""
         digest = hashlib.sha256()
         for one in self.answers:
             digest.update(repr((one.reading.tokens, one.reading.start, one.right)).encode())
         return digest.hexdigest()[:16]
 
     def __call__(self, params: Any, state: Mapping[str, Any], key: Any = None) -> tuple[Samples, dict, dict]:
-        """The next answers; neither parameters nor key matter."""
+        """Return the next completions; parameters and key are not used."""
         if state["data"] != self.fingerprint:
-            raise RunError("the labelled answers are not those with which this run began; choose another --workdir")
+            raise RunError("the labelled completions have changed since this run started; choose another --workdir")
         seed, position, size = int(state["seed"]), int(state["position"]), len(self.answers)
         batch = []
         for i in range(position, position + self.n):
@@ -241,22 +268,25 @@ class LabelledAnswers:
         return self.place(samples), {**state, "position": position + self.n}, metrics
 
     def after_update(self, state: dict[str, Any], params: Any, step: int) -> dict[str, Any]:
-        """Nothing to do."""
+        """Return the state unchanged."""
         return state
 
     def changes_after(self, step: int) -> bool:
-        """Whether `after_update` has anything to do after this step: never."""
+        """Return False: `after_update` never changes the state."""
         return False
 
     def checkpointed(self, step: int) -> None:
-        """Nothing is kept for resuming but the state."""
+        """Do nothing: the state is all that is needed to resume."""
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing: there is nothing to stop."""
 
 
 def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples:
-    """Rows of `width` tokens with one answer each; `logits_index` are the answer's own places, `returns` the labels."""
+    """Build rows of `width` tokens with one completion each.
+
+    `logits_index` are the positions of the completion's own tokens, and `returns` are the labels.
+    """
     n = len(batch)
     tokens = np.zeros((n, width), np.int32)
     completion_of = np.full((n, answer_width), -1, np.int32)
@@ -270,7 +300,7 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
         logits_index[row, :length], targets[row, :length] = np.arange(start, start + length), ids[start:]
         returns[row, :length] = one.right
     starts = np.array([[one.reading.start] for one in batch], np.int32)
-    return Samples(
+    fields: dict[str, Any] = dict(
         tokens=tokens,
         positions=np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape).copy(),
         lengths=np.array([len(one.reading.tokens) for one in batch], np.int32),
@@ -286,3 +316,4 @@ def collate(batch: Sequence[Labelled], width: int, answer_width: int) -> Samples
         logps=nothing, values=nothing, advantages=nothing, returns=returns,
         n_groups=n,
     )  # fmt: skip
+    return Samples(**fields)

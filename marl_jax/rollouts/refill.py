@@ -1,18 +1,18 @@
-"""Refill of uninformative groups: further rollouts of a step replace groups whose rewards are all equal.
+"""Refill of uninformative groups with groups from further rollouts of the same step.
 
-DAPO (Yu et al. 2025) calls this dynamic sampling. A group without a difference in its rewards has zero advantages, so
-the batch loses it. With `refill` the rollout is repeated, inside the same program, while the batch holds such groups.
-The batch keeps its size, and groups that could not be replaced stay in it.
+DAPO (Yu et al. 2025) calls this dynamic sampling. A group whose rewards are all equal has zero advantages and does not
+contribute to the update. With `refill` the rollout is repeated, inside the same program, while the batch contains such
+groups. The batch keeps its size, and groups that could not be replaced stay in it.
 
-Groups are replaced in units of whole rows, so that every group stays whole. All metrics describe the first rollout,
-which is the one that a run without refill would play: the batch after refill has few starts that are always solved or
+Groups are replaced in units of full rows, so that every group stays complete. All metrics describe the first rollout,
+which is the one that a run without refill would play, because a refilled batch has few starts that are always solved or
 always failed. Only `tokens` counts all rollouts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,15 @@ from marl_jax.samples import Samples
 
 
 class Units(NamedTuple):
-    """The parts of a batch that are replaced as a whole. Row (i · count + u) · rows + j belongs to unit u.
+    """Parts of a batch that are replaced as a unit.
 
-    count      U
-    rows       adjacent rows of a unit
-    groups     distance between the numbers of a group and of the same group in the next unit
-    by_policy  units are single rows, and are replaced only by rows of the same policy
+    Row (i · count + u) · rows + j belongs to unit u.
+
+    Attributes:
+        count: Number of units, U.
+        rows: Number of adjacent rows of a unit.
+        groups: Difference between the number of a group and that of the same group in the next unit.
+        by_policy: Whether units are single rows that are only replaced by rows of the same policy.
     """
 
     count: int
@@ -42,7 +45,14 @@ class Units(NamedTuple):
         return jnp.any(jnp.any(answers, axis=1).reshape(-1, self.count, self.rows), axis=(0, 2))
 
     def replace(self, samples: Samples, others: Samples, source: jax.Array, taken: jax.Array) -> Samples:
-        """Replace the units marked in `taken` bool [U] by the units `source` int32 [U] of other samples."""
+        """Replace units by units of other samples.
+
+        Args:
+            samples: Samples whose units are replaced.
+            others: Samples that the new units come from.
+            source: int32 [U]. Unit of `others` for each unit.
+            taken: bool [U]. Units to replace.
+        """
         row = jnp.arange(samples.n)
         unit = row // self.rows % self.count
         distance = source[unit] - unit
@@ -59,12 +69,14 @@ def match(
     """Assign offered units to units that need one, of the same kind and in order.
 
     Args:
-      needs: bool [U], units to be replaced.
-      offers: bool [U], units of another batch, each of which is assigned once at most.
-      kinds, other_kinds: int32 [U], kinds of the units of either batch, from 0 to `n_kinds` - 1.
+        needs: bool [U]. Units to be replaced.
+        offers: bool [U]. Units of another batch, each of which is assigned at most once.
+        kinds: int32 [U]. Kinds of the units that need one, from 0 to `n_kinds` - 1.
+        other_kinds: int32 [U]. Kinds of the offered units.
+        n_kinds: Number of kinds.
 
     Returns:
-      The assigned units int32 [U], and where there is one, bool [U].
+        The assigned units int32 [U], and which units have one, bool [U].
     """
     kind = jnp.arange(n_kinds)
     needed = needs[:, None] & (kinds[:, None] == kind)  # [U, kinds]
@@ -81,13 +93,14 @@ def match(
 class Batch:
     """The batch of a step while it is refilled.
 
-    played    int32 []    rollouts so far
-    state     State       of the rollout
-    samples   Samples     of the batch
-    lacking   bool [U]    units that learn and have no informative group
-    replaced  bool [U]    units from other rollouts than the first
-    tokens    int32 []    of all rollouts
-    first     (Finished, metrics) of the first rollout
+    Attributes:
+        played: int32 []. Number of rollouts so far.
+        state: State of the rollout.
+        samples: Samples of the batch.
+        lacking: bool [U]. Units that learn and have no informative group.
+        replaced: bool [U]. Units that come from a later rollout than the first.
+        tokens: int32 []. Number of tokens of all rollouts.
+        first: Results and metrics of the first rollout.
     """
 
     played: jax.Array
@@ -103,32 +116,33 @@ class Batch:
 class RefillRollout(GameRollout):
     """A rollout of games whose samples are compared in groups.
 
-    refill  maximum number of extra rollouts per call that replace uninformative groups
+    Attributes:
+        refill: Maximum number of extra rollouts per call that replace uninformative groups.
     """
 
     refill: int = 0
 
-    whole_episodes = False
-    """Whether members of a group are episodes, which count once they have ended, or answers."""
+    whole_episodes: ClassVar[bool] = False
+    """Whether the members of a group are episodes, which count once they have ended, or completions."""
 
     @property
     def units(self) -> Units:
-        """The parts of a batch that are replaced as a whole."""
+        """Units of a batch that can be replaced."""
         raise NotImplementedError
 
     def measured(
         self, params: dict, state: GameRolloutState, key: jax.Array
     ) -> tuple[Samples, GameRolloutState, Finished, dict[str, jax.Array]]:
-        """Play a rollout, and others while groups are uninformative and the budget lasts.
+        """Play a rollout, and further ones while groups are uninformative and the budget lasts.
 
-        The playing code is compiled once: the first rollout is the first iteration of the loop.
+        The rollout is compiled once: the first one is the first iteration of the loop.
         """
         if not self.refill:
             return super().measured(params, state, key)
         units = self.units
 
         def play(state: GameRolloutState, number: jax.Array) -> tuple:
-            # `run` splits its key in two, which are the numbers 0 and 1.
+            # `run` splits its key in two, which uses the numbers 0 and 1.
             own = jnp.where(number == 0, key, jax.random.fold_in(key, 1 + number))
             samples, state, finished = self.run(params, state, own)
             return samples.replace(completion_at=None), state, (finished, self.metrics(samples, finished))
@@ -168,7 +182,7 @@ class RefillRollout(GameRollout):
         return batch.samples, batch.state, finished, {**metrics, **refilled}
 
     def _learning(self, samples: Samples) -> jax.Array:
-        """Mark the units with answers that contribute to the loss, bool [U]."""
+        """Mark the units with completions that contribute to the loss, bool [U]."""
         return self.units.any(samples.loss_weights > 0)
 
     def _informative(self, samples: Samples) -> jax.Array:
@@ -176,9 +190,9 @@ class RefillRollout(GameRollout):
         return self.units.any(groups.informative_answers(samples, self.whole_episodes))
 
     def _kinds(self, samples: Samples) -> jax.Array:
-        """Kinds of the units int32 [U]; a unit is replaced by one of its kind."""
+        """Return the kind of each unit, int32 [U]; units only replace their own kind."""
         if self.units.by_policy:
-            return jnp.maximum(samples.policy, 0)  # the other players' rows are neither replaced nor offered
+            return jnp.maximum(samples.policy, 0)  # rows of other players are neither replaced nor offered
         return jnp.zeros((self.units.count,), jnp.int32)
 
 

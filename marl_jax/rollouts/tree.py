@@ -1,11 +1,11 @@
-"""The rollout of AT-GRPO: at every turn K answers to one prompt, all tried, all scored, one continued.
+"""The rollout of AT-GRPO: K candidates per turn, all tried and scored, one continued.
 
-Axis letters: K candidates; a row of samples is a prompt with its K candidates.
+Axis letters: K candidates. A row of samples is a prompt with its K candidates.
 
-A prompt is read once and answered K times. The rules are pure, so each answer is tried on its own copy of the position;
-the K answers are one group, whose key is the episode, the agent and the turn. The game then continues from one of them,
-and the next agent reads what that one did. All of it is one XLA program, as in `games.py`, whose games, prompts and
-records these are.
+A prompt is prefilled once and sampled K times. The rules are pure, so each candidate is tried on a copy of the
+position.
+The K candidates are one group, identified by episode, agent and turn. The game then continues from one of them, and the
+next agent observes its effect. As in `games.py`, everything runs in one XLA program.
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ from marl_jax.samples import Samples
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeRollout(RefillRollout):
-    """The rollout of AT-GRPO, called as `GameRollout` is, without opponents.
+    """The rollout of AT-GRPO, a `GameRollout` without opponents.
 
-    The games continue from one rollout to the next, also between those that refill a batch, so that groups from all
-    parts of a game take the place of others.
+    Games continue from one rollout to the next, also between rollouts that refill a batch, so that replacement groups
+    come from all phases of a game.
 
-    candidates    K
-    continuation  the candidate a game continues with: "best", "random", "first"; of bots and frozen policies the first
-    team_term     what a candidate is scored by: "immediate", what its own step pays; "lookahead", also what the rest of
-                  the turn pays when the agents that still have to move in it give their most likely answers
+    Attributes:
+        candidates: Number of candidates per turn, K.
+        continuation: Candidate that the game continues with: "best", "random" or "first". Bots and frozen policies
+            always continue with the first.
+        team_term: Score of a candidate. "immediate" is the reward of its step. "lookahead" adds the rewards of the
+            rest of the turn, in which the remaining agents act greedily.
     """
 
     candidates: int = 4
     continuation: str = "best"
     team_term: str = "immediate"
 
-    lookahead = 0
+    @property
+    def lookahead(self) -> int:
+        """Zero, because groups need no values after the last turn."""
+        return 0
 
     @property
     def units(self) -> Units:
-        """One group; with history all groups of a game, whose rows are the conversations of its seats."""
+        """Units of one group; with history, units of all groups of a game."""
         if self.history_turns:
             return Units(self.rows, self.game.n_players, groups=1)
         return Units(self.rows * self.turns, 1, groups=1, by_policy=True)
@@ -53,31 +58,36 @@ class TreeRollout(RefillRollout):
     def play(
         self, params: dict, games: Games, key: jax.Array, snapshot: None = None
     ) -> tuple[Samples, Finished, Games]:
-        """Samples of R·B rows, what ended on the way that was taken [R, B, …], and the games after R turns."""
-        ready = self.team.prepare_for_sampling(params)
+        """Play R turns and return samples, results of continued games [R, B, …] and games."""
+        prepared = self.team.prepare_for_sampling(params)
 
         def step(carry, turn):
             keys = row_keys(jax.random.fold_in(key, turn), self.rows)
-            games, talk, record, finished = self.branch(ready, *carry, keys)
-            return (games, talk), (*record, finished)
+            games, conversations, record, finished = self.branch(prepared, carry[0], carry[1], keys)
+            return (games, conversations), (*record, finished)
 
         start = (games, self.context.begin(self.rows))
-        (games, talk), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
+        (games, conversations), (played, places, finished) = jax.lax.scan(step, start, jnp.arange(self.turns))
         finished = dataclasses.replace(finished, dropped=self.context.dropped(played, places))
-        return self.context.samples(talk, played, places, self.candidates), finished, games
+        return self.context.samples(conversations, played, places, self.candidates), finished, games
 
-    def branch(self, ready: dict, games: Games, talk, keys: jax.Array):
-        """One turn of every row: the games after one of the candidates, conversations, what was played, what ended."""
+    def branch(self, prepared: dict, games: Games, conversations, keys: jax.Array):
+        """Try the candidates of one turn in every row and continue with one of them.
+
+        Returns:
+            The games, the conversations, the recorded turn with its position in the rows, and the results of games that
+            ended.
+        """
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         seen, context = self._look(games), self.context
         learns = self._counts(seen.policy) > 0
-        asked = context.read(talk, seen)
-        decision, talk = context.act(
-            ready, talk, asked, self._each_key(act_keys), legal=seen.legal, policy=seen.policy,
+        inputs = context.read(conversations, seen)
+        decision, conversations = context.act(
+            prepared, conversations, inputs, self._each_key(act_keys), legal=seen.legal, policy=seen.policy,
             candidates=self.candidates,
         )  # fmt: skip
 
-        # From here to the choice every array has B·K rows.
+        # From here until a candidate is chosen, every array has B·K rows.
         row = jnp.arange(self.rows)
         before, each = self._each((games, seen))
         action = self.team.playable(decision.action, each.legal, self._each_key(other_keys))
@@ -86,79 +96,90 @@ class TreeRollout(RefillRollout):
         state, reward, move = self._step(before.state, action, failed, each)
         ended = jax.vmap(self.game.done)(state)
         after = dataclasses.replace(before, state=state)
-        paid = self._score(ready, after, reward, each.seat, self._each_key(other_keys))
+        paid = self._score(prepared, after, reward, each.seat, self._each_key(other_keys))
         record = self._record(
             games, seen, decision, seen.policy, paid, ended, counts=self._each(self._counts(seen.policy))
         )
 
-        mine = jnp.take_along_axis(paid, each.seat[:, None], axis=1).reshape(-1, self.candidates)
-        chosen = jax.vmap(self.choose)(mine, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
-        # A bot or a frozen policy plays as it would outside of a tree: the best of K of its moves is another player's.
+        own_scores = jnp.take_along_axis(paid, each.seat[:, None], axis=1).reshape(-1, self.candidates)
+        chosen = jax.vmap(self.choose)(own_scores, jax.vmap(jax.random.fold_in, (0, None))(other_keys, self.candidates))
+        # Bots and frozen policies play as they do without candidates: the best of K moves would make them stronger.
         chosen = jnp.where(learns, chosen, 0)
         taken = row * self.candidates + chosen
         state, reward, ended, move, given = jax.tree.map(lambda x: x[taken], (state, reward, ended, move, decision))
-        talk, places = context.say(talk, asked, given, seen.policy)
+        conversations, places = context.say(conversations, inputs, given, seen.policy)
         places = None if places is None else dataclasses.replace(places, kept=chosen)
         total = jax.tree.map(jnp.add, games.total, reward)
         finished = Finished(ended, total, games.turn + 1, games.seat)
-        gone_on = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
-        talk = context.restart(
-            context.observe(talk, games.state, move, gone_on.state, games.turn, games.symmetry), ended
+        continued = dataclasses.replace(games, state=state, turn=games.turn + 1, total=total)
+        conversations = context.restart(
+            context.observe(conversations, games.state, move, continued.state, games.turn, games.symmetry), ended
         )
-        return self._restart(gone_on, ended, reset_keys), talk, (record, places), finished
+        return self._restart(continued, ended, reset_keys), conversations, (record, places), finished
 
     def choose(self, scores: jax.Array, key: jax.Array) -> jax.Array:
-        """The candidate to go on with, by the scores [K] of one group: int32 []; ties are broken by the key."""
+        """Choose the candidate to continue with from the scores [K] of one group.
+
+        Ties are broken by the key. Returns int32 [].
+        """
         if self.continuation == "first":
             return jnp.int32(0)
         if self.continuation == "random":
             return pick(jnp.ones_like(scores, bool), key)
         return pick(scores == jnp.max(scores), key)
 
-    def _score(self, ready: dict, after: Games, reward: Reward, seat: jax.Array, keys: jax.Array) -> jax.Array:
-        """float32 [B·K, P]: what each candidate brought to every seat, levels weighed and added.
+    def _score(self, prepared: dict, after: Games, reward: Reward, seat: jax.Array, keys: jax.Array) -> jax.Array:
+        """Score each candidate for every seat, float32 [B·K, P].
 
-        after   the games behind the candidates; `total` is still what was paid before
-        reward  of the candidates' own steps
-        keys    for bots that have a seat
+        Args:
+            prepared: Weights prepared for sampling.
+            after: Games after the candidates' steps. `total` does not include the rewards of these steps.
+            reward: Rewards of the candidates' steps.
+            seat: int32 [B·K]. Seat of the candidate.
+            keys: Keys for bots that have a seat.
         """
         state = after.state
         if self.team_term == "lookahead":
-            state, more = self._rest_of_turn(ready, after, seat, keys)
+            state, more = self._rest_of_turn(prepared, after, seat, keys)
             reward = jax.tree.map(jnp.add, reward, more)
         if self.dense:
             return self._weigh(reward)
         ended = jax.vmap(self.game.done)(state)
         return self._weigh(jax.tree.map(jnp.add, after.total, reward)) * ended[:, None]
 
-    def _rest_of_turn(self, ready: dict, games: Games, seat: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
-        """The turn finished by the most likely answers of the others (and by bots), who move in the order of seats.
+    def _rest_of_turn(self, prepared: dict, games: Games, seat: jax.Array, keys: jax.Array) -> tuple[Any, Reward]:
+        """Finish the turn with greedy actions of the remaining agents and with bots.
 
-        A turn is over when the next seat is not a later one than the last that moved, or the game is.
+        Agents act in the order of seats. A turn is over when the next seat is not after the last one that acted, or
+        when the
+        game ends.
+
+        Returns:
+            The states after the turn and the sum of the rewards.
         """
         paid = jax.tree.map(jnp.zeros_like, games.total)
         for _ in range(self.game.n_players - 1):
             seen = self._look(games)
-            goes_on = (seen.seat > seat) & ~jax.vmap(self.game.done)(games.state)
+            active = (seen.seat > seat) & ~jax.vmap(self.game.done)(games.state)
             action = self.team.act(
-                ready, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0
+                prepared, seen.prompts, seen.lengths, seen.legal, keys, seen.policy, temperature=0.0
             ).action
             failed = (action < 0) & (seen.policy >= 0)
             action = jnp.where(failed, jnp.argmax(seen.legal, axis=1), action)
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
             action = self.seating.bot_actions(seen.view, seen.seat, keys, action)
             state, reward, _ = self._step(games.state, action, failed, seen)
-            keep = lambda new, old, goes_on=goes_on: jnp.where(like(goes_on, new), new, old)  # noqa: E731
+            keep = lambda new, old, active=active: jnp.where(like(active, new), new, old)  # noqa: E731
             games = dataclasses.replace(games, state=jax.tree.map(keep, state, games.state))
             paid = jax.tree.map(lambda old, new, keep=keep: old + keep(new, jnp.zeros_like(new)), paid, reward)
-            seat = jnp.where(goes_on, seen.seat, seat)
+            seat = jnp.where(active, seen.seat, seat)
         return games.state, paid
 
     def _each(self, tree: Any) -> Any:
-        """Row b as rows b·K … b·K + K − 1."""
+        """Repeat row b as rows b·K … b·K + K − 1."""
         return jax.tree.map(lambda x: jnp.repeat(x, self.candidates, axis=0), tree)
 
     def _each_key(self, keys: jax.Array) -> jax.Array:
-        """Keys [B] -> [B·K], one for every candidate."""
+        """Derive keys [B·K], one per candidate, from keys [B]."""
         fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
         return fold(keys, jnp.arange(self.candidates)).reshape(-1)
