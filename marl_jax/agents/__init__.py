@@ -1,1 +1,1 @@
-"""Agents: models as policies, how they answer, how their answers are scored, and who sits where."""
+"""Policies and teams: generating completions, scoring them, and assigning seats."""

@@ -1,4 +1,4 @@
-"""Sampling: prompts are read, the critic is asked, answers are written, all inside one jitted program."""
+"""Sample completions inside a jitted program: prefill prompts, evaluate the critic, decode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from marl_jax.agents.policy import Policy
 from models import cache as kv
 from models import lora
 
-SCAN_UNROLL = 4  # layers per iteration of the loop that reads prompts for answers of one token
+SCAN_UNROLL = 4  # layers per scan iteration when prompts are prefilled for one-token completions
 
 
 class Decision(NamedTuple):
-    """Answers of B rows: action [B] (-1: it names none), tokens [B, W], lengths [B], logps [B, W], values [B]."""
+    """Completions of B rows.
+
+    Attributes:
+        action: int32 [B], -1 where the completion names no action.
+        answers: int32 [B, W], the tokens.
+        lengths: int32 [B].
+        logps: float32 [B, W].
+        values: float32 [B], the critic's values before the completions.
+    """
 
     action: jax.Array
     answers: jax.Array
@@ -30,7 +38,7 @@ class Decision(NamedTuple):
 @jax.named_scope("answer")
 def act(
     policy: Policy,
-    ready: dict,
+    prepared: dict,
     tokens: jax.Array,
     lengths: jax.Array,
     legal: jax.Array,
@@ -40,52 +48,69 @@ def act(
     central: tuple[jax.Array, jax.Array] | None = None,
     candidates: int = 1,
 ) -> Decision:
-    """An answer to every prompt, or several.
+    """Generate one or more completions for every prompt.
 
-    ready        from `Policy.prepare_for_sampling`
-    tokens       int32 [B, T], prompts behind the policy's prefix, right-padded, of lengths int32 [B]
-    legal        bool [B, A]
-    keys         PRNG keys [B]
-    ids          int32 [B], which of the policies answers (matters with adapters)
-    temperature  None: that of training; 0: the most likely answer
-    central      what a central critic reads
-    candidates   K answers to each prompt, which is read once: rows b·K … b·K + K − 1 of the decision are row b's,
-                 and so are those of `keys` [B·K]
+    Args:
+        policy: The policy that acts.
+        prepared: Weights from `Policy.prepare_for_sampling`.
+        tokens: int32 [B, T], prompts without the policy's prefix, right-padded.
+        lengths: int32 [B], lengths of the prompts.
+        legal: bool [B, A], the legal actions.
+        keys: PRNG keys [B], or [B·K] with K candidates.
+        ids: int32 [B], the adapter of each row. Ignored without adapters.
+        temperature: None for the training temperature, 0 for greedy decoding.
+        central: Tokens and lengths for a central critic.
+        candidates: Number K of completions per prompt. Each prompt is prefilled once, and rows b·K … b·K + K − 1 of the
+            decision belong to prompt b.
     """
-    adapters = policy.adapters(ready, ids)
-    last, cache = _read_prompts(policy, ready, tokens, lengths, adapters)
-    values = values_at_prompt(policy, ready, last, tokens, lengths, central)
+    adapters = policy.adapters(prepared, ids)
+    last, cache = _read_prompts(policy, prepared, tokens, lengths, adapters)
+    values = values_at_prompt(policy, prepared, last, tokens, lengths, central)
     lengths = lengths + len(policy.prefix)
     if candidates > 1:
         last, lengths, legal, ids, values, cache = jax.tree.map(
             lambda x: jnp.repeat(x, candidates, axis=0), (last, lengths, legal, ids, values, cache)
         )
-        adapters = policy.adapters(ready, ids)
-    return answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values)
+        adapters = policy.adapters(prepared, ids)
+    return answer(policy, prepared, last, lengths, legal, keys, temperature, cache, adapters, values)
 
 
-def answer(policy, ready, last, lengths, legal, keys, temperature, cache, adapters, values, prefix=None) -> Decision:
-    """Answers from the last hidden states [B, D] of what was read: `lengths` tokens of each row, prefix included."""
+def answer(policy, prepared, last, lengths, legal, keys, temperature, cache, adapters, values, prefix=None) -> Decision:
+    """Generate completions from the last hidden states of prefilled rows.
+
+    Args:
+        policy: The policy that acts.
+        prepared: Weights from `Policy.prepare_for_sampling`.
+        last: [B, D], hidden states of the last tokens.
+        lengths: int32 [B], tokens prefilled so far, including the prefix.
+        legal: bool [B, A].
+        keys: PRNG keys [B].
+        temperature: See `act`.
+        cache: KV cache of the rows, or None for one-token completions.
+        adapters: LoRA adapters of the rows, or None.
+        values: float32 [B], passed through to the decision.
+        prefix: Layers of a shared prefix that the cache does not contain.
+    """
     temperatures = jnp.full(lengths.shape, policy.temperature if temperature is None else temperature, jnp.float32)
-    asked = DecodeInputs(
-        policy.model, ready["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
+    inputs = DecodeInputs(
+        policy.model, prepared["model"], last, lengths, legal, temperatures, keys, cache, adapters, policy.dtype, prefix
     )
-    reply = policy.answers.sample(asked)
+    reply = policy.answers.sample(inputs)
     return Decision(reply.action, reply.tokens, reply.lengths, reply.logps, values)
 
 
-def _read_prompts(policy: Policy, ready, tokens, lengths, adapters):
-    """The hidden states [B, D] that answers begin from, and the cache that further tokens need, if there are any.
+def _read_prompts(policy: Policy, prepared, tokens, lengths, adapters):
+    """Prefill prompts and return their last hidden states [B, D] and the KV cache.
 
-    Without further tokens the weights stay stacked and nothing is kept: that compiles several times faster.
+    One-token completions need no cache. Then the weights stay stacked, which compiles several times faster.
     """
     batch, time = tokens.shape
-    read = functools.partial(policy.model.forward, ready["model"], adapters=adapters, dtype=policy.dtype)
+    read = functools.partial(policy.model.forward, prepared["model"], adapters=adapters, dtype=policy.dtype)
     slots = len(policy.prefix) + time + policy.width
     if not policy.decodes:
-        hidden, cache = read(tokens, lengths=lengths, prefix=ready.get("prefix"), unroll=SCAN_UNROLL)
+        hidden, cache = read(tokens, lengths=lengths, prefix=prepared.get("prefix"), unroll=SCAN_UNROLL)
     elif policy.prefix:
-        cache = _prefix_rows(ready["prefix"], adapters, batch, slots)
+        cache = _prefix_rows(prepared["prefix"], adapters, batch, slots)
         hidden, cache = read(tokens, lengths=lengths, cache=cache)
     else:
         hidden, cache = read(tokens, lengths=lengths, new_cache=slots)
@@ -94,27 +119,37 @@ def _read_prompts(policy: Policy, ready, tokens, lengths, adapters):
 
 def read_more(
     policy: Policy,
-    ready: dict,
+    prepared: dict,
     cache: kv.Cache,
     rows: jax.Array,
     tokens: jax.Array,
     lengths: jax.Array,
     ids: jax.Array,
 ) -> tuple[jax.Array, kv.Cache]:
-    """Conversations read on: the last hidden states [B, D], and the cache with what is new behind its rows.
+    """Prefill more tokens of conversations that already have a KV cache.
 
-    rows     int32 [B], the conversations' rows of the cache, which holds what comes behind the prefix
-    tokens   int32 [B, T], right-padded, of lengths int32 [B]; 0: the row stays as it is
+    Args:
+        policy: The policy that acts.
+        prepared: Weights from `Policy.prepare_for_sampling`.
+        cache: KV cache of all conversations, without the shared prefix.
+        rows: int32 [B], rows of the cache that the tokens continue.
+        tokens: int32 [B, T], right-padded.
+        lengths: int32 [B]; a row of length 0 does not change.
+        ids: int32 [B], the adapter of each row.
+
+    Returns:
+        The last hidden states [B, D] and the extended cache.
     """
     hidden, longer = policy.model.forward(
-        ready["model"], tokens, lengths=lengths, cache=cache, rows=rows, prefix=ready.get("prefix"),
-        adapters=policy.adapters(ready, ids), dtype=policy.dtype,
+        prepared["model"], tokens, lengths=lengths, cache=cache, rows=rows, prefix=prepared.get("prefix"),
+        adapters=policy.adapters(prepared, ids), dtype=policy.dtype,
     )  # fmt: skip
     assert longer is not None
     return at(hidden, jnp.maximum(lengths - 1, 0)), longer
 
 
 def _prefix_rows(prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots: int) -> kv.Cache:
+    """Copy the cache of the prefix into a cache with one row per prompt."""
     if adapters is None:
         return kv.broadcast(prefix, batch, slots)
     room = ((0, 0), (0, slots - prefix.slots), (0, 0), (0, 0))
@@ -124,28 +159,28 @@ def _prefix_rows(prefix: kv.Cache, adapters: lora.Lora | None, batch: int, slots
 
 def values_at_prompt(
     policy: Policy,
-    ready: dict,
+    prepared: dict,
     last: jax.Array,
     tokens: jax.Array | None,
     lengths: jax.Array,
     central: tuple[jax.Array, jax.Array] | None,
 ) -> jax.Array:
-    """float32 [B]: what the critic says before the answer; 0 without one."""
-    if "critic" not in ready or policy.critic == "none":
+    """Return the critic's values before the completions, float32 [B]; zeros without a critic."""
+    if "critic" not in prepared or policy.critic == "none":
         return jnp.zeros(lengths.shape, jnp.float32)
     if policy.critic == "head":
-        return critics.read(ready["critic"], last)
-    prefix = ready.get("critic_prefix")
-    if tokens is None and policy.critic == "separate":  # it reads conversations when they are learned from
+        return critics.read(prepared["critic"], last)
+    prefix = prepared.get("critic_prefix")
+    if tokens is None and policy.critic == "separate":  # the learner fills in the values
         return jnp.zeros(lengths.shape, jnp.float32)
     if policy.critic == "central":
         assert central is not None
         (tokens, lengths), prefix = central, None
     assert tokens is not None
-    values = critics.trunk(policy.model, ready["critic"], tokens, lengths, policy.dtype, prefix=prefix)
+    values = critics.trunk(policy.model, prepared["critic"], tokens, lengths, policy.dtype, prefix=prefix)
     return at(values, lengths - 1)
 
 
 def at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """x [B, T, …] at one position of each row, [B, …]."""
+    """Select one position of each row: [B, T, …] -> [B, …]."""
     return x[jnp.arange(x.shape[0]), positions]

@@ -1,15 +1,6 @@
-"""How a policy answers: with a name of a legal action, or with free text that is parsed afterwards.
+"""Completion formats: the name of a legal action, or free text that is parsed afterwards.
 
-Both kinds have one interface for sampling and for scoring, so that no other code asks which one it is:
-
-    width             W, tokens of the longest answer
-    decodes           whether an answer takes more than one step, so that sampling needs a cache
-    sample(…)         -> `Reply`
-    score(…)          the log-probabilities and entropies of sampled answers, for the learner
-    kept(…)           how much of an answer stays in a conversation
-    written()         the answer that names each action, as tokens: for demonstrations
-    playable(…)       the action that is played: the one that was named, or a random legal one in its place
-    truncated(…)      answers that ran into the limit of their length
+`CompletionFormat` is the interface of both, so no other code has to distinguish them.
 """
 
 from __future__ import annotations
@@ -32,7 +23,14 @@ from models.model import Model
 
 
 class Reply(NamedTuple):
-    """Answers of B rows: action [B] (-1: none), tokens [B, W] (0 behind the end), lengths [B], logps [B, W]."""
+    """Completions of B rows.
+
+    Attributes:
+        action: int32 [B], -1 where the completion names no action.
+        tokens: int32 [B, W], 0 after the end.
+        lengths: int32 [B].
+        logps: float32 [B, W].
+    """
 
     action: jax.Array
     tokens: jax.Array
@@ -42,16 +40,20 @@ class Reply(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DecodeInputs:
-    """What an answer begins from.
+    """Inputs of `CompletionFormat.sample` for B prefilled rows.
 
-    model, params  parameters laid out for sampling
-    hidden         [B, D] at the last token read
-    lengths        int32 [B], tokens read so far: what the rows' keys are folded with
-    legal          bool [B, A]
-    temperature    float32 [B], 0 for the most likely answer
-    keys           PRNG keys [B]
-    cache          of what was read; None where answers are one step
-    prefix         what was read before it, where the cache does not hold that
+    Attributes:
+        model: The model.
+        params: Parameters laid out for sampling.
+        hidden: [B, D], hidden states of the last tokens.
+        lengths: int32 [B], tokens prefilled so far, which are folded into the rows' keys.
+        legal: bool [B, A].
+        temperature: float32 [B], 0 for greedy decoding.
+        keys: PRNG keys [B].
+        cache: KV cache of the rows, or None for one-token completions.
+        adapters: LoRA adapters of the rows, or None.
+        dtype: Dtype of the computation.
+        prefix: Layers of a shared prefix that the cache does not contain.
     """
 
     model: Model
@@ -68,50 +70,64 @@ class DecodeInputs:
 
 
 class CompletionFormat(Protocol):
-    """The interface of both kinds."""
+    """Interface of completion formats."""
 
     @property
     def width(self) -> int:
-        """W."""
+        """Maximum number of tokens W of a completion."""
         ...
 
     @property
     def decodes(self) -> bool:
-        """Whether sampling needs a cache."""
+        """Whether a completion may take several steps, so that sampling needs a KV cache."""
         ...
 
-    def sample(self, asked: DecodeInputs) -> Reply:
-        """An answer for every row."""
+    def sample(self, inputs: DecodeInputs) -> Reply:
+        """Sample a completion for every row."""
         ...
 
     def score(
         self, model: Model, params: dict, before: jax.Array, samples: Samples, temperature: float
     ) -> tuple[jax.Array, jax.Array]:
-        """Log-probabilities and entropies float32 [N, X] of answers, from the states [N, X, D] that predict them."""
+        """Compute log-probabilities and entropies of sampled tokens, both float32 [N, X].
+
+        Args:
+            model: The model.
+            params: Its parameters.
+            before: [N, X, D], the hidden states that predict the tokens.
+            samples: The samples to score.
+            temperature: The sampling temperature.
+        """
         ...
 
     def written(self) -> tuple[np.ndarray, np.ndarray]:
-        """The answers that name each action: int32 [A, W], 0 behind the end, and lengths int32 [A]."""
+        """Return the completion that names each action, for demonstrations.
+
+        Returns:
+            Tokens int32 [A, W], 0 after the end, and lengths int32 [A].
+        """
         ...
 
     def kept(self, reply: Reply) -> jax.Array:
-        """int32 [B]: how many tokens of each answer stay in the conversation, whose template closes the turn."""
+        """Return how many tokens of each completion stay in the conversation, int32 [B]."""
         ...
 
     def playable(self, action: jax.Array, legal: jax.Array, keys: jax.Array) -> jax.Array:
-        """int32 [B]: the actions, or random legal ones where none was named."""
+        """Return the named actions, or random legal ones where none was named, int32 [B]."""
         ...
 
     def truncated(self, samples: Samples) -> jax.Array:
-        """bool [N, S]: answers that used all their tokens without ending."""
+        """Return which completions reached the token limit without ending, bool [N, S]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constrained:
-    """A name of a legal action, exact under the masked distribution (`sampling/choice.py`).
+    """The name of a legal action, sampled exactly from the masked distribution (`sampling/choice.py`).
 
-    names  int32 [A], tokens of each name without what closes it; None: names need no closing
+    Attributes:
+        choices: The token trie of the action names.
+        names: int32 [A], number of tokens of each name without its end token. None where names have no end token.
     """
 
     choices: choice.Choices
@@ -119,55 +135,62 @@ class Constrained:
 
     @property
     def width(self) -> int:
-        """W."""
+        """See `CompletionFormat.width`."""
         return self.choices.width
 
     @property
     def decodes(self) -> bool:
-        """Only names of several tokens."""
+        """Whether some name has several tokens."""
         return self.width > 1
 
-    def sample(self, asked: DecodeInputs) -> Reply:
-        """A legal name for every row."""
+    def sample(self, inputs: DecodeInputs) -> Reply:
+        """Sample a legal action name for every row."""
         chosen = choice.choose(
-            asked.model, asked.params, asked.hidden, asked.lengths, self.choices, asked.legal, asked.temperature,
-            asked.keys, cache=asked.cache, adapters=asked.adapters, dtype=asked.dtype, prefix=asked.prefix,
+            inputs.model, inputs.params, inputs.hidden, inputs.lengths, self.choices, inputs.legal, inputs.temperature,
+            inputs.keys, cache=inputs.cache, adapters=inputs.adapters, dtype=inputs.dtype, prefix=inputs.prefix,
         )  # fmt: skip
         return Reply(chosen.action, chosen.tokens, chosen.lengths, chosen.logps)
 
     def score(self, model, params, before, samples: Samples, temperature):
-        """Under the distribution over legal names; the tokens of answer s stand at s · W and behind."""
+        """Score tokens under the distribution over legal names.
+
+        The tokens of completion s are at positions s · W to s · W + W − 1.
+        """
         fold = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
         before = before.reshape(-1, self.width, before.shape[-1])
-        found = choice.choice_logprobs(
+        logps, entropy = choice.choice_logprobs(
             model, params, before, self.choices, fold(samples.legal), fold(samples.action), temperature
         )
-        return tuple(x.reshape(samples.targets.shape) for x in found)
+        return logps.reshape(samples.targets.shape), entropy.reshape(samples.targets.shape)
 
     def written(self):
-        """The names."""
+        """Return the names themselves."""
         choices = jax.device_get(self.choices)
         return np.maximum(choices.ids, 0).astype(np.int32), choices.lengths.astype(np.int32)
 
     def kept(self, reply: Reply):
-        """The names."""
+        """Return the lengths of the names without their end tokens."""
         return reply.lengths if self.names is None else jnp.asarray(self.names, jnp.int32)[reply.action]
 
     def playable(self, action, legal, keys):
-        """Every answer names a legal action."""
+        """Return the actions unchanged, since all of them are legal."""
         return action
 
     def truncated(self, samples: Samples):
-        """None is."""
+        """Return False for all completions."""
         return jnp.zeros(samples.completion_lengths.shape, bool)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FreeText:
-    """Any text of up to `max_new` tokens until one of the stop ids; it may reason before it answers.
+    """Free text of up to `max_new` tokens, which may contain reasoning.
 
-    parse     (tokens [B, W], lengths [B], legal [B, A]) -> int32 [B], the legal action that is named, or -1
-    ids       int32 [A, W'], the names of the actions, -1 behind their ends, of lengths int32 [A]
+    Attributes:
+        parse: Maps (tokens [B, W], lengths [B], legal [B, A]) to the legal action that is named, int32 [B], or -1.
+        ids: int32 [A, W'], the action names, -1 after their ends.
+        lengths: int32 [A], their lengths.
+        stop_ids: Token ids that end a completion.
+        max_new: Maximum number of tokens.
     """
 
     parse: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -178,45 +201,48 @@ class FreeText:
 
     @property
     def width(self) -> int:
-        """W."""
+        """See `CompletionFormat.width`."""
         return self.max_new
 
     @property
     def decodes(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
-    def sample(self, asked: DecodeInputs) -> Reply:
-        """Text until a stop or the limit; the stop is part of the answer's tokens, not of what is parsed."""
-        assert asked.cache is not None
-        batch = asked.hidden.shape[0]
+    def sample(self, inputs: DecodeInputs) -> Reply:
+        """Sample text until a stop token or the limit.
+
+        The stop token is part of the completion, but it is not parsed.
+        """
+        assert inputs.cache is not None
+        batch = inputs.hidden.shape[0]
         settings = decode.Settings(
-            keys=asked.keys,
-            temperature=asked.temperature,
+            keys=inputs.keys,
+            temperature=inputs.temperature,
             stop_ids=jnp.broadcast_to(jnp.asarray(self.stop_ids, jnp.int32), (batch, len(self.stop_ids))),
             budget=jnp.full((batch,), self.max_new, jnp.int32),
         )
-        rows, token, logp = decode.begin(asked.model, asked.params, asked.hidden, asked.cache, settings)
-        # Whole rounds of steps between two looks at who is done; a full row stays as it is in the steps too many.
+        rows, token, logp = decode.begin(inputs.model, inputs.params, inputs.hidden, inputs.cache, settings)
+        # Round up to the interval at which the loop checks for unfinished rows; finished rows ignore the extra steps.
         steps = -(-(self.max_new - 1) // decode.CHECK_EVERY) * decode.CHECK_EVERY
         tokens, logps = token[:, None], logp[:, None]
         if steps:
             rows, *rest, _ = decode.chunk(
-                asked.model, asked.params, rows, settings, steps, asked.adapters, asked.dtype, prefix=asked.prefix
+                inputs.model, inputs.params, rows, settings, steps, inputs.adapters, inputs.dtype, prefix=inputs.prefix
             )
             tokens, logps = (jnp.concatenate(x, axis=1) for x in zip((tokens, logps), rest, strict=True))
         tokens, logps = tokens[:, : self.max_new], logps[:, : self.max_new]
         said = rows.written - (rows.finish == decode.STOP)
-        return Reply(self.parse(tokens, said, asked.legal), tokens, rows.written, logps)
+        return Reply(self.parse(tokens, said, inputs.legal), tokens, rows.written, logps)
 
     def score(self, model, params, before, samples: Samples, temperature):
-        """Under the distribution over all tokens."""
+        """Score tokens under the distribution over the full vocabulary."""
         mask = samples.mask()
         logps, entropy = token_logprobs(model, params, before, samples.targets, temperature)
         return logps * mask, entropy * mask
 
     def written(self):
-        """The names, with a stop behind them where there is room for it."""
+        """Return the names, each followed by a stop token if it fits."""
         longest = int(self.lengths.max())
         ids = np.zeros((len(self.ids), self.max_new), np.int32)
         ids[:, :longest] = np.maximum(self.ids[:, :longest], 0)
@@ -225,22 +251,22 @@ class FreeText:
         return ids, np.minimum(self.lengths + 1, self.max_new).astype(np.int32)
 
     def kept(self, reply: Reply):
-        """All but a stop."""
+        """Return the lengths of the completions without a final stop token."""
         last = jnp.take_along_axis(reply.tokens, jnp.maximum(reply.lengths - 1, 0)[:, None], axis=1)[:, 0]
         return reply.lengths - jnp.isin(last, jnp.asarray(self.stop_ids, jnp.int32))
 
     def playable(self, action, legal, keys):
-        """A random legal action where none was named."""
+        """Replace missing actions by random legal ones."""
         return jnp.where(action < 0, jax.vmap(pick)(legal, keys), action)
 
     def truncated(self, samples: Samples):
-        """Those of full length that do not end with a stop."""
+        """Return which completions have the maximum length and no stop token."""
         stopped = jnp.isin(samples.targets, jnp.asarray(self.stop_ids, jnp.int32)).astype(jnp.int32)
         return (samples.completion_lengths == self.max_new) & (samples.to_completions(stopped) == 0)
 
 
 def free_text(stop_ids: tuple[int, ...], max_new: int) -> FreeText:
-    """Free text that names no actions: whoever asked reads it."""
+    """Return a format for text that is not parsed, as tasks use it."""
 
     def parse(tokens, lengths, legal):
         return jnp.full(lengths.shape, -1, jnp.int32)

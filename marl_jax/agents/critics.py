@@ -1,12 +1,11 @@
-"""Critics: what a position is worth to the agent that is about to answer.
+"""Critics: estimates of the return of the agent that is about to act.
 
-head      one linear map on the policy's own hidden state: no further forward pass
-separate  a trunk of its own, started from the policy's weights, that reads the same tokens
-central   a trunk of its own that reads what every seat sees, the agent to move last: all that anyone knows of the
-          state. It helps to learn and is not needed to play.
+- `head`: a linear map of the policy's hidden state, without another forward pass.
+- `separate`: a separate trunk, initialized from the policy's weights, that reads the same tokens.
+- `central`: a separate trunk that reads the views of all seats, the acting agent's last. It is used in training only.
 
-A critic of a chat reads all of it, or the question and one answer alone (`answers_alone`). The head then takes a second
-forward pass of the policy, as the hidden states of the chat have seen the other turns.
+The critic of a chat reads the full conversation, or the prompt and one completion only (`answers_alone`). The second
+case costs a head another forward pass, because the hidden states of the conversation depend on the other turns.
 """
 
 from __future__ import annotations
@@ -22,9 +21,12 @@ KINDS = ("none", "head", "separate", "central")
 
 
 def init(kind: str, cfg: ModelConfig, params: dict) -> dict:
-    """The critic's parameters; its first values are all 0, so that nothing is learnt from noise.
+    """Initialize the critic's parameters so that all its values are 0.
 
-    params  the policy's, copied into a separate trunk, in float32 as all that learns: a frozen base may have less
+    Args:
+        kind: One of `KINDS`.
+        cfg: The model's config.
+        params: The policy's parameters. A separate trunk starts from a float32 copy of them.
     """
     if kind not in KINDS:
         raise ValueError(f"critic is {kind!r}, but must be one of: {', '.join(KINDS)}")
@@ -35,7 +37,7 @@ def init(kind: str, cfg: ModelConfig, params: dict) -> dict:
 
 
 def axes(kind: str, model: Model) -> dict:
-    """Axis letters of the critic's parameters."""
+    """Return the axis letters of the critic's parameters."""
     if kind == "none":
         return {}
     head = {"weight": ("D",), "bias": ()}
@@ -43,31 +45,43 @@ def axes(kind: str, model: Model) -> dict:
 
 
 def read(critic: dict, hidden: jax.Array) -> jax.Array:
-    """hidden [..., D] -> values float32 [...]."""
+    """Compute values from hidden states: [..., D] -> float32 [...]."""
     return hidden.astype(jnp.float32) @ critic["weight"] + critic["bias"]
 
 
 def trunk(model: Model, critic: dict, tokens: jax.Array, lengths: jax.Array, dtype, **settings) -> jax.Array:
-    """Values float32 [N, T] of a critic with its own trunk, at every position of tokens int32 [N, T]."""
+    """Compute values at every position with a separate trunk.
+
+    Args:
+        model: The model.
+        critic: The critic's parameters.
+        tokens: int32 [N, T].
+        lengths: int32 [N].
+        dtype: Dtype of the computation.
+        **settings: Further arguments of `Model.forward`.
+
+    Returns:
+        float32 [N, T].
+    """
     hidden, _ = model.forward(critic["model"], tokens, lengths=lengths, dtype=dtype, **settings)
     return read(critic, hidden)
 
 
 def answers_alone(samples: Samples) -> Samples:
-    """The same rows, in which every answer follows the opening of its chat, as if nothing had been said between.
+    """Return the same rows with every completion attending to the initial prompt only.
 
-    No token moves: answers become branches of the opening, with positions counted on from it, and what stands between
-    them is seen by none of them.
+    No token moves. Completions become branches of the prompt with positions that continue it, and no completion attends
+    to the tokens between them:
 
-        tokens     q q a a u u b b b        q: the opening, a and b: answers, u: what the task said between
+        tokens     q q a a u u b b b        q: prompt, a and b: completions, u: later user turn
         positions  0 1 2 3 . . 2 3 4
         branch     - - 0 0 . . 1 1 1
     """
     assert samples.prompt_len is not None
     rows = jnp.arange(samples.n)[:, None]
-    # The first token of an answer follows the opening, every other one the token before it.
+    # The first token of a completion follows the prompt, every other one the token before it.
     later = (samples.completion_of >= 0) & (samples.first() == 0)
-    place = jnp.where(later, samples.logits_index, samples.tokens.shape[1])  # nowhere
+    place = jnp.where(later, samples.logits_index, samples.tokens.shape[1])  # out of bounds: dropped
     branch = jnp.full(samples.tokens.shape, -1, jnp.int32).at[rows, place].set(samples.completion_of, mode="drop")
     shift = jnp.take_along_axis(samples.prompt_len[:, None] - samples.context_len, jnp.maximum(branch, 0), axis=1)
     question = samples.positions < samples.prompt_len[:, None]
@@ -83,7 +97,16 @@ def answers_alone(samples: Samples) -> Samples:
 
 
 def join_views(tokens: jax.Array, lengths: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Several texts int32 [P, T] of lengths int32 [P] as one: int32 [width] right-padded with 0, and its length."""
+    """Concatenate several texts.
+
+    Args:
+        tokens: int32 [P, T], right-padded.
+        lengths: int32 [P].
+        width: Length of the result.
+
+    Returns:
+        int32 [width], right-padded with 0, and the number of tokens.
+    """
     ends = jnp.cumsum(lengths)
     starts = ends - lengths
     position = jnp.arange(width)

@@ -1,10 +1,9 @@
-"""Packing: conversations of unequal length share the rows that the learner reads.
+"""Packing: conversations of different lengths share the rows that the learner processes.
 
-Packed rows are as long as `pack` of the longest samples, and a sample goes into the first that still has room for it,
-long ones first. A row that holds fewer than `pack` samples always has room, so N samples never need more than N / pack
-rows, and with unequal lengths they need fewer. How many is known only at run time: the update works through parts of
-the rows and stops behind the last one that is used. Samples that are not wanted, such as those that do not count in
-the loss, are not packed at all.
+A packed row has room for `pack` samples of maximum length. Samples are placed first-fit in order of decreasing length.
+A row with fewer than `pack` samples always has room for another one, so N samples need at most N / pack rows, and fewer
+if their lengths differ. The number of rows is known only at run time, so the update loops over parts of the rows and
+stops after the last used one. Samples that do not contribute to the loss are not packed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 
 from marl_jax.samples import Samples
 
-SLOTS = 2  # times `pack`: samples of a row at most; attention runs over all slots, filled or not
+SLOTS = 2  # slots per row, as a multiple of `pack`; attention computes all of them, filled or not
 
 
 @jax.tree_util.register_dataclass
@@ -25,11 +24,12 @@ SLOTS = 2  # times `pack`: samples of a row at most; attention runs over all slo
 class PackedRows:
     """R rows with S slots each.
 
-    table          int32 [R, S], the number of the sample in each slot, -1 for none
-    starts         int32 [R, S], where in the row it begins
-    answer_starts  int32 [R, S], where its answer begins among the answers of the row
-    room           tokens of a row
-    answer_room    tokens of answers of a row
+    Attributes:
+        table: int32 [R, S], index of the sample in each slot, -1 for an empty slot.
+        starts: int32 [R, S], position in the row where the sample begins.
+        answer_starts: int32 [R, S], position of its completion tokens among those of the row.
+        room: Tokens per row.
+        answer_room: Completion tokens per row.
     """
 
     table: jax.Array
@@ -40,46 +40,52 @@ class PackedRows:
 
     @property
     def filled(self) -> jax.Array:
-        """bool [R, S]."""
+        """Filled slots, bool [R, S]."""
         return self.table >= 0
 
     def used(self) -> jax.Array:
-        """int32 []: rows with anything in them; they come first."""
+        """Return the number of rows that are not empty, int32 []; these come first."""
         return jnp.sum(jnp.any(self.filled, axis=1))
 
     def cut(self, start: jax.Array, n: int) -> PackedRows:
-        """The n rows from `start` on."""
+        """Return n rows, beginning with row `start`."""
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, n), self)
 
     def pick(self, tree: Any) -> Any:
-        """Of arrays [N, …] what is in the slots, [R·S, …]; in empty slots anything."""
+        """Gather arrays [N, …] into slots [R·S, …]. Empty slots are undefined."""
         return jax.tree.map(lambda x: x[jnp.maximum(self.table.reshape(-1), 0)], tree)
 
-    def put(self, tree: Any, found: Any) -> Any:
-        """Arrays [N, …] with what was found for the slots, [R·S, …], in its places."""
+    def put(self, tree: Any, values: Any) -> Any:
+        """Scatter values of slots [R·S, …] into arrays [N, …]."""
         number = self.table.reshape(-1)
 
         def one(x, y):
             return x.at[jnp.where(number >= 0, number, len(x))].set(y, mode="drop")
 
-        return jax.tree.map(one, tree, found)
+        return jax.tree.map(one, tree, values)
 
 
 def sizes(samples: Samples) -> jax.Array:
-    """int32 [N]: the tokens of each row that have to be read, up to the last whose state predicts something."""
+    """Return how many tokens of each row have to be processed, int32 [N].
+
+    Tokens after the last position that predicts a completion token are not needed.
+    """
     return jnp.max(jnp.where(samples.completion_of >= 0, samples.logits_index + 1, 0), axis=1)
 
 
 def answer_sizes(samples: Samples) -> jax.Array:
-    """int32 [N]: the answer tokens of each row, which stand without gaps from the first on."""
+    """Return the number of completion tokens of each row, int32 [N]."""
     return jnp.sum(samples.completion_of >= 0, axis=1)
 
 
 def plan(samples: Samples, pack: int, wanted: jax.Array, multiple: int = 1) -> PackedRows:
-    """Which sample goes where, first fit by falling length.
+    """Assign samples to packed rows, first-fit by decreasing length.
 
-    wanted    bool [N], which samples to pack
-    multiple  R is one of this
+    Args:
+        samples: The samples.
+        pack: Number of samples of maximum length that fit into a row.
+        wanted: bool [N], the samples to pack.
+        multiple: The number of rows R is a multiple of this.
     """
     time, n = samples.tokens.shape[1], samples.n
     room, answer_room, slots = pack * time, pack * samples.width, SLOTS * pack

@@ -1,11 +1,11 @@
-"""A policy: a model that answers prompts, as the jitted programs of rollout and update close over it.
+"""A policy: a model that acts, with the settings that jitted programs close over.
 
-Weights are one dict, `{"model", "adapters", "critic", "reference"}`, of which a policy has what it needs; `Policy`
-itself holds none. This file says what they are and how they are laid out; `answering.py` samples with them and
-`scoring.py` scores what was sampled, both with the same distribution, temperature and positions.
+Weights are a dict with some of the keys `{"model", "adapters", "critic", "reference"}`; `Policy` itself holds no
+arrays. This module defines the weights and their layout. `answering.py` samples with them and `scoring.py` scores the
+samples, both with the same distribution, temperature and positions.
 
-Several agents share one policy (one set of weights), or have a LoRA adapter each on one base: then a row's `policy`
-number picks its adapter inside the same forward pass.
+Several agents share one set of weights, or each has a LoRA adapter on a common base. With adapters, the `policy` index
+of a row selects its adapter inside the forward pass.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from marl_jax.agents.answers import CompletionFormat
 from models import lora, sharding
 from models.model import Model
 
-PREFIX_WORTH_KEEPING = 32  # tokens; a shorter common beginning is cheaper to read again than to copy from a cache
+PREFIX_WORTH_KEEPING = 32  # tokens; a shorter prefix is cheaper to prefill again than to copy from a cache
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraSpec:
-    """n adapters of one rank on some projections; `learns` says which of them do (left out: all)."""
+    """LoRA adapters of one backbone.
+
+    Attributes:
+        n: Number of adapters.
+        rank: Their rank.
+        alpha: Numerator of their scale, alpha / rank.
+        targets: Names of the projections that they adapt.
+        learns: Whether each adapter is trained; empty for all.
+    """
 
     n: int
     rank: int
@@ -38,19 +46,24 @@ class LoraSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """How a model is used as a policy.
+    """Settings for using a model as a policy.
 
-    answers      constrained choice or free text
-    rules        tokens with which every prompt begins (the rules of a game)
-    lora         None trains all weights
-    critic       see `critics.py`
-    critic_reads "chat", or "completion": a question and one answer to it, without the turns between
-    dtype        of the arithmetic
-    remat        what the learner rematerialises in the backward pass; `unroll`: see `Model.forward`
-    fuse         decode with fused projections; off when heads are split over a mesh
-    warm         adapters begin with those of another run, whose policy is then the reference of a KL
-    keeps_cache  conversations continue from turn to turn, so that sampling always needs a cache
-    on_host      answers come from a batcher, which asks no critic: values are filled in by the learner
+    Attributes:
+        model: The model.
+        answers: Completion format: constrained choice or free text.
+        rules: Tokens at the start of every prompt (the rules of a game).
+        lora: LoRA adapters, or None to train all weights.
+        critic: Kind of critic, see `critics.py`.
+        critic_reads: "chat" for the full conversation, or "completion" for the prompt and one completion.
+        dtype: Dtype of the computation.
+        remat: Rematerialization in the backward pass, see `Model.forward`.
+        unroll: Unrolled layers, see `Model.forward`.
+        temperature: Sampling temperature during training.
+        fuse: Whether to decode with fused projections; off when heads are sharded.
+        warm: Whether adapters start from another run, whose policy is then the reference of a KL penalty.
+        keeps_cache: Whether conversations continue over several turns, so that sampling always needs a KV cache.
+        on_host: Whether completions come from a batcher, which does not evaluate the critic. The learner then fills in
+            the values.
     """
 
     model: Model
@@ -70,28 +83,35 @@ class Policy:
 
     @property
     def width(self) -> int:
-        """W: tokens of the longest answer."""
+        """Maximum number of tokens W of a completion."""
         return self.answers.width
 
     @property
     def decodes(self) -> bool:
-        """Whether answering needs a cache, and so weights that lie as decoding wants them."""
+        """Whether sampling needs a KV cache, and thus weights laid out for decoding."""
         return self.answers.decodes or self.keeps_cache
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The common beginning of all prompts as far as it is read once: samples have only what stands behind it."""
+        """Common prefix of all prompts that is prefilled once and left out of samples."""
         return self.rules if len(self.rules) >= PREFIX_WORTH_KEEPING else ()
 
-    # ------------------------------------------------------------------------------------------------ what there is
+    # Weights
 
     def init(
         self, params: dict, key: jax.Array, reference: bool = False, adapters: dict | None = None
     ) -> tuple[dict, dict]:
-        """From a model's parameters: (what is trained, what is only read).
+        """Split initial weights into trained and frozen ones.
 
-        With a KL to the policy at the start, full training keeps a copy of it; LoRA has it for free, its base, unless
-        `adapters` of another run are what it starts from (`warm`): then of those.
+        Args:
+            params: The model's parameters.
+            key: PRNG key for new adapters.
+            reference: Whether a KL penalty needs the initial policy. Full training keeps a copy of it. With LoRA the
+                base serves as the reference, unless `warm` is set, in which case the initial adapters are copied.
+            adapters: Adapters of another run to start from.
+
+        Returns:
+            The trained weights and the frozen weights.
         """
         critic = {"critic": critics.init(self.critic, self.model.cfg, params)}
         if self.lora is not None:
@@ -104,7 +124,7 @@ class Policy:
         return {"model": params, **critic}, frozen
 
     def axes(self, reference: bool = False) -> tuple[dict, dict]:
-        """The axis letters of what `init` gives."""
+        """Return the axis letters of the weights from `init`."""
         critic = {"critic": critics.axes(self.critic, self.model)}
         if self.lora is not None:
             adapters = lora.axes(dict.fromkeys(self.lora.targets))
@@ -113,15 +133,15 @@ class Policy:
         return {"model": self.model.axes(), **critic}, {"reference": self.model.axes()} if reference else {}
 
     def acting_params(self, trained: dict) -> dict:
-        """The part of the weights that decides how the policy acts: what a snapshot or an export needs."""
+        """Select the weights that determine how the policy acts, without the critic."""
         return {k: v for k, v in trained.items() if k in ("model", "adapters")}
 
     def with_snapshot(self, weights: dict, snapshot: dict) -> dict:
-        """Weights with which it acts as at the time of the snapshot; there is no critic then."""
+        """Return weights that act like a snapshot; they have no critic."""
         return {**{name: w for name, w in weights.items() if name != "critic"}, **snapshot}
 
     def mask_frozen_adapters(self, updates: dict) -> dict:
-        """The updates of what is trained, without those of adapters that do not learn."""
+        """Set the updates of adapters that are not trained to zero."""
         if self.lora is None or all(self.lora.learns):
             return updates
         learns = jnp.asarray(self.lora.learns)[:, None, None]  # arrays of adapters are [L, n, …, …]
@@ -129,22 +149,22 @@ class Policy:
         return {**updates, "adapters": kept}
 
     def adapters(self, weights: dict, ids: jax.Array) -> lora.Lora | None:
-        """The adapters for rows with these policies, int32 [N]; None without LoRA."""
+        """Return the adapters for rows with these policy ids, int32 [N]; None without LoRA."""
         if "adapters" not in weights:
             return None
         assert self.lora is not None
         scale = lora.scales(self.lora.n, self.lora.rank, self.lora.alpha)
-        adapters = weights["adapters"]  # laid out for decoding they are isolated already
+        adapters = weights["adapters"]  # already isolated if laid out for decoding
         adapters = adapters if isinstance(adapters, tuple) else lora.isolate(adapters)
         return lora.Lora(adapters, scale, jnp.maximum(ids, 0))
 
-    # -------------------------------------------------------------------------------------------------- how it lies
+    # Layout
 
     def sampling_layout(self, weights: dict) -> dict:
-        """Weights as sampling wants them: cast, for decoding one tree per layer; those that are so already stay.
+        """Cast weights and lay them out for sampling, for decoding as one tree per layer.
 
-        On a mesh that splits no parameters over its rows (`mesh.for_sampling`) they are gathered here, once, instead of
-        wherever they are used.
+        Weights that already have this layout are unchanged. On a mesh that does not shard parameters over its rows
+        (`mesh.for_sampling`), weights are gathered here once instead of at every use.
         """
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.dtype))
         laid_out = {name: cast(weights[name]) for name in ("model", "adapters") if name in weights}
@@ -157,6 +177,7 @@ class Policy:
         return self._gathered(laid_out)
 
     def _gathered(self, laid_out: dict) -> dict:
+        """Gather weights, or constrain them to the tensor axis, if the mesh has no FSDP."""
         sizes = jax.sharding.get_abstract_mesh().shape
         split = sizes.get("tensor", 1) > 1
         if sizes.get("fsdp", 1) > 1 or (split and self.fuse):
@@ -170,30 +191,34 @@ class Policy:
         return placed
 
     def prepare_for_sampling(self, weights: dict) -> dict:
-        """Weights laid out for sampling, once per rollout, and the common prefix read."""
-        ready = self.sampling_layout(weights)
+        """Lay out weights and prefill the common prefix, once per rollout."""
+        prepared = self.sampling_layout(weights)
         if not self.prefix:
-            return ready
-        # With adapters the prefix reads differently for each of them.
+            return prepared
+        # Each adapter computes the prefix differently.
         n = self.lora.n if self.lora else 1
         tokens = jnp.broadcast_to(jnp.asarray(self.prefix, jnp.int32), (n, len(self.prefix)))
-        settings: dict[str, Any] = dict(adapters=self.adapters(ready, jnp.arange(n)), dtype=self.dtype)
+        settings: dict[str, Any] = dict(adapters=self.adapters(prepared, jnp.arange(n)), dtype=self.dtype)
         if self.keeps_cache:
-            read = self.model.read_prefix(ready["model"], tokens, **settings)
-            ready["prefix"] = self.model.unstack_prefix(read)
+            read = self.model.read_prefix(prepared["model"], tokens, **settings)
+            prepared["prefix"] = self.model.unstack_prefix(read)
         elif self.decodes:
-            _, ready["prefix"] = self.model.forward(ready["model"], tokens, new_cache=len(self.prefix), **settings)
+            _, prepared["prefix"] = self.model.forward(
+                prepared["model"], tokens, new_cache=len(self.prefix), **settings
+            )
         else:
-            ready["prefix"] = self.model.read_prefix(ready["model"], tokens, **settings)
-        if self.critic == "separate" and "critic" in ready:
-            ready["critic_prefix"] = self.model.read_prefix(ready["critic"]["model"], tokens[:1], dtype=self.dtype)
-        return ready
+            prepared["prefix"] = self.model.read_prefix(prepared["model"], tokens, **settings)
+        if self.critic == "separate" and "critic" in prepared:
+            prepared["critic_prefix"] = self.model.read_prefix(
+                prepared["critic"]["model"], tokens[:1], dtype=self.dtype
+            )
+        return prepared
 
     def cast_for_compute(self, trained: dict) -> dict:
-        """What is trained, in the dtype of the arithmetic as far as it is used so: a copy for one optimizer step.
+        """Cast trained weights to the compute dtype, as a copy for one optimizer step.
 
-        Norms and the critic's head are used in float32. Embedding, head and biases keep their dtype because the
-        gradients of many pieces of a batch are added up in it.
+        Norms and the critic's head are used in float32. Embedding, head and biases keep their dtype because gradients
+        over many parts of a batch are accumulated in it.
         """
 
         def one(path, x):
@@ -206,7 +231,7 @@ class Policy:
 
 
 def _like(axes: dict, laid_out: dict) -> dict:
-    """The axis letters of stacked parameters, for the same parameters with one tree per layer."""
+    """Return the axis letters of unstacked parameters from those of stacked ones."""
     if not isinstance(laid_out.get("layers"), tuple):
         return axes
     one = jax.tree.map(lambda letters: letters[1:], axes["layers"], is_leaf=lambda x: isinstance(x, tuple))

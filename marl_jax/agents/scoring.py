@@ -1,8 +1,8 @@
-"""Scoring: how likely sampled answers are under some weights, and what the critic says; what the update differentiates.
+"""Scoring: log-probabilities of sampled completions and critic values, as the update differentiates them.
 
-No token is read more often than loss and gradients need. What all prompts of a policy begin with is read once for a
-whole part of a batch, a conversation once for all of its answers, K candidates behind one prompt, and short rows share
-longer ones (`packing`). Loss and gradients are those of separate, whole prompts.
+No token is processed more often than loss and gradients require. The common prefix of a policy is computed once per
+part of a batch, a conversation once for all its completions, and a prompt once for its K candidates. Short rows share
+longer ones (`packing`). Loss and gradients equal those of separate, complete prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from models.logprobs import token_logprobs
 
 
 class Scores(NamedTuple):
-    """What the learner sees, float32 [N, X]: log-probabilities, entropies, and values before each token."""
+    """Scores of completion tokens, each float32 [N, X].
+
+    Attributes:
+        logps: Log-probabilities.
+        entropy: Entropies.
+        values: Critic values before each token.
+    """
 
     logps: jax.Array
     entropy: jax.Array
@@ -32,9 +38,13 @@ class Scores(NamedTuple):
 
 
 def score(policy: Policy, weights: dict, samples: Samples, packed: packing.PackedRows | None = None) -> Scores:
-    """The samples under these weights; differentiable.
+    """Score samples under some weights; differentiable.
 
-    packed  the samples are those in the slots of packed rows, answers of any text; 0 in empty slots
+    Args:
+        policy: The policy.
+        weights: Its weights, including the critic.
+        samples: The samples to score.
+        packed: Packed rows whose slots hold the samples, for free text only. Empty slots score 0.
     """
     if packed is not None:
         (logps, entropy), before, spread = _score_packed(policy, weights, samples, packed)
@@ -42,12 +52,19 @@ def score(policy: Policy, weights: dict, samples: Samples, packed: packing.Packe
         return Scores(spread(logps), spread(entropy), spread(values))
     adapters = policy.adapters(weights, samples.policy)
     before = before_answers(policy, weights["model"], samples, adapters)
-    found = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
-    return Scores(*found, _values(policy, weights, samples, before, adapters))
+    logps, entropy = policy.answers.score(policy.model, weights["model"], before, samples, policy.temperature)
+    return Scores(logps, entropy, _values(policy, weights, samples, before, adapters))
 
 
 def answer_logps(policy: Policy, acting: dict, samples: Samples, packed: packing.PackedRows | None = None) -> jax.Array:
-    """float32 [N, X] of the answers under the weights that decide how a policy acts, {"model", "adapters"}."""
+    """Compute log-probabilities of the completion tokens, float32 [N, X].
+
+    Args:
+        policy: The policy.
+        acting: The weights that determine how it acts: {"model", "adapters"}.
+        samples: The samples to score.
+        packed: See `score`.
+    """
     if packed is not None:
         (logps, _), _, spread = _score_packed(policy, acting, samples, packed)
         return spread(logps)
@@ -57,7 +74,7 @@ def answer_logps(policy: Policy, acting: dict, samples: Samples, packed: packing
 
 
 def reference_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
-    """`answer_logps` of the policy at the start: the base without adapters, or the copy that was kept."""
+    """Compute `answer_logps` of the initial policy: the base without adapters, or its copy."""
     if policy.lora is None:
         return answer_logps(policy, {"model": weights["reference"]}, *samples)
     kept = {"adapters": weights["reference"]} if policy.warm else {}
@@ -65,12 +82,12 @@ def reference_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
 
 
 def magnet_logps(policy: Policy, weights: dict, *samples: Any) -> jax.Array:
-    """`answer_logps` of the slow copy of the policy."""
+    """Compute `answer_logps` of the slowly moving copy of the policy."""
     return answer_logps(policy, policy.with_snapshot(weights, weights["magnet"]), *samples)
 
 
 def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lora.Lora | None) -> jax.Array:
-    """[N, X, D]: the hidden states that predict the tokens of the answers."""
+    """Compute the hidden states [N, X, D] that predict the completion tokens."""
     read = _reader(policy, params, adapters)
     if samples.segment is None and samples.branch is None:
         hidden = read(samples.tokens, lengths=samples.lengths, adapters=adapters)
@@ -81,7 +98,10 @@ def before_answers(policy: Policy, params: dict, samples: Samples, adapters: lor
 
 
 def _layout(samples: Samples) -> Branches | Conversations:
-    """Who sees whom: a prompt with its candidates has a faster way than conversations of any form."""
+    """Return the attention layout of the rows.
+
+    A prompt with branches of equal length has a faster layout than general conversations.
+    """
     if samples.branch_len and samples.segment is None:
         prompts = samples.context_len[:, 0] - samples.positions[:, 0]
         return Branches(prompts, samples.n_completions, samples.branch_len)
@@ -92,7 +112,7 @@ def _layout(samples: Samples) -> Branches | Conversations:
 
 
 def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, adapters) -> jax.Array:
-    """float32 [N, X]; `before` are the hidden states of the policy that reads the whole chat."""
+    """Compute values float32 [N, X]; `before` are the policy's states over full conversations."""
     if policy.critic == "none":
         return jnp.zeros(samples.targets.shape, jnp.float32)
     critic, alone = weights["critic"], policy.critic_reads == "completion"
@@ -111,10 +131,17 @@ def _values(policy: Policy, weights: dict, samples: Samples, before: jax.Array, 
 
 
 def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing.PackedRows):
-    """Of packed rows: (log-probs, entropies) [R, X'], hidden states before them [R, X', D], and the way back.
+    """Score packed rows.
 
-    samples  [R·S, …], those in the slots of the rows; all have one policy
-    back     a function from [R, X'], answer behind answer, to samples [R·S, X]
+    Args:
+        policy: The policy.
+        weights: Its weights.
+        samples: [R·S, …], the samples in the slots, all of one policy.
+        rows: The packed rows.
+
+    Returns:
+        Log-probabilities and entropies [R, X'], the hidden states [R, X', D] that predict the tokens, and a function
+            that maps [R, X'] back to samples [R·S, X].
     """
     adapters = policy.adapters(weights, jnp.zeros((len(rows.table),), jnp.int32))
     read = _reader(policy, weights["model"], adapters)
@@ -131,20 +158,20 @@ def _score_packed(policy: Policy, weights: dict, samples: Samples, rows: packing
     before = move(before.reshape(n, -1), back, there)
     targets = move(samples.targets.reshape(n, -1), back, there)
     before = jnp.take_along_axis(hidden, before[..., None], axis=1)
-    found = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
-    return found, before, lambda x: move(x, there, back).reshape(samples.targets.shape)
+    scored = token_logprobs(policy.model, weights["model"], before, targets, policy.temperature)
+    return scored, before, lambda x: move(x, there, back).reshape(samples.targets.shape)
 
 
 def _reader(policy: Policy, params: dict, adapters: lora.Lora | None):
-    """`Model.forward` behind the policy's prefix, giving hidden states."""
+    """Return `Model.forward` after the policy's prefix, reduced to hidden states."""
     settings = dict(dtype=policy.dtype, remat=policy.remat, unroll=policy.unroll)
     prefix = None
     if policy.prefix:
-        # With adapters the prefix reads differently for each of them.
+        # Each adapter computes the prefix differently.
         n = 1 if adapters is None else len(adapters.scale)
         tokens = jnp.broadcast_to(jnp.asarray(policy.prefix, jnp.int32), (n, len(policy.prefix)))
         readers = None if adapters is None else dataclasses.replace(adapters, ids=jnp.arange(n))
-        # In a loop whatever the rows have: it is one short row, and unrolled it would be as much again to compile.
+        # Always a loop over the layers: the prefix is one short row, and unrolling would double the compile time.
         prefix = policy.model.read_prefix(params, tokens, adapters=readers, **{**settings, "unroll": 1})
     forward = functools.partial(policy.model.forward, params, prefix=prefix, **settings)
     return lambda *args, **more: forward(*args, **more)[0]

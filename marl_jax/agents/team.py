@@ -1,13 +1,12 @@
-"""A team: the models behind the policies, and which of them answers for which seat.
+"""A team: the models of all policies, and the prompts that each of them reads.
 
-    L1  all seats have one policy                              one backbone, one set of weights
-    L2  a policy for each role, LoRA adapters on one base      one backbone, a row picks its adapter in the forward pass
-    L3  policies with models of their own, of any shape and    a backbone each, with its own tokenizer, prompts,
-        tokenizer, or copies of one model trained apart        weights, optimizer and samples
+    L1  one policy for all seats                               one backbone, one set of weights
+    L2  one policy per role, as LoRA adapters on one base      one backbone; each row selects its adapter
+    L3  separate models, of any architecture and tokenizer,    one backbone per model, each with a tokenizer,
+        or copies of one model trained separately              prompts, weights, optimizer and samples
 
-Weights are a dict by the names of the backbones. With one backbone `Team` only passes on what it is asked. With
-several, each seat reads and writes in the tokens of its own model, in rows as long as the longest needs; for learning,
-`own` cuts out what belongs to one of them.
+Weights are a dict by backbone name. With several backbones, each seat uses the tokens of its model, in rows padded to the
+longest. For learning, `Team.own` extracts the samples of one backbone.
 """
 
 from __future__ import annotations
@@ -36,33 +35,44 @@ from models.weights.load import load
 
 
 class WeightSource(Protocol):
-    """Where the weights of a backbone come from when a run continues another one's (`setup/warm_start.py`)."""
+    """Initial weights of a backbone from another run (`setup/warm_start.py`).
+
+    Attributes:
+        lora: Whether that run trained adapters.
+        resumed: Whether the present run already has checkpoints.
+    """
 
     lora: bool
     resumed: bool
 
     def params(self, backbone: Backbone) -> dict:
-        """The model's parameters, in the backbone's dtype and on its mesh."""
+        """Return the model's parameters in the backbone's dtype and on its mesh."""
         ...
 
     def adapters(self, backbone: Backbone) -> dict | None:
-        """The adapters to begin with; None where that run trained all weights."""
+        """Return the initial adapters; None if that run trained all weights."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backbone:
-    """A base model with the policies that live on it; `name` is that of the first.
+    """A base model with its policies.
 
-    policies   their names; more than one where they are LoRA adapters
-    learns     for each of them, whether it does
-    config     of the model
-    place      of its weights; None for a model from scratch
-    prompt     what its policies read of a game; None where the environment is a task
-    number     its place in the team
-    seed       of the run
-    reference  whether the update compares with the policy at the start
-    source     the run whose weights it begins with, or None
+    Attributes:
+        name: Name of the first policy.
+        policies: Names of the policies; several if they are LoRA adapters.
+        learns: Whether each policy is trained.
+        config: The model's config.
+        place: Path of the weights; None for random initialization.
+        model: The model.
+        tokenizer: Its tokenizer.
+        prompt: Rendering of a game for its policies; None for tasks.
+        policy: Settings for using the model as a policy.
+        mesh: The mesh of its weights.
+        number: Index in the team.
+        seed: Random seed of the run.
+        reference: Whether the update compares with the initial policy.
+        source: Run that provides the initial weights, or None.
     """
 
     name: str
@@ -82,27 +92,27 @@ class Backbone:
 
     @property
     def game_prompt(self) -> Prompt:
-        """The prompt, in a run on a game."""
+        """Rendering of the game; games only."""
         assert self.prompt is not None
         return self.prompt
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the longest prompt behind the prefix."""
+        """Maximum number of prompt tokens after the prefix."""
         return self.game_prompt.opening_length - len(self.policy.prefix)
 
     @property
     def row(self) -> int:
-        """T: the length of a row of its prompts and answers."""
+        """Length T of a row of prompt and completion."""
         return row_length(self.prompt_length, self.policy.width)
 
     def opening(self, state: Any, seat: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The prompt of a turn that stands alone, behind the prefix: int32 [T'], and its length."""
+        """Render the prompt of an independent turn, after the prefix: int32 [T'] and its length."""
         prompt = self.game_prompt
         return prompt.suffix(state, seat) if self.policy.prefix else prompt.opening(state, seat)
 
     def params(self, key: jax.Array) -> dict:
-        """The model's parameters: another run's, read, or random; split over the mesh as its rules say."""
+        """Load the model's parameters, or initialize them randomly, sharded over the mesh."""
         if self.source is not None:
             return self.source.params(self)
         dtype = jnp.dtype(self.config.param_dtype)
@@ -113,25 +123,26 @@ class Backbone:
         return jax.jit(lambda k: self.model.init(k, dtype), **settings)(key)
 
     def keys(self) -> jax.Array:
-        """Of the seed, for the model's parameters and for its adapters: keys [2]."""
+        """Return PRNG keys [2] for the model's parameters and for its adapters."""
         key = jax.random.key(self.seed)
-        key = jax.random.fold_in(key, self.number) if self.number else key  # copies of one model start apart
+        # Copies of one model start from different weights.
+        key = jax.random.fold_in(key, self.number) if self.number else key
         return jax.random.split(key)
 
     def weights_at_start(self) -> tuple[dict, dict]:
-        """(what is trained, what is only read), from the seed and the model's weights."""
+        """Return the initial trained and frozen weights."""
         model_key, adapter_key = self.keys()
         adapters = None if self.source is None else self.source.adapters(self)
 
         def make(params, key, adapters):
             return self._sorted(*self.policy.init(params, key, self.reference, adapters))
 
-        # Donated, so that a large model is not there twice.
+        # Donated, so that a large model is not in memory twice.
         program = jax.jit(make, donate_argnums=(0, 2), out_shardings=placement.shardings_of(self.abstract()))
         return program(self.params(model_key), adapter_key, adapters)
 
     def abstract(self) -> tuple[dict, dict]:
-        """Shapes, dtypes and shardings of `weights_at_start`."""
+        """Return the shapes, dtypes and shardings of `weights_at_start`."""
         dtype = jnp.dtype(self.config.param_dtype)
         make = functools.partial(self.policy.init, reference=self.reference)
         shapes = self._sorted(*jax.eval_shape(make, self.model.abstract(dtype), jax.random.key(0)))
@@ -142,72 +153,81 @@ class Backbone:
         )
 
     def _sorted(self, trained: dict, frozen: dict) -> tuple[dict, dict]:
-        """Where no policy learns, everything is only read: no optimizer, no critic, nothing in checkpoints."""
+        """Treat all weights as frozen if no policy is trained.
+
+        Then there is no optimizer and no critic, and checkpoints contain none of the weights.
+        """
         return (trained, frozen) if any(self.learns) else ({}, self.policy.acting_params({**frozen, **trained}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Team:
-    """All backbones of a run; `policies` are the names of all policies, whose places are their numbers."""
+    """All backbones of a run.
+
+    Attributes:
+        backbones: The backbones.
+        policies: Names of all policies. The index of a policy is its position here.
+    """
 
     backbones: tuple[Backbone, ...]
     policies: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """W: tokens of the longest answer of anyone."""
+        """Maximum number of tokens W of a completion, over all backbones."""
         return max(backbone.policy.width for backbone in self.backbones)
 
     @property
     def critic(self) -> str:
-        """The kind of critic, the same for all."""
+        """Kind of critic, which is the same for all backbones."""
         return self.backbones[0].policy.critic
 
     @property
     def prompts(self) -> Prompts:
-        """What the seats read."""
+        """Rendering of prompts for all seats."""
         return Prompts(self)
 
     def playable(self, action: jax.Array, legal: jax.Array, keys: jax.Array) -> jax.Array:
-        """As `Answers.playable`; all policies answer in the same way."""
+        """See `CompletionFormat.playable`; all policies have the same format."""
         return self.backbones[0].policy.answers.playable(action, legal, keys)
 
     def backbone_of(self, policy: jax.Array | int) -> jax.Array:
-        """int32 [...]: the number of the backbone of a policy; -1, a bot, has none and counts as the first's."""
-        found = [next(i for i, b in enumerate(self.backbones) if name in b.policies) for name in self.policies]
-        return jnp.asarray([*found, 0], jnp.int32)[policy]  # -1 is the last entry
+        """Return the backbone index of policies, int32 [...]; 0 for bots (-1)."""
+        numbers = [next(i for i, b in enumerate(self.backbones) if name in b.policies) for name in self.policies]
+        return jnp.asarray([*numbers, 0], jnp.int32)[policy]  # -1 is the last entry
 
     def acting_params(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.acting_params`, of every backbone."""
+        """Apply `Policy.acting_params` to every backbone."""
         return {b.name: b.policy.acting_params(weights[b.name]) for b in self.backbones}
 
     def snapshot(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """What changes of them as they learn, of every backbone: adapters without their base, of frozen ones nothing.
+        """Return the trainable parameters of every backbone, as stored in a pool of past policies.
 
-        A pool has many snapshots, and the rest is the same in all of them.
+        These are the adapters without their base, or the full model. Frozen backbones have none.
         """
         return {b.name: self._learnt(b, self.acting_params(weights)[b.name]) for b in self.backbones}
 
     @staticmethod
     def _learnt(backbone: Backbone, acting: dict) -> dict:
+        """Select the trainable parameters of a backbone."""
         kept = ("adapters",) if backbone.policy.lora else ("model",)
         return {name: acting[name] for name in kept if any(backbone.learns)}
 
     def with_snapshot(self, weights: dict[str, dict], snapshot: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.with_snapshot`, of every backbone."""
+        """Apply `Policy.with_snapshot` to every backbone."""
         return {b.name: b.policy.with_snapshot(weights[b.name], snapshot[b.name]) for b in self.backbones}
 
     def sampling_layout(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.sampling_layout`, of every backbone that is given."""
+        """Apply `Policy.sampling_layout` to every backbone in `weights`."""
         return {b.name: b.policy.sampling_layout(weights[b.name]) for b in self.backbones if b.name in weights}
 
     def prepare_for_sampling(self, weights: dict[str, dict]) -> dict[str, dict]:
-        """As `Policy.prepare_for_sampling`, of every backbone."""
+        """Apply `Policy.prepare_for_sampling` to every backbone."""
         return {b.name: b.policy.prepare_for_sampling(weights[b.name]) for b in self.backbones}
 
     def act(
         self,
-        ready: dict[str, dict],
+        prepared: dict[str, dict],
         tokens: jax.Array,
         lengths: jax.Array,
         legal: jax.Array,
@@ -217,72 +237,86 @@ class Team:
         central: tuple[jax.Array, jax.Array] | None = None,
         candidates: int = 1,
     ) -> Decision:
-        """As `answering.act`; `ids` are numbers of policies, and tokens those of their models.
+        """Apply `answering.act`, where each row uses the model of its policy.
 
-        A backbone that no row asks is not run. Where all rows have the same mover at the same time, as with planner and
-        executor, a turn therefore costs one forward pass, whatever the number of models; where movers are mixed, every
-        model reads every row, its own and (empty) those of the others.
+        A backbone without rows is not run. If all rows have the same mover, as with planner and executor, a turn costs
+        one forward pass regardless of the number of models. If movers are mixed, every model processes all rows, with
+        empty ones in place of the others'.
+
+        Args:
+            prepared: Weights from `prepare_for_sampling`.
+            tokens: int32 [B, T], each row in the tokens of its model.
+            lengths: int32 [B].
+            legal: bool [B, A].
+            keys: PRNG keys [B], or [B·K] with K candidates.
+            ids: int32 [B], policy indices.
+            temperature: See `answering.act`.
+            central: See `answering.act`.
+            candidates: See `answering.act`.
         """
         given = (temperature, central, candidates)
         if len(self.backbones) == 1:
             one = self.backbones[0]
             ids = self.own_ids(ids, 0)
-            return answering.act(one.policy, ready[one.name], tokens, lengths, legal, keys, ids, *given)
+            return answering.act(one.policy, prepared[one.name], tokens, lengths, legal, keys, ids, *given)
         answers = []
         for number, backbone in enumerate(self.backbones):
             own = self.own_ids(ids, number)
-            mine = own >= 0
+            acts = own >= 0
 
-            def ask(backbone=backbone, own=own, mine=mine):
-                read = jnp.where(mine[:, None], tokens[:, : backbone.row], 0)
-                length = jnp.where(mine, lengths, 1)
-                decision = answering.act(backbone.policy, ready[backbone.name], read, length, legal, keys, own, *given)
-                return self.padded(decision)
+            def ask(backbone=backbone, own=own, acts=acts):
+                read = jnp.where(acts[:, None], tokens[:, : backbone.row], 0)
+                length = jnp.where(acts, lengths, 1)
+                weights = prepared[backbone.name]
+                return self.padded(answering.act(backbone.policy, weights, read, length, legal, keys, own, *given))
 
             empty_decision = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))
-            answers.append((jnp.repeat(mine, candidates), jax.lax.cond(jnp.any(mine), ask, lambda s=empty_decision: s)))
+            answers.append((jnp.repeat(acts, candidates), jax.lax.cond(jnp.any(acts), ask, lambda s=empty_decision: s)))
         decision = answers[0][1]
-        for mine, other in answers[1:]:
-            pick = lambda a, b, mine=mine: jnp.where(mine.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
+        for acts, other in answers[1:]:
+            pick = lambda a, b, acts=acts: jnp.where(acts.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
             decision = jax.tree.map(pick, other, decision)
         return decision
 
     def padded(self, decision: Decision) -> Decision:
-        """A decision of one backbone with answers as wide as the team's."""
+        """Pad the completions of one backbone to the width of the team."""
         room = ((0, 0), (0, self.width - decision.answers.shape[1]))
         return decision._replace(answers=jnp.pad(decision.answers, room), logps=jnp.pad(decision.logps, room))
 
     def own_ids(self, ids: jax.Array, number: int) -> jax.Array:
-        """Numbers of policies as those of their adapters on one backbone, -1 for everybody else's: int32 [...]."""
+        """Convert policy indices to adapter indices of one backbone, int32 [...]; -1 for all others."""
         backbone = self.backbones[number]
         place = [backbone.policies.index(name) if name in backbone.policies else -1 for name in self.policies]
         return jnp.asarray([*place, -1], jnp.int32)[ids]  # -1, a bot, is the last entry
 
     def own(self, samples: Samples, number: int) -> Samples:
-        """The samples for one backbone to learn from: weight 0 where another answered, and no token of theirs."""
+        """Return the samples of one backbone.
+
+        Rows of other backbones get weight 0 and empty tokens.
+        """
         if len(self.backbones) == 1:
             return samples
         own = self.own_ids(samples.policy, number)
-        mine = (own >= 0)[:, None]
+        is_own = (own >= 0)[:, None]
         backbone = self.backbones[number]
         skip = len(backbone.policy.prefix)
         alone = skip + jnp.arange(samples.tokens.shape[1], dtype=jnp.int32)
         samples = samples.replace(
-            tokens=jnp.where(mine, samples.tokens, 0),
-            positions=jnp.where(mine, samples.positions, alone),
-            lengths=jnp.where(mine[:, 0], samples.lengths, 1),
-            completion_lengths=jnp.where(mine, samples.completion_lengths, 0),
-            completion_of=jnp.where(mine, samples.completion_of, -1),
-            logits_index=jnp.where(mine, samples.logits_index, 0),
-            targets=jnp.where(mine, samples.targets, 0),
-            context_len=jnp.where(mine, samples.context_len, skip + 1),
-            loss_weights=samples.loss_weights * mine,
+            tokens=jnp.where(is_own, samples.tokens, 0),
+            positions=jnp.where(is_own, samples.positions, alone),
+            lengths=jnp.where(is_own[:, 0], samples.lengths, 1),
+            completion_lengths=jnp.where(is_own, samples.completion_lengths, 0),
+            completion_of=jnp.where(is_own, samples.completion_of, -1),
+            logits_index=jnp.where(is_own, samples.logits_index, 0),
+            targets=jnp.where(is_own, samples.targets, 0),
+            context_len=jnp.where(is_own, samples.context_len, skip + 1),
+            loss_weights=samples.loss_weights * is_own,
             policy=own,
         )
         return self._cropped(samples, backbone)
 
     def _cropped(self, samples: Samples, backbone: Backbone) -> Samples:
-        """Rows and answers no longer than those of one backbone; those of tasks are as long as they have to be."""
+        """Crop rows and completions to the lengths of one backbone; those of tasks stay unchanged."""
         if backbone.prompt is None:
             return samples
         if not samples.branch_len and samples.segment is None:
@@ -299,28 +333,40 @@ class Team:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompts:
-    """The prompts of one game, each in the tokens of the model that reads it."""
+    """Prompts of a game, each in the tokens of the model that reads it."""
 
     team: Team
 
     @property
     def length(self) -> int:
-        """Tokens of the longest prompt of anyone, behind the prefix."""
+        """Maximum number of prompt tokens after the prefix, over all backbones."""
         return max(backbone.prompt_length for backbone in self.team.backbones)
 
     def skip(self, policy: jax.Array) -> jax.Array:
-        """int32 [...]: the tokens of the common prefix that stand before the prompts of these policies."""
+        """Return the length of the common prefix of these policies, int32 [...]."""
         prefixes = jnp.asarray([len(backbone.policy.prefix) for backbone in self.team.backbones], jnp.int32)
         return prefixes[self.team.backbone_of(policy)]
 
     def opening(self, state: Any, seat: jax.Array, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The prompt of a turn that stands alone, behind the prefix: int32 [T], right-padded, and its length."""
+        """Render the prompt of an independent turn, int32 [T] right-padded, and its length."""
         return self._picked([backbone.opening(state, seat) for backbone in self.team.backbones], policy)
 
     def following(
         self, said: jax.Array, said_length, pending: jax.Array, pending_length, seat: jax.Array, policy: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """What a later turn of a conversation reads: the last answer, int32 [W], pending events, the question."""
+        """Render the tokens that a later turn appends to a conversation.
+
+        Args:
+            said: int32 [W], the previous completion.
+            said_length: Its length.
+            pending: Tokens of the events since then.
+            pending_length: Their number.
+            seat: The seat to move.
+            policy: Its policy.
+
+        Returns:
+            int32 [T], right-padded, and its length.
+        """
         rendered = []
         for backbone in self.team.backbones:
             more = backbone.game_prompt.next(pending, pending_length, seat)
@@ -328,12 +374,12 @@ class Prompts:
         return self._picked(rendered, policy)
 
     def event(self, before: Any, action: jax.Array, after: Any, seat: jax.Array, policy: jax.Array):
-        """A move as a seat reads it, int32 [T] right-padded, and its length."""
+        """Render a move from the view of a seat, int32 [T] right-padded, and its length."""
         rendered = [backbone.game_prompt.event(before, action, after, seat) for backbone in self.team.backbones]
         return self._picked(rendered, policy)
 
     def _picked(self, rendered: list, policy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of texts in the tokens of every backbone that of the policy's own."""
+        """Select the text in the tokens of the policy's backbone."""
         if len(rendered) == 1:
             return rendered[0]
         width = max(tokens.shape[0] for tokens, _ in rendered)
@@ -342,5 +388,5 @@ class Prompts:
         return rows[number], jnp.stack([length for _, length in rendered])[number]
 
     def opening_text(self, state: Any, seat: int, policy: int) -> str:
-        """The whole text of such a prompt; chat formats differ between models."""
+        """Return the text of an opening prompt; chat templates differ between models."""
         return self.team.backbones[int(self.team.backbone_of(policy))].game_prompt.opening_text(state, seat)

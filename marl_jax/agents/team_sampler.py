@@ -1,6 +1,6 @@
-"""A batcher thread for a whole team, which serves the episodes of host tasks.
+"""A batcher thread that serves the episodes of host tasks for a team.
 
-Every process has its own sampler, on its own devices and with a full copy of the weights.
+Every process has its own sampler, with its own devices and a full copy of the weights.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class TeamSampler(BatcherThread):
     """A batcher thread for all policies of a team, started by the first `publish`.
 
     Args:
-        team: Policies keep the numbers that they have in the team.
-        mesh: The run's mesh, arranged for sampling. A process samples on its own part of it.
+        team: The team. Policies keep their indices.
+        mesh: The run's mesh, arranged for sampling. Each process samples on its part of it.
         memory_frac: Fraction of a device's memory for the KV cache, shared by the batchers.
-        settings: Further arguments of each `Batcher`.
+        **settings: Further arguments of each `Batcher`.
     """
 
     def __init__(self, team: Team, mesh: Mesh, *, memory_frac: float = MEMORY_FRAC, **settings: Any):
@@ -46,11 +46,11 @@ class TeamSampler(BatcherThread):
         All processes have to call it, because weights that are sharded over processes are gathered.
 
         Args:
-            params: Weights by the name of the backbone.
+            params: Weights by backbone name.
             version: Reported with the tokens that these weights generate.
         """
         backbones = self.team.backbones
-        parts = ("adapters",) if self.batchers else ("model", "adapters")  # the base of adapters does not change
+        parts = ("adapters",) if self.batchers else ("model", "adapters")  # the base model does not change
         own = {b.name: self._whole(_acting(params[b.name], parts)) for b in backbones}
         with contextlib.nullcontext() if self._local is None else jax.set_mesh(self._local):
             if not self.batchers:
@@ -69,6 +69,7 @@ class TeamSampler(BatcherThread):
         self.batchers = ()
 
     def _batcher(self, backbone: Backbone, weights: dict, version: int) -> Batcher:
+        """Create the batcher of a backbone, and on accelerators start compiling its programs."""
         policy = backbone.policy
         more: dict[str, Any] = {}
         if policy.lora is not None:
@@ -79,13 +80,13 @@ class TeamSampler(BatcherThread):
         try:
             batcher = Batcher(engine, tokenizer=backbone.tokenizer, **self._settings)
         except ValueError as error:
-            raise RunError(f"the sampler of {backbone.name} cannot be made: {error}") from error
-        if jax.default_backend() != "cpu":  # where a program takes longer to compile than to run
+            raise RunError(f"cannot create the sampler of {backbone.name}: {error}") from error
+        if jax.default_backend() != "cpu":  # accelerators, where compiling takes longer than running
             batcher.compile()
         return batcher
 
     def _whole(self, weights: dict) -> dict:
-        """Weights as arrays that this process can read alone."""
+        """Return weights as arrays that this process can access alone."""
         if jax.process_count() == 1:
             return weights
         assert self._local is not None
@@ -93,9 +94,9 @@ class TeamSampler(BatcherThread):
 
 
 def local_mesh(mesh: Mesh) -> Mesh | None:
-    """This process's part of a mesh; None where there is one device in all.
+    """Return this process's part of a mesh; None for a single device.
 
-    With several processes, each has its devices to itself: rows are split over them, or heads where the mesh says so.
+    Rows are sharded over the devices of the process, and heads if the mesh has a tensor axis.
     """
     if mesh.size == 1:
         return None
@@ -112,21 +113,21 @@ def _gather(mesh: Mesh):
 
 
 def _acting(weights: Mapping[str, Any], parts: Sequence[str]) -> dict:
-    """The parts that are there; those of a policy that is no adapter are the model."""
+    """Select the given parts, or the model if there are no adapters."""
     return {name: weights[name] for name in parts if name in weights} or {"model": weights["model"]}
 
 
 def _own_copy(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """An array that every device has all of, as one of this process's devices alone."""
+    """Convert an array that is replicated everywhere to one on this process's devices."""
     pieces = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, PartitionSpec()), pieces)
 
 
 def _route(backbones: Sequence[Backbone], name: str) -> tuple[int, int]:
-    """The batcher of a policy, and its number there."""
+    """Return the batcher of a policy and the policy's index there."""
     return next((b.number, b.policies.index(name)) for b in backbones if name in b.policies)
 
 
 def _adapter(adapters: dict, index: int) -> dict:
-    """One of n adapters: arrays [L, n, …] -> [L, …]."""
+    """Select one of n adapters: arrays [L, n, …] -> [L, …]."""
     return jax.tree.map(lambda x: jnp.asarray(x[:, index]), adapters)

@@ -1,8 +1,8 @@
-"""Verifiers: the probability that the answer at the end of a chat is right, read at the answer's last token.
+"""Verifiers: the probability that the final answer of a chat is correct.
 
-A verifier is a policy whose critic is a head. Training puts the label on tokens of the answer, the last one among them
-(`marl_jax/algorithms/verifier.py`); the score is the sigmoid of the head's value at that token, and nowhere else. Both
-read a chat with `read_chat`, so that what is scored is tokenised as what was learnt.
+A verifier is a policy with a critic head. Training puts the label on tokens of the answer, including the last one
+(`marl_jax/algorithms/verifier.py`). The score is the sigmoid of the head's value at the last token. Both tokenize chats
+with `read_chat`.
 """
 
 from __future__ import annotations
@@ -27,60 +27,68 @@ from models import sharding
 from models.tokenizers import Tokenizer
 
 Message = Mapping[str, str]
-TOKEN_UNIT = 64  # lengths of rows are this times 1, 2, 4, …
+TOKEN_UNIT = 64  # row lengths are this times 1, 2, 4, …
 
 
 class ChatError(ValueError):
-    """A chat that cannot be scored; the message says why."""
+    """A chat that cannot be scored."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A chat as token ids, up to the last token of its last answer; `start` tokens stand before that answer."""
+    """A chat as token ids, up to the last token of its final answer.
+
+    Attributes:
+        tokens: The token ids.
+        start: Number of tokens before the final answer.
+    """
 
     tokens: tuple[int, ...]
     start: int
 
     @property
     def completion_length(self) -> int:
-        """Tokens of the answer; 0 for an empty one, which has no place for a score."""
+        """Number of tokens of the final answer; an empty one cannot be scored."""
         return len(self.tokens) - self.start
 
 
 def read_chat(tokenizer: Tokenizer, messages: Sequence[Message], max_length: int) -> Reading:
-    """The tokens of [system,] user, assistant, …, assistant; special tokens in texts are dropped.
+    """Tokenize a chat of the form [system,] user, assistant, …, assistant.
 
-    Each answer is tokenised by itself, as it is while a chat is sampled.
+    Each assistant message is tokenized separately, as in sampling. Special tokens in messages are removed.
+
+    Raises:
+        ChatError: The chat has another form or more than `max_length` tokens.
     """
     system, turns = _check(messages)
     parts, clean = _parts(tokenizer), tokenizer.strip_special
     tokens: list[int] = []
     start = 0
     for i in range(0, len(turns), 2):
-        asked = clean(turns[i])
-        text = parts.continuation(asked) if i else parts.opening(None if system is None else clean(system), asked)
+        user = clean(turns[i])
+        text = parts.continuation(user) if i else parts.opening(None if system is None else clean(system), user)
         tokens += tokenizer.encode(text)
         start = len(tokens)
         tokens += tokenizer.encode(clean(turns[i + 1]))
     if len(tokens) > max_length:
-        raise ChatError(f"the chat has {len(tokens)} tokens; {max_length} is the limit")
+        raise ChatError(f"the chat has {len(tokens)} tokens, but must have at most {max_length}")
     return Reading(tuple(tokens), start)
 
 
 def _check(messages: Sequence[Message]) -> tuple[str | None, list[str]]:
-    """The system text, and the texts of user and assistant in turn."""
+    """Check the messages and return the system text and the texts of all other messages."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise ChatError(f"a chat is {type(messages).__name__}; expected a list of messages")
+        raise ChatError(f"the chat is of type {type(messages).__name__}, but must be a list of messages")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise ChatError(f"message {i} is not an object with a role and a text in content")
+            raise ChatError(f"message {i} must be an object with a role and a string as content")
     texts = [message["content"] for message in messages]
     roles = [message.get("role") for message in messages]
     system = texts.pop(0) if roles[:1] == ["system"] else None
     roles = roles[1:] if system is not None else roles
     if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-        found = ", ".join(map(str, roles[:8])) or "nothing"
-        raise ChatError(f"the roles are {found}; expected user and assistant in turn, the answer last")
+        shown = ", ".join(map(str, roles[:8])) or "empty"
+        raise ChatError(f"the roles are {shown}, but must alternate between user and assistant and end with assistant")
     return system, texts
 
 
@@ -92,11 +100,14 @@ def _parts(tokenizer: Tokenizer) -> templates.ChatParts:
 class Scorer:
     """Scores chats in batches of similar length.
 
-    policy      with a head
-    weights     its weights, head included; others may take their place
-    max_length  tokens of a chat at most
-    max_tokens  tokens of a batch, padding included; of the longest chats at least one fits
-    mesh        on which the weights lie; None: that of the caller. Another thread than the one that made it needs it
+    Args:
+        policy: A policy with a critic head.
+        weights: Its weights, including the head. They may be replaced later.
+        tokenizer: The model's tokenizer.
+        max_length: Maximum number of tokens of a chat.
+        max_tokens: Maximum number of tokens of a batch, including padding. A batch has at least one chat.
+        mesh: The mesh of the weights; None for the caller's. Required in other threads than the one that created the
+            scorer.
     """
 
     def __init__(
@@ -109,32 +120,36 @@ class Scorer:
         mesh: Mesh | None = None,
     ):
         if policy.critic != "head" or "critic" not in weights:
-            raise RunError("these are weights of a policy without a head; expected those of a verifier")
+            raise RunError("the weights have no critic head, so they are not those of a verifier")
         self.tokenizer, self.max_length = tokenizer, max_length
         self._max_tokens, self._mesh, self.weights = max_tokens, mesh, weights
         self._program = jax.jit(functools.partial(probabilities, policy))
 
     def __call__(self, chats: Sequence[Sequence[Message]]) -> list[float]:
-        """The probability of each chat's last answer to be right, in their order."""
+        """Return the probability that the final answer of each chat is correct."""
         return self.score([self.read(chat) for chat in chats])
 
     def read(self, messages: Sequence[Message]) -> Reading:
-        """A chat as the verifier reads it; `ChatError` if it cannot."""
+        """Tokenize a chat, see `read_chat`."""
         return read_chat(self.tokenizer, messages, self.max_length)
 
     def score(self, readings: Sequence[Reading]) -> list[float]:
-        """The same for chats that were read; an empty answer is never right, its score is 0."""
+        """Score tokenized chats; an empty answer scores 0."""
         scores = np.zeros((len(readings),))
         for picked, tokens, lengths in self._batches(readings):
             with contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh):
-                found = np.asarray(self._program(self.weights, tokens, lengths), np.float64)[: len(picked)]
-            if not np.isfinite(found).all():
+                batch_scores = np.asarray(self._program(self.weights, tokens, lengths), np.float64)[: len(picked)]
+            if not np.isfinite(batch_scores).all():
                 raise RunError("the verifier's scores are not finite; its weights are damaged")
-            scores[picked] = found
+            scores[picked] = batch_scores
         return scores.tolist()
 
     def _batches(self, readings: Sequence[Reading]):
-        """(numbers, tokens int32 [N, T], lengths int32 [N]) from short to long; N and T take few values."""
+        """Yield batches from short to long chats, in few different shapes.
+
+        Yields:
+            Indices of the chats, tokens int32 [N, T] and lengths int32 [N].
+        """
         order = sorted(
             (i for i, r in enumerate(readings) if r.completion_length), key=lambda i: len(readings[i].tokens)
         )
@@ -152,15 +167,22 @@ class Scorer:
 
 
 def probabilities(policy: Policy, weights: dict, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    """float32 [N]: the scores at the last tokens of rows int32 [N, T] of lengths int32 [N]."""
+    """Compute scores at the last tokens, float32 [N].
+
+    Args:
+        policy: A policy with a critic head.
+        weights: Its weights.
+        tokens: int32 [N, T].
+        lengths: int32 [N].
+    """
     adapters = policy.adapters(weights, jnp.zeros((len(tokens),), jnp.int32))
     hidden, _ = policy.model.forward(weights["model"], tokens, lengths=lengths, adapters=adapters, dtype=policy.dtype)
     scores = jax.nn.sigmoid(critics.read(weights["critic"], at(hidden, lengths - 1)))
-    return sharding.whole(scores)  # every process reads all of them
+    return sharding.whole(scores)  # every process needs all scores
 
 
 def version_of(weights: Mapping, model: str) -> str:
-    """A checksum of all weights and the name of the model: equal for verifiers that score alike."""
+    """Return a checksum of the weights and the model's name."""
     digest = hashlib.sha256(model.encode())
     for path, leaf in jax.tree.leaves_with_path(dict(weights)):
         array = np.asarray(leaf)
@@ -170,7 +192,7 @@ def version_of(weights: Mapping, model: str) -> str:
 
 
 def _next(n: int, factor: int, unit: int = 1) -> int:
-    """The first of unit, unit · factor, unit · factor² … that holds n."""
+    """Round n up to unit · factor^k for an integer k >= 0."""
     size = unit
     while size < n:
         size *= factor

@@ -88,14 +88,14 @@ def test_a_chat_is_read_as_it_is_sampled():
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([], "the roles are nothing"), ("text", "a chat is str"), ({}, "a chat is dict"), (None, "a chat is NoneType"),
-        ([{"role": "user", "content": "x"}], "the roles are user"), ([3], "message 0 is not"),
-        ([{"role": "user", "content": None}], "message 0 is not"),
+        ([], "the roles are empty"), ("text", "of type str"), ({}, "of type dict"), (None, "of type NoneType"),
+        ([{"role": "user", "content": "x"}], "the roles are user"), ([3], "message 0 must be"),
+        ([{"role": "user", "content": None}], "message 0 must be"),
         ([{"role": "assistant", "content": "x"}], "the roles are assistant"),
-        ([{"role": "system", "content": "x"}], "the roles are nothing"),
-        (chat("a", "b") + chat("a", "b")[1:], "expected user and assistant in turn"),
+        ([{"role": "system", "content": "x"}], "the roles are empty"),
+        (chat("a", "b") + chat("a", "b")[1:], "must alternate between user and assistant"),
         ([{"content": "x"}, {"content": "y"}], "the roles are None, None"),
-        (chat("a" * 600, "b"), "512 is the limit"),
+        (chat("a" * 600, "b"), "at most 512"),
     ],
 )  # fmt: skip
 def test_chats_that_cannot_be_scored(messages, reason):
@@ -228,12 +228,12 @@ def test_other_tokenizers_and_runs_of_other_kinds_are_refused(workdir, tmp_path,
             scorers.open_scorer(workdir).__enter__()
     config = tiny_verifier.get_config()
     config.algo = tiny_verifier.algorithms.ppo()
-    with pytest.raises(ConfigError, match="accepted: verifier"):
+    with pytest.raises(ConfigError, match="must be verifier"):
         scorers.open_scorer(workdir, config).__enter__()
     with pytest.raises(RunError, match="is a verifier"):
         export.main(tiny_verifier.get_config(), workdir)
     policy = setups.make(tiny_verifier.get_config()).backbone.policy
-    with pytest.raises(RunError, match="expected those of a verifier"):
+    with pytest.raises(RunError, match="not those of a verifier"):
         Scorer(policy, {"model": {}}, tokenizers.load("tiny"), 64)
 
 
