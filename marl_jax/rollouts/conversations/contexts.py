@@ -1,15 +1,15 @@
-"""What a turn's prompt is: one that stands alone, or the next part of a conversation.
+"""Contexts, which form the prompts of turns with or without a conversation.
 
-A rollout asks its context, and does not know which of the two it has:
+A rollout uses its context as follows, without knowing which kind it has:
 
-    carry = context.begin(…)                           conversations, where there are any
-    asked = context.read(carry, seen)                  what the movers read
-    decision, carry = context.act(…)                   the learner's answers, or several to each prompt
-    decision, carry = context.act_opposite(…)          a historical opponent's, in its own rows
-    carry, places = context.say(…)                     the answers that were given become part of the conversations
-    carry = context.observe(…)                         every seat hears of the move
-    carry = context.restart(carry, ended)              new games
-    samples = context.samples(…)
+    carry = context.begin(…)                   start the conversations, if there are any
+    inputs = context.read(carry, seen)         form the prompts of the acting seats
+    decision, carry = context.act(…)           sample completions of the learner, one or several per prompt
+    decision, carry = context.act_opposite(…)  sample completions of a historical opponent, in its rows
+    carry, places = context.say(…)             append the completions to the conversations
+    carry = context.observe(…)                 show the move to every seat
+    carry = context.restart(carry, ended)      start conversations of new games
+    samples = context.samples(…)               build the samples of the rollout
 """
 
 from __future__ import annotations
@@ -30,60 +30,68 @@ from marl_jax.samples import Samples
 
 
 class Context(Protocol):
-    """What a rollout asks of a context; what `begin` returns is carried from turn to turn."""
+    """Interface of contexts, used by rollouts and matches.
+
+    The value returned by `begin` is passed to the other methods and carried from turn to turn.
+
+    Attributes:
+        records_prompts: Whether prompts are recorded with the turns.
+    """
 
     records_prompts: ClassVar[bool]
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> Any:
-        """Return what is carried from turn to turn."""
+        """Return the state that is carried from turn to turn."""
         ...
 
     def read(self, carry: Any, seen: Any) -> Any:
-        """Return what the movers read at this turn."""
+        """Return the input of the acting seats at this turn."""
         ...
 
-    def fresh(self, asked: Any) -> jax.Array:
-        """Return whether prompts begin a conversation, bool [B]."""
+    def fresh(self, inputs: Any) -> jax.Array:
+        """Return whether the turn starts a conversation, bool [B]."""
         ...
 
-    def act(self, ready: dict, carry: Any, asked: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, Any]:
-        """Sample the answers of the learner."""
+    def act(self, prepared: dict, carry: Any, inputs: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, Any]:
+        """Sample completions of the learner."""
         ...
 
     def act_opposite(
-        self, ready: dict, carry: Any, asked: Any, seen: Any, start: int, keys: jax.Array
+        self, prepared: dict, carry: Any, inputs: Any, seen: Any, start: int, keys: jax.Array
     ) -> tuple[Decision, Any]:
-        """Sample the answers of a historical opponent for the games from `start` on."""
+        """Sample completions of a historical opponent for the games from `start` on."""
         ...
 
     def say(
-        self, carry: Any, asked: Any, decision: Decision, policy: jax.Array
+        self, carry: Any, inputs: Any, decision: Decision, policy: jax.Array
     ) -> tuple[Any, transcripts.RowPosition | None]:
-        """Append the answers to the conversations."""
+        """Append the completions to the conversations."""
         ...
 
     def observe(self, carry: Any, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> Any:
-        """Tell every seat of a move."""
+        """Show a move to every seat."""
         ...
 
     def restart(self, carry: Any, ended: jax.Array) -> Any:
-        """Begin new conversations in the games that ended."""
+        """Start new conversations in the games that ended."""
         ...
 
     def samples(self, carry: Any, played: Turn, places: Any, candidates: int = 1, **more: Any) -> Samples:
-        """Convert the turns of a rollout to samples."""
+        """Build samples from the turns of a rollout."""
         ...
 
     def dropped(self, played: Turn, places: Any) -> jax.Array | None:
-        """Count the answers of each turn for which a row had no room, int32 [V, B]."""
+        """Count the completions of each turn without room, int32 [V, B]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TurnContext:
-    """Every prompt has the rules and the present position; nothing is remembered.
+    """A context of self-contained prompts with rules and current position, without memory.
 
-    tokens  of a row of samples at most; 0: as many as the longest prompt needs
+    Attributes:
+        team: Policies that act.
+        tokens: Maximum row length of samples; 0 fits the longest prompt.
     """
 
     team: Team
@@ -92,44 +100,48 @@ class TurnContext:
     records_prompts: ClassVar[bool] = True
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> tuple:
-        """Nothing."""
+        """Return an empty state."""
         return ()
 
     def read(self, carry: tuple, seen: Any) -> Any:
-        """The prompts of what is seen."""
+        """Return the observations, which contain the prompts."""
         return seen
 
-    def fresh(self, asked: Any) -> jax.Array:
-        """bool [B]: whether prompts begin a conversation, as all do here."""
-        return jnp.ones(asked.seat.shape, bool)
+    def fresh(self, inputs: Any) -> jax.Array:
+        """Return True for all games, bool [B]: every prompt starts a conversation."""
+        return jnp.ones(inputs.seat.shape, bool)
 
-    def act(self, ready: dict, carry: tuple, asked: Any, keys: jax.Array, **settings: Any) -> tuple[Decision, tuple]:
-        """`Team.act`."""
-        decision = self.team.act(ready, asked.prompts, asked.lengths, keys=keys, ids=settings.pop("policy"), **settings)
+    def act(
+        self, prepared: dict, carry: tuple, inputs: Any, keys: jax.Array, **settings: Any
+    ) -> tuple[Decision, tuple]:
+        """Sample completions with `Team.act`."""
+        decision = self.team.act(
+            prepared, inputs.prompts, inputs.lengths, keys=keys, ids=settings.pop("policy"), **settings
+        )
         return decision, carry
 
-    def act_opposite(self, ready: dict, carry: tuple, asked: Any, seen: Any, start: int, keys: jax.Array):
-        """`Team.act` with other weights, for some rows."""
-        return self.act(ready, carry, asked, keys, legal=seen.legal, policy=seen.policy)
+    def act_opposite(self, prepared: dict, carry: tuple, inputs: Any, seen: Any, start: int, keys: jax.Array):
+        """Sample completions with other weights for some rows."""
+        return self.act(prepared, carry, inputs, keys, legal=seen.legal, policy=seen.policy)
 
-    def say(self, carry: tuple, asked: Any, decision: Decision, policy: jax.Array) -> tuple[tuple, None]:
-        """Nothing is remembered."""
+    def say(self, carry: tuple, inputs: Any, decision: Decision, policy: jax.Array) -> tuple[tuple, None]:
+        """Return the state unchanged."""
         return carry, None
 
     def observe(self, carry: tuple, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> tuple:
-        """Nothing is remembered."""
+        """Return the state unchanged."""
         return carry
 
     def restart(self, carry: tuple, ended: jax.Array) -> tuple:
-        """Nothing is remembered."""
+        """Return the state unchanged."""
         return carry
 
     def samples(self, carry: tuple, played: Turn, places: None, candidates: int = 1, **more: Any) -> Samples:
-        """A row for every prompt."""
+        """Build samples with one row per prompt."""
         return turns.to_samples(played, candidates, self.tokens, **more)
 
     def dropped(self, played: Turn, places: None) -> jax.Array | None:
-        """int32 [V, B]: answers of each turn that count and whose prompt is too long; None where every one fits."""
+        """Count the completions of each turn whose prompt was too long, int32 [V, B]."""
         if not self.tokens:
             return None
         assert played.lengths is not None
@@ -140,7 +152,13 @@ class TurnContext:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """Conversations, what a historical opponent has read of them (by backbone), and what was written down."""
+    """State of conversations during a rollout.
+
+    Attributes:
+        threads: Conversations of all seats.
+        opposite: KV caches of a historical opponent, by backbone.
+        script: Recorded rows; None if no samples are needed.
+    """
 
     threads: Threads
     opposite: dict
@@ -149,10 +167,12 @@ class Carry:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HistoryContext:
-    """A seat's turns are one conversation.
+    """A context in which the turns of a seat form one conversation.
 
-    turns   of the rollout, those that look ahead included
-    tokens  of a row; 0: by `transcripts.room`
+    Attributes:
+        history: Conversations of the team.
+        turns: Number of turns of the rollout, including lookahead.
+        tokens: Row length; 0 chooses it with `transcripts.room`.
     """
 
     history: History
@@ -162,11 +182,13 @@ class HistoryContext:
     records_prompts: ClassVar[bool] = False
 
     def begin(self, games: int, opposite: int = 0, sampling: bool = True, recording: bool = True) -> Carry:
-        """Conversations that have yet to begin.
+        """Return conversations that have not started.
 
-        opposite   games with a historical opponent
-        sampling   whether policies are asked, which needs caches
-        recording  whether samples are wanted, which need rows to write into
+        Args:
+            games: Number of games, B.
+            opposite: Number of games with a historical opponent.
+            sampling: Whether policies are sampled, which requires caches.
+            recording: Whether samples are needed, which requires rows to record.
         """
         h = self.history
         script = None
@@ -177,56 +199,61 @@ class HistoryContext:
         return Carry(h.begin(games, sampling), others, script)
 
     def read(self, carry: Carry, seen: Any) -> ThreadRead:
-        """The opening, or what is new."""
+        """Return the opening or the new tokens of each acting seat."""
         return self.history.read(carry.threads, seen.seat, seen.policy, seen.prompts, seen.lengths)
 
-    def fresh(self, asked: ThreadRead) -> jax.Array:
-        """bool [B]: whether conversations begin with this turn."""
-        return asked.fresh
+    def fresh(self, inputs: ThreadRead) -> jax.Array:
+        """Return whether the turn starts a conversation, bool [B]."""
+        return inputs.fresh
 
     def act(
-        self, ready: dict, carry: Carry, asked: ThreadRead, keys: jax.Array, **settings: Any
+        self, prepared: dict, carry: Carry, inputs: ThreadRead, keys: jax.Array, **settings: Any
     ) -> tuple[Decision, Carry]:
-        """What is new is read and answered."""
-        decision, threads = self.history.act(ready, carry.threads, asked, keys=keys, **settings)
+        """Prefill the new tokens and sample completions."""
+        decision, threads = self.history.act(prepared, carry.threads, inputs, keys=keys, **settings)
         return decision, dataclasses.replace(carry, threads=threads)
 
     def act_opposite(
-        self, ready: dict, carry: Carry, asked: ThreadRead, seen: Any, start: int, keys: jax.Array
+        self, prepared: dict, carry: Carry, inputs: ThreadRead, seen: Any, start: int, keys: jax.Array
     ) -> tuple[Decision, Carry]:
-        """The same with other weights, for the games from `start` on; both read the same conversations."""
-        theirs = dataclasses.replace(asked, row=asked.row - start * self.history.game.n_players)
+        """Sample completions with other weights for the games from `start` on.
+
+        Both policies read the same conversations.
+        """
+        opponent_inputs = dataclasses.replace(inputs, row=inputs.row - start * self.history.game.n_players)
         threads = dataclasses.replace(carry.threads, caches=carry.opposite)
-        decision, threads = self.history.act(ready, threads, theirs, keys=keys, legal=seen.legal, policy=seen.policy)
+        decision, threads = self.history.act(
+            prepared, threads, opponent_inputs, keys=keys, legal=seen.legal, policy=seen.policy
+        )
         return decision, dataclasses.replace(carry, opposite=threads.caches)
 
     def say(
-        self, carry: Carry, asked: ThreadRead, decision: Decision, policy: jax.Array
+        self, carry: Carry, inputs: ThreadRead, decision: Decision, policy: jax.Array
     ) -> tuple[Carry, RowPosition | None]:
-        """The conversations with these answers."""
+        """Append the completions to the conversations and record them."""
         kept = self.history.kept(decision, policy)
         script, places = carry.script, None
         if script is not None:
-            script = transcripts.write_read(script, asked)
-            script, places = transcripts.write_answer(script, asked, decision.answers, kept)
-        threads = self.history.say(carry.threads, asked, decision.answers, kept)
+            script = transcripts.write_read(script, inputs)
+            script, places = transcripts.write_answer(script, inputs, decision.answers, kept)
+        threads = self.history.say(carry.threads, inputs, decision.answers, kept)
         return dataclasses.replace(carry, threads=threads, script=script), places
 
     def observe(self, carry: Carry, before: Any, action: jax.Array, after: Any, turn: jax.Array, through=None) -> Carry:
-        """Every seat with the event of a move; see `History.observe`."""
+        """Append the event of a move to all conversations; see `History.observe`."""
         threads = self.history.observe(carry.threads, before, action, after, turn, through)
         return dataclasses.replace(carry, threads=threads)
 
     def restart(self, carry: Carry, ended: jax.Array) -> Carry:
-        """New conversations in games that ended, bool [B]."""
+        """Start new conversations in the games that ended, bool [B]."""
         return dataclasses.replace(carry, threads=self.history.restart(carry.threads, ended))
 
     def samples(self, carry: Carry, played: Turn, places: RowPosition, candidates: int = 1, **more: Any) -> Samples:
-        """A row for every seat of every game."""
+        """Build samples with one row per seat and game."""
         assert carry.script is not None
         return transcripts.to_samples(carry.script, played, places, candidates, **more)
 
     def dropped(self, played: Turn, places: RowPosition) -> jax.Array:
-        """int32 [V, B]: answers of each turn that count and for which a row had no room."""
+        """Count the completions of each turn without room, int32 [V, B]."""
         counted = jnp.sum(played.counts.reshape(*places.whole.shape, -1) > 0, axis=-1)
         return jnp.where(places.whole, 0, counted)

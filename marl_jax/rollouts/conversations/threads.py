@@ -1,10 +1,10 @@
-"""Conversations that continue from turn to turn: one for every seat of every game, with its cache.
+"""Conversations that continue from turn to turn, with their KV caches.
 
-A conversation begins with the opening (rules and present position) at every new game, at every rollout and after
-`history_turns` answers. In between a turn reads only what is new: the seat's last answer, the events since then, and
-the question. So a position is read once instead of at every turn.
+A conversation starts with the opening (rules and current position) at every new game, at every rollout and after
+`history_turns` completions. In between, a turn only reads new tokens: the seat's last completion, the events since
+then, and the question. So a position is prefilled once, not at every turn.
 
-Axis letters: C = B·P conversations, that of seat p of game b has number b·P + p; E pending tokens.
+Axis letters: C = B·P conversations, where seat p of game b has conversation b·P + p; E pending tokens.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from marl_jax.agents.team import Backbone, Team
 from models import cache as kv
 from models.sharding import num_shards
 
-LONG_ONES = 8  # openings and long turns are read an eighth of the games at a time: few come at the same turn
+LONG_ONES = 8  # openings and long turns are read in batches of B/8: few games have one at the same turn
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Threads:
-    """Where the conversations stand.
+    """State of the conversations.
 
-    caches          by backbone, what each conversation has read behind the common prefix
-    length          int32 [C], tokens that were read, without the prefix and the last answer
-    answers         int32 [C], answers given in it; 0: it has yet to begin
-    said            int32 [C, W], the last answer, which is not read yet, of lengths int32 [C]
-    pending         int32 [C, E], events since then, of lengths int32 [C]
+    Attributes:
+        caches: KV caches of the conversations after the common prefix, by backbone.
+        length: int32 [C]. Number of tokens in the cache, without the prefix and the last completion.
+        answers: int32 [C]. Number of completions so far; 0 if the conversation has not started.
+        said: int32 [C, W]. Last completion, which is not in the cache yet.
+        said_length: int32 [C]. Length of the last completion.
+        pending: int32 [C, E]. Events since the last completion.
+        pending_length: int32 [C]. Length of the events.
     """
 
     caches: dict[str, kv.Cache]
@@ -52,15 +55,17 @@ class Threads:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ThreadRead:
-    """What the movers of B games read at a turn.
+    """Input tokens of the acting seats of B games at one turn.
 
-    row      int32 [B], the number of the conversation
-    fresh    bool [B], whether it begins with this turn
-    skip     int32 [B], tokens of the common prefix before it
-    before   int32 [B], tokens of the conversation that were read before, without the prefix
-    tokens   int32 [B, T], what is new, the seat's last answer first, of lengths int32 [B]
-    answer   int32 [B], how many of these are the seat's last answer
-    sees     int32 [B], tokens before the answer that comes next, the prefix included
+    Attributes:
+        row: int32 [B]. Index of the conversation.
+        fresh: bool [B]. Whether the conversation starts with this turn.
+        skip: int32 [B]. Length of the common prefix.
+        before: int32 [B]. Number of tokens of the conversation in the cache, without the prefix.
+        tokens: int32 [B, T]. New tokens, starting with the seat's last completion.
+        lengths: int32 [B]. Number of new tokens.
+        answer: int32 [B]. Number of new tokens that belong to the last completion.
+        context_len: int32 [B]. Number of tokens before the next completion, counting the prefix.
     """
 
     row: jax.Array
@@ -75,11 +80,15 @@ class ThreadRead:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
-    """How a team converses in a game.
+    """The conversations of a team in a game.
 
-    turns     answers after which a conversation begins again
-    horizon   turns of a game that a cache must hold at most; longer conversations begin again
-    symmetry  through which seats see the game, or None
+    Attributes:
+        game: Rules of the game.
+        team: Policies that converse.
+        seating: Assignment of policies to seats.
+        turns: Number of completions after which a conversation starts again.
+        horizon: Maximum number of turns of a game that the cache must hold; longer conversations start again.
+        symmetry: Symmetries through which seats see the game, or None.
     """
 
     game: Game
@@ -96,29 +105,35 @@ class History:
 
     @property
     def room(self) -> int:
-        """E: every seat moves once between two turns of a seat; a conversation with more to tell begins again."""
+        """Maximum number of pending tokens, E.
+
+        Every seat moves once between two turns of a seat. A conversation with more events starts again.
+        """
         return self.game.n_players * max(prompt.event_length for prompt in self._prompts)
 
     @property
     def more_length(self) -> int:
-        """Tokens that a later turn reads at most."""
+        """Maximum number of new tokens of a later turn."""
         ask = max(len(prompt.close_ids) + prompt.ask_length for prompt in self._prompts)
         return self.team.width + self.room + ask
 
     @property
     def usual_length(self) -> int:
-        """Tokens that a later turn reads and answers where events are neither short nor long."""
+        """Number of tokens of a later turn and its completion, for events of average length."""
         ask = max(len(prompt.close_ids) + prompt.ask_length for prompt in self._prompts)
         events = ((p.event_length, p.history.event.min_length) for p in self._prompts if p.history is not None)
         event = max((longest + shortest) / 2 for longest, shortest in events)
         return ask + round(self.game.n_players * event) + self.team.width
 
     def own_turns(self, turns: int) -> int:
-        """Turns of one seat among so many of a game, where seats move in order."""
+        """Return the number of turns of one seat among `turns` turns of a game."""
         return -(-turns // self.game.n_players) + 1
 
     def slots(self, backbone: Backbone) -> int:
-        """Of a cache: an opening and later turns at their usual length; a conversation that fills it begins again."""
+        """Return the cache size: an opening and later turns of usual length.
+
+        A conversation that fills its cache starts again.
+        """
         later = min(self.turns, self.own_turns(self.horizon)) - 1
         least = self.more_length + self.team.width if later else self.team.width
         exact = backbone.prompt_length + max(later * self.usual_length, least)
@@ -126,7 +141,12 @@ class History:
         return min(rounded, positions - len(backbone.policy.prefix)) if positions else rounded
 
     def begin(self, games: int, sampling: bool = True) -> Threads:
-        """Conversations that have yet to begin; without `sampling` there are no caches, and nobody can be asked."""
+        """Return conversations that have not started.
+
+        Args:
+            games: Number of games, B.
+            sampling: Whether to allocate caches, which sampling requires.
+        """
         n = games * self.game.n_players
         zeros = jnp.zeros((n,), jnp.int32)
         backbones = self.team.backbones if sampling else ()
@@ -139,16 +159,24 @@ class History:
     def read(
         self, threads: Threads, seat: jax.Array, policy: jax.Array, opening: jax.Array, lengths: jax.Array
     ) -> ThreadRead:
-        """What the movers read: the opening, int32 [B, T] of lengths [B], or what is new since their last turn."""
+        """Return the input of the acting seats: openings or new tokens.
+
+        Args:
+            threads: State of the conversations.
+            seat: int32 [B]. Acting seats.
+            policy: int32 [B]. Policies of these seats.
+            opening: int32 [B, T]. Openings of new conversations.
+            lengths: int32 [B]. Lengths of the openings.
+        """
         row = jnp.arange(len(seat)) * self.game.n_players + seat
-        mine = jax.tree.map(lambda x: x[row], dataclasses.replace(threads, caches={}))
-        before = mine.length
+        own = jax.tree.map(lambda x: x[row], dataclasses.replace(threads, caches={}))
+        before = own.length
         more, more_lengths = jax.vmap(self.team.prompts.following)(
-            mine.said, mine.said_length, mine.pending, mine.pending_length, seat, policy
+            own.said, own.said_length, own.pending, own.pending_length, seat, policy
         )
         room = jnp.asarray([self.slots(b) for b in self.team.backbones], jnp.int32)[self.team.backbone_of(policy)]
         full = before + more_lengths + self.team.width > room
-        fresh = (mine.answers == 0) | (mine.answers >= self.turns) | full
+        fresh = (own.answers == 0) | (own.answers >= self.turns) | full
         width = max(opening.shape[1], more.shape[1])
         wide = lambda x: jnp.pad(x, ((0, 0), (0, width - x.shape[1])))  # noqa: E731
         skip = self.team.prompts.skip(policy)
@@ -161,13 +189,13 @@ class History:
             before=before,
             tokens=jnp.where(fresh[:, None], wide(opening), wide(more)),
             lengths=lengths,
-            answer=jnp.where(fresh, 0, mine.said_length),
+            answer=jnp.where(fresh, 0, own.said_length),
             context_len=skip + before + lengths,
         )
 
     def act(
         self,
-        ready: dict,
+        prepared: dict,
         threads: Threads,
         read: ThreadRead,
         legal: jax.Array,
@@ -177,33 +205,36 @@ class History:
         central: tuple[jax.Array, jax.Array] | None = None,
         candidates: int = 1,
     ) -> tuple[Decision, Threads]:
-        """Reads what is new and answers, as `Team.act` does; the answers are not part of the conversations yet."""
+        """Prefill the new tokens and sample completions; see `Team.act`.
+
+        The completions are not added to the conversations yet; `say` does that.
+        """
         caches, decision = dict(threads.caches), None
         for backbone in self.team.backbones:
             own = self.team.own_ids(policy, backbone.number)
-            mine = own >= 0 if len(self.team.backbones) > 1 else jnp.ones(own.shape, bool)
-            weights = ready[backbone.name]
-            last, cache = self._read(backbone, weights, caches[backbone.name], read, mine, own)
-            found = self._answer(
+            belongs = own >= 0 if len(self.team.backbones) > 1 else jnp.ones(own.shape, bool)
+            weights = prepared[backbone.name]
+            last, cache = self._read(backbone, weights, caches[backbone.name], read, belongs, own)
+            result = self._answer(
                 backbone, weights, cache, last, read, legal, keys, own, temperature, central, candidates
             )
             caches[backbone.name] = cache
-            found = self.team.padded(found)
-            each = jnp.repeat(mine, candidates)
+            result = self.team.padded(result)
+            each = jnp.repeat(belongs, candidates)
             pick = lambda a, b, each=each: jnp.where(each.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
-            decision = found if decision is None else jax.tree.map(pick, found, decision)
+            decision = result if decision is None else jax.tree.map(pick, result, decision)
         assert decision is not None
         return decision, dataclasses.replace(threads, caches=caches)
 
-    def _read(self, backbone: Backbone, ready: dict, cache: kv.Cache, read: ThreadRead, mine, own):
-        """The last hidden states [B, D], and the cache behind what is new."""
-        cache = kv.restart(cache, jnp.zeros((len(cache.lengths),), bool).at[read.row].set(read.fresh & mine))
+    def _read(self, backbone: Backbone, weights: dict, cache: kv.Cache, read: ThreadRead, belongs, own):
+        """Prefill the new tokens and return the last hidden states [B, D] and the cache."""
+        cache = kv.restart(cache, jnp.zeros((len(cache.lengths),), bool).at[read.row].set(read.fresh & belongs))
         narrow = min(self.usual_length, read.tokens.shape[1])
-        lengths = jnp.where(mine, read.lengths, 0)
-        waits = lengths > narrow  # openings, and turns with much to tell
+        lengths = jnp.where(belongs, read.lengths, 0)
+        waits = lengths > narrow  # openings, and turns with long events
 
         def some(cache, rows, tokens, lengths, ids):
-            return answering.read_more(backbone.policy, ready, cache, rows, tokens, lengths, ids)
+            return answering.read_more(backbone.policy, weights, cache, rows, tokens, lengths, ids)
 
         def all_rows(cache, width, lengths):
             return some(cache, read.row, read.tokens[:, :width], lengths, own)
@@ -225,44 +256,53 @@ class History:
             at = jnp.nonzero(waits, size=batch, fill_value=games)[0]
             there = jnp.minimum(at, games - 1)
             real = jnp.where(at < games, lengths[there], 0)
-            # Conversations are read into rows of their own: those of nobody go to rows that nobody else has.
+            # Every conversation has a separate row; unused entries point to a row that does not exist.
             rows = jnp.where(at < games, read.row[there], len(cache.lengths))
-            found, cache = some(cache, rows, read.tokens[there], real, own[there])
-            last = last.at[at].set(found, mode="drop")
+            hidden, cache = some(cache, rows, read.tokens[there], real, own[there])
+            last = last.at[at].set(hidden, mode="drop")
             return last, cache, waits.at[at].set(False, mode="drop")
 
         last, cache, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), long_ones, (last, cache, waits))
         return last, cache
 
     def _answer(
-        self, backbone, ready, cache, last, read: ThreadRead, legal, keys, own, temperature, central, candidates
+        self, backbone, weights, cache, last, read: ThreadRead, legal, keys, own, temperature, central, candidates
     ) -> Decision:
         policy = backbone.policy
-        values = answering.values_at_prompt(policy, ready, last, None, jnp.maximum(read.lengths, 1), central)
+        values = answering.values_at_prompt(policy, weights, last, None, jnp.maximum(read.lengths, 1), central)
         lengths, ids = read.context_len, own
         trial = kv.take(cache, read.row) if policy.answers.decodes else None
         if candidates > 1:
             last, lengths, legal, ids, values, trial = jax.tree.map(
                 lambda x: jnp.repeat(x, candidates, axis=0), (last, lengths, legal, ids, values, trial)
             )
-        adapters = policy.adapters(ready, ids)
-        prefix = ready.get("prefix")
-        return answering.answer(policy, ready, last, lengths, legal, keys, temperature, trial, adapters, values, prefix)
+        adapters = policy.adapters(weights, ids)
+        prefix = weights.get("prefix")
+        return answering.answer(
+            policy, weights, last, lengths, legal, keys, temperature, trial, adapters, values, prefix
+        )
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def kept(self, decision: Decision, policy: jax.Array) -> jax.Array:
-        """int32 [B]: how many tokens of each answer stay in its conversation."""
-        found = jnp.zeros_like(decision.lengths)
+        """Return the number of tokens of each completion that stay in its conversation, int32 [B]."""
+        lengths = jnp.zeros_like(decision.lengths)
         for backbone in self.team.backbones:
-            mine = self.team.own_ids(policy, backbone.number) >= 0
+            belongs = self.team.own_ids(policy, backbone.number) >= 0
             width = backbone.policy.width
             reply = Reply(decision.action, decision.answers[:, :width], decision.lengths, decision.logps[:, :width])
-            found = jnp.where(mine, backbone.policy.answers.kept(reply), found)
-        return found
+            lengths = jnp.where(belongs, backbone.policy.answers.kept(reply), lengths)
+        return lengths
 
     def say(self, threads: Threads, read: ThreadRead, answers: jax.Array, kept: jax.Array) -> Threads:
-        """The movers' conversations with their answers, int32 [B, W], of which `kept` [B] tokens stay; none pending."""
+        """Append completions to the conversations of the acting seats and clear their events.
+
+        Args:
+            threads: State of the conversations.
+            read: Input of the turn.
+            answers: int32 [B, W]. Completions.
+            kept: int32 [B]. Number of tokens of each completion that stay in the conversation.
+        """
         row = read.row
         return dataclasses.replace(
             threads,
@@ -274,12 +314,17 @@ class History:
         )
 
     def observe(self, threads: Threads, before: Any, action: jax.Array, after: Any, turn, through=None) -> Threads:
-        """Every seat with the event of a move in each of B games; one with no room for it begins again.
+        """Append the event of a move to all conversations of B games.
 
-        before, after  states [B, …]
-        action         int32 [B]
-        turn           int32 [B], of the games
-        through        int32 [B, P], the symmetry through which each seat sees its game
+        A conversation without room for the event starts again.
+
+        Args:
+            threads: State of the conversations.
+            before: States [B, …] before the moves.
+            action: int32 [B]. Moves.
+            after: States [B, …] after the moves.
+            turn: int32 [B]. Turns of the games.
+            through: int32 [B, P]. Symmetry through which each seat sees its game; None for the identity.
         """
         seats = jnp.arange(self.game.n_players)
 
@@ -310,7 +355,7 @@ class History:
         )
 
     def restart(self, threads: Threads, ended: jax.Array) -> Threads:
-        """The conversations of games bool [B] that ended begin again."""
+        """Restart the conversations of the games that ended, bool [B]."""
         ended = jnp.repeat(ended, self.game.n_players)
         return dataclasses.replace(
             threads,

@@ -1,10 +1,11 @@
-"""Conversations written down as they go on, and the samples they become.
+"""Recording of conversations in rows, and their conversion to samples.
 
-Every seat of every game has a row. What the seat reads and answers is appended to it, one conversation behind the
-other; a rollout begins with empty rows. Candidates that are not continued stand in a part of their own behind.
+Every seat of every game has a row, which is empty at the start of a rollout. The tokens that the seat reads and its
+completions are appended to it, one conversation after another. Candidates that are not continued are stored in a
+separate part at the end of the row.
 
-Rows have room for a fixed number of tokens (`History`-dependent, see `room`). An answer for which there is none left is
-played but not learned from, and so are the answers behind it in its conversation; how many is reported.
+Rows have a fixed length (see `room`). A completion that does not fit is played but not learned from, and neither are
+the later ones of its conversation. Their number is reported.
 
 Axis letters: C = B·P rows, T tokens of a row, K candidates of a turn, V turns of the rollout.
 """
@@ -24,13 +25,16 @@ from marl_jax.samples import Samples
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Transcript:
-    """What was written so far.
+    """Recorded rows.
 
-    tokens, positions, segment  int32 [C, T], as in `Samples`
-    length   int32 [C], tokens written
-    begun    int32 [C], conversations begun
-    answers  int32 [C], answers given, recorded or not
-    whole    bool [C], whether everything of the present conversation is there
+    Attributes:
+        tokens: int32 [C, T]. See `Samples`.
+        positions: int32 [C, T]. See `Samples`.
+        segment: int32 [C, T]. See `Samples`.
+        length: int32 [C]. Number of recorded tokens.
+        begun: int32 [C]. Number of conversations started.
+        answers: int32 [C]. Number of completions, recorded or not.
+        whole: bool [C]. Whether the current conversation is recorded completely.
     """
 
     tokens: jax.Array
@@ -45,14 +49,15 @@ class Transcript:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowPosition:
-    """Where the answers of a turn of B games belong.
+    """Positions in the rows of the completions of one turn of B games.
 
-    row      int32 [B]
-    number   int32 [B], of the answer in its row
-    last     int32 [B], the place of the last token before the answer
-    sees     int32 [B]
-    whole    bool [B], whether it can be learned from
-    kept     int32 [B], the candidate that the conversation continues with
+    Attributes:
+        row: int32 [B]. Row of the seat.
+        number: int32 [B]. Index of the completion in its row.
+        last: int32 [B]. Position of the last token before the completion.
+        context_len: int32 [B]. See `Samples`.
+        whole: bool [B]. Whether the completion is recorded and can be learned from.
+        kept: int32 [B]. Candidate that the conversation continues with.
     """
 
     row: jax.Array
@@ -64,17 +69,17 @@ class RowPosition:
 
 
 def new_transcript(rows: int, room: int) -> Transcript:
-    """Empty rows."""
+    """Return empty rows."""
     zeros = jnp.zeros((rows,), jnp.int32)
     wide = jnp.zeros((rows, room), jnp.int32)
     return Transcript(wide, wide, wide - 1, zeros, zeros, zeros, jnp.ones((rows,), bool))
 
 
 def room(history: History, turns: int, wanted: int = 0) -> int:
-    """T: `wanted`, or else room for the turns of a seat at their usual length and for two openings or more.
+    """Return the row length T: `wanted`, or room for turns of usual length.
 
-    Events are rarely as long as they can be, and games that end early make more openings; a row that runs out of room
-    loses answers, which is reported.
+    The default has room for at least two openings. Events are rarely as long as possible, and games that end early need
+    more openings. A row that runs out of room loses completions, which is reported.
     """
     opening = max(backbone.prompt_length for backbone in history.team.backbones)
     openings = 1 + -(-turns // history.game.max_turns)
@@ -84,7 +89,7 @@ def room(history: History, turns: int, wanted: int = 0) -> int:
 
 
 def write_read(script: Transcript, read: ThreadRead) -> Transcript:
-    """The rows with what the movers read, without their last answers, which are there."""
+    """Append the input of a turn, without the last completions, which are recorded already."""
     row = read.row
     new = read.lengths - read.answer
     longest = script.tokens.shape[1]
@@ -105,7 +110,14 @@ def write_read(script: Transcript, read: ThreadRead) -> Transcript:
 def write_answer(
     script: Transcript, read: ThreadRead, answers: jax.Array, kept: jax.Array
 ) -> tuple[Transcript, RowPosition]:
-    """The rows with the answers int32 [B, W] that the conversations go on with, `kept` [B] tokens of each."""
+    """Append the completions that the conversations continue with.
+
+    Args:
+        script: Recorded rows.
+        read: Input of the turn.
+        answers: int32 [B, W]. Completions.
+        kept: int32 [B]. Number of tokens of each completion that stay in the conversation.
+    """
     row = read.row
     length, longest = script.length[row], script.tokens.shape[1]
     whole = script.whole[row] & (length + kept <= longest)
@@ -136,11 +148,14 @@ def _put(script: Transcript, row, at, tokens, positions, segment) -> Transcript:
 
 
 def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates: int = 1, **more) -> Samples:
-    """Rows with all answers of their seat.
+    """Convert recorded rows to samples, with all completions of a seat in its row.
 
-    turns    [V, B, …], without prompts; of K candidates [V, B·K, …]
-    places   [V, B]
-    more     fields of `Samples`; `group` and `member` [V, B·K] where answers are to be compared otherwise
+    Args:
+        script: Recorded rows.
+        turns: Turns [V, B, …] without prompts; [V, B·K, …] for K candidates.
+        places: Positions [V, B] of the completions.
+        candidates: Number of candidates per turn, K.
+        **more: Other fields of `Samples`. `group` and `member` [V, B·K] replace the default groups.
     """
     v, games = turns.seat.shape
     n, room = script.tokens.shape
@@ -151,29 +166,29 @@ def to_samples(script: Transcript, turns: Turn, places: RowPosition, candidates:
     flat = (rows.reshape(-1), number.reshape(-1))
 
     def spread(x, fill=0):
-        """[V, B·K, …] -> [N, S, …]."""
+        """Scatter [V, B·K, …] to [N, S, …]."""
         x = x.reshape(v * games * k, *x.shape[2:])
         return jnp.full((n, s, *x.shape[1:]), fill, x.dtype).at[flat].set(x)
 
     def each(x):
-        """[V, B, …] -> [V, B·K, …]."""
+        """Repeat [V, B, …] for each candidate, [V, B·K, …]."""
         return jnp.repeat(x, k, axis=1)
 
     decision = turns.decision
-    # Where an opponent spoke in the place of the learner, there is no answer of the learner's that could have failed.
+    # An opponent's turn has no completion of the learner that could have failed to parse.
     action = jnp.where(each(turns.policy) >= 0, decision.action, jnp.maximum(decision.action, 0))
     whole = each(places.whole)
     lengths = spread(decision.lengths)
     inside = (jnp.arange(w) < lengths[..., None]).reshape(n, s * w)
     completion_of = jnp.where(inside, jnp.repeat(jnp.arange(s), w), -1)
-    # The kept candidate stands on the trunk, right behind what it answers; the others, as far as they are read, behind.
+    # The kept candidate is on the trunk, right after its context. The others are branches at the end of the row.
     kept = (jnp.arange(k) == places.kept[..., None]).reshape(v, games * k)
     on_trunk, last = spread(kept), spread(each(places.last))
     place = jnp.arange(w)
     branch_len = w - 1 if k > 1 else 0
     trunk = last[..., None] + place
-    behind = room + (jnp.arange(s) * branch_len)[:, None] + place - 1
-    logits_index = jnp.where((place == 0) | on_trunk[..., None], trunk, behind)
+    off_trunk = room + (jnp.arange(s) * branch_len)[:, None] + place - 1
+    logits_index = jnp.where((place == 0) | on_trunk[..., None], trunk, off_trunk)
     tokens, positions, segment, branch = script.tokens, script.positions, script.segment, None
     if branch_len:
         answers = spread(decision.answers)[..., :branch_len].reshape(n, s * branch_len)

@@ -1,4 +1,4 @@
-"""Turns as they are played, and the samples they become."""
+"""Recorded turns of games, their conversion to samples, and their metrics."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from marl_jax.samples import Samples, from_prompts
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One turn of B games, each with K candidate answers to one prompt.
+    """One turn of B games, each with K candidate completions of one prompt.
 
-    prompts   int32 [B, T], of lengths int32 [B], behind a common prefix of `skip` int32 [B] tokens; None where
-              conversations are written down elsewhere
-    seat, policy, episode, turn  int32 [B]
-    decision  `Decision` of [B·K, …]
-    legal     bool [B, A]
-    rewards   float32 [B·K, P], what each candidate's step paid to every seat, levels weighed and added
-    ends      bool [B·K]
-    counts    float32 [B·K], the weight of each answer in the loss
-    central   what a central critic reads, or None
+    Attributes:
+        prompts: int32 [B, T]. Prompts without the common prefix; None if conversations are recorded elsewhere.
+        lengths: int32 [B]. Lengths of the prompts, or None.
+        skip: int32 [B]. Length of the common prefix, or None.
+        seat: int32 [B]. See `Samples`.
+        policy: int32 [B]. See `Samples`.
+        episode: int32 [B]. See `Samples`.
+        turn: int32 [B]. See `Samples`.
+        decision: Decisions [B·K, …].
+        legal: bool [B, A]. Legal actions.
+        rewards: float32 [B·K, P]. Reward of the candidate's step for every seat: the weighted sum of the reward levels.
+        ends: bool [B·K]. Whether the episode ends.
+        counts: float32 [B·K]. Weight of the completion in the loss.
+        central: Input of a central critic, or None.
     """
 
     prompts: jax.Array | None
@@ -45,10 +50,15 @@ class Turn:
 
 
 def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -> Samples:
-    """Turns [R, B, …] as rows of a prompt and its candidates, turn by turn, so that a batch split over a mesh stays so.
+    """Convert turns [R, B, …] to rows of a prompt with its candidates.
 
-    tokens  of a row at most; answers to longer prompts are not learned from, and cannot be scored; 0: no limit
-    more    fields of `Samples`; `group` and `member` [R, B·K] where answers are to be compared otherwise
+    Rows are ordered by turn, so that a batch sharded over a mesh stays sharded.
+
+    Args:
+        turns: Turns of the rollout.
+        candidates: Number of candidates per prompt, K.
+        tokens: Maximum row length, or 0 for no limit. Completions of longer prompts cannot be scored and have weight 0.
+        **more: Other fields of `Samples`. `group` and `member` [R, B·K] replace the default groups.
     """
     assert turns.prompts is not None and turns.lengths is not None and turns.skip is not None
     turns_, games = turns.seat.shape
@@ -92,7 +102,10 @@ def to_samples(turns: Turn, candidates: int = 1, tokens: int = 0, **more: Any) -
 
 
 def has_room(turns: Turn, tokens: int) -> jax.Array:
-    """bool [R, B]: whether a prompt and the tokens of an answer that are read fit into a row of so many."""
+    """Return whether each prompt and its completion fit in `tokens` tokens, bool [R, B].
+
+    The last token of a completion is not read and needs no slot.
+    """
     assert turns.lengths is not None
     return turns.lengths + turns.decision.answers.shape[-1] - 1 <= tokens
 
@@ -100,14 +113,15 @@ def has_room(turns: Turn, tokens: int) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """What became of the games that ended, arrays [R, B, …].
+    """Results of the games that ended, arrays [R, B, …].
 
-    ended     bool           a game of this row ended with this turn; the rest counts only where it did
-    total     Reward         what it paid in all, by level
-    length    int32          its moves
-    seat      int32          the learner's seat
-    dropped   int32          answers of this turn to be learned from for which a conversation's row had no room; None
-                             where every prompt stands alone
+    Attributes:
+        ended: bool. Whether a game ended with this turn. The other fields are only valid where it did.
+        total: Sum of the rewards of the game, by level.
+        length: int32. Number of moves of the game.
+        seat: int32. Seat of the learner.
+        dropped: int32. Number of completions of this turn with a loss weight that did not fit in their row; None if all
+            fit.
     """
 
     ended: jax.Array
@@ -121,8 +135,10 @@ def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) 
     """Compute scalar metrics of the games that ended; means are over games.
 
     Args:
-      solvable: whether games are puzzles, which are solved if they reward the team. With AT-GRPO, which continues with
-        the best candidate, `success` is therefore higher than that of the policy alone.
+        finished: Results of the games.
+        competitive: Whether seats play against each other.
+        solvable: Whether games are puzzles, which are solved if they reward the team. AT-GRPO continues with the best
+            candidate, so its `success` is higher than that of the policy alone.
     """
     ended = finished.ended
     count = jnp.maximum(jnp.sum(ended), 1)
@@ -147,7 +163,12 @@ def game_metrics(finished: Finished, competitive: bool, solvable: bool = False) 
 
 
 def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Of all answers but those of turns that look ahead; `dropped` as in `Finished`."""
+    """Compute scalar metrics of all completions except those of lookahead turns.
+
+    Args:
+        samples: Samples of the rollout.
+        dropped: See `Finished.dropped`.
+    """
     assert samples.action is not None
     played = samples.completion_lengths > 0
     if samples.lookahead:
@@ -165,7 +186,7 @@ def answer_metrics(samples: Samples, dropped: jax.Array | None = None) -> dict[s
     if dropped is not None:
         n_dropped = jnp.sum(dropped)
         lost = {"dropped_completions": n_dropped / jnp.maximum(n_dropped + total(samples.loss_weights > 0), 1)}
-    # A conversation is read once, prompts that stand alone once for each answer.
+    # A conversation is read once, a self-contained prompt once for each completion.
     tokens = (
         total(samples.context_len + samples.completion_lengths)
         if samples.segment is None

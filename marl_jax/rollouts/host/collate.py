@@ -1,21 +1,22 @@
-"""Episodes as `Samples`: one row per chat and policy, and one for each turn with several candidates.
+"""Collation of episodes into `Samples`.
 
-A row holds the chat's ids up to the last answer of the policy. Of a turn with candidates it holds those up to the one
-that was kept, then the ids of the others as branches, one behind the other:
+There is one row per chat and policy, and one for each turn with several candidates. A row holds the token ids of the
+chat up to the last completion of the policy. For a turn with candidates, it holds those up to the kept candidate,
+followed by the other candidates as branches:
 
-    tokens     u u u a a u u b b b | c c | d d d      u: what the task said, a and b: answers that were kept,
-    branch     - - - - - - - - - - | 1 1 | 2 2 2      c and d: other candidates for b's place
+    tokens     u u u a a u u b b b | c c | d d d      u: text of the task; a and b: completions that were kept;
+    branch     - - - - - - - - - - | 1 1 | 2 2 2      c and d: other candidates for the turn of b
     positions  0 1 2 3 4 5 6 7 8 9 | 7 8 | 7 8 9
 
-What stands before later turns is read again for them. That is little beside the candidates, and rows are shorter, of
-more equal length, and not read at all where all candidates of a turn were paid the same.
+The context of later turns is repeated in their rows. This costs little compared with the candidates. In return, rows
+are shorter and of more similar lengths, and they are skipped if all candidates of a turn have the same reward.
 
-Candidates of one turn are a group, their number is the member. Answers without competitors are compared with those of
-the other episodes of their example: they are a group per example and label, and the number of the episode is the
-member; the learner takes seats apart.
+The candidates of one turn form a group, in which the candidate number is the member. Completions without other
+candidates are compared with those of the other episodes of their example. They form one group per example and label, in
+which the episode number is the member. The learner separates seats.
 
-The stop token of an answer is among its `targets` and not among the `tokens`; the hidden state that predicts it is that
-of the token before.
+The stop token of a completion is in `targets` but not in `tokens`. It is predicted by the hidden state of the token
+before it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from marl_jax.samples import Samples
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """A candidate in a row; `time` sorts the turns of an episode: by number, then by seat and chat, nobody's speed."""
+    """A candidate in a row.
+
+    `time` orders the turns of an episode by number, then by seat and chat, independent of speed.
+    """
 
     said: Said
     k: int
@@ -54,10 +58,19 @@ class _Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A chat with the answers of one policy, or the candidates of one turn.
+    """A chat with the completions of one policy, or with the candidates of one turn.
 
-    tokens, positions, branch           int32 [t], as in `Samples`
-    answer_of, reads, targets, logps    [x], of all answers, one behind the other
+    Attributes:
+        chat: Chat that the row is taken from.
+        policy: Policy that sampled the completions.
+        answers: Completions of the row.
+        tokens: int32 [t]. See `Samples`.
+        positions: int32 [t]. See `Samples`.
+        branch: int32 [t]. See `Samples`.
+        completion_of: int32 [x]. See `Samples`.
+        logits_index: int32 [x]. See `Samples`.
+        targets: int32 [x]. See `Samples`.
+        logps: float32 [x]. See `Samples`.
     """
 
     chat: TokenChat
@@ -73,7 +86,10 @@ class Row:
 
 
 def pack(episode: Episode) -> None:
-    """Makes the rows of an episode that has ended: most of the work of `collate`, which others need not wait for."""
+    """Build the rows of a finished episode.
+
+    This is most of the work of `collate`, and is done while other episodes are still running.
+    """
     episode.rows = []
     for c, chat in enumerate([] if episode.failed else episode.chats):
         answers: dict[tuple[int, int], list[_Answer]] = {}
@@ -84,7 +100,7 @@ def pack(episode: Episode) -> None:
                 _Answer(said, k, k != said.kept, group, k if several else job.sample, _time(said, chat, c))
                 for k in range(len(said.answers))
             )
-        episode.rows += [_row(chat, policy, found) for (policy, _), found in sorted(answers.items())]
+        episode.rows += [_row(chat, policy, own_answers) for (policy, _), own_answers in sorted(answers.items())]
 
 
 def _row(chat: TokenChat, policy: int, answers: list[_Answer]) -> Row:
@@ -128,13 +144,16 @@ def sizes_for(
     row_multiple: int = 1,
     token_unit: int = UNIT,
 ) -> Sizes:
-    """Sizes that hold the episodes, tokens without room to spare.
+    """Return sizes that hold the episodes, without spare tokens.
 
-    samples       episodes of an example
-    candidates    K of the run: with more than one there are branches, whether or not this batch has any
-    time_order    as for `collate`; needs a row to spare
-    row_multiple  N is a multiple of this
-    token_unit    T and X are multiples of this
+    Args:
+        episodes: Episodes to collate.
+        samples: Number of episodes per example.
+        candidates: Number of candidates per turn, K. If it is more than one, there are branches even if this batch has
+            none.
+        time_order: See `collate`; requires one spare row.
+        row_multiple: Divisor of N.
+        token_unit: Divisor of T and X.
     """
     rows = [row for _, row in _rows(episodes)]
     answers = [a for row in rows for a in row.answers]
@@ -159,16 +178,21 @@ def collate(
     time_order: bool = False,
     process: tuple[int, int] = (0, 1),
 ) -> Samples:
-    """The samples of all episodes that did not fail.
+    """Collate all episodes that did not fail.
 
-    reward_levels  weights of team, agent and process rewards
-    time_order     fill `completion_at`, for advantages over time: `ends` marks the last answer of an episode. Otherwise
-                   it marks the last answer of each member of a group, with which its return is complete
-    process        (number, how many): rows, groups and episodes are numbered through all processes, whose sizes agree
+    Args:
+        episodes: Episodes of this process.
+        sizes: Static sizes of the batch.
+        n_seats: Number of seats, P.
+        reward_levels: Weights of team, agent and process rewards.
+        time_order: Whether to fill `completion_at`, for advantages over time. Then `ends` marks the last completion of
+            an episode. Otherwise it marks the last completion of each member of a group, which completes its return.
+        process: Index of this process and number of processes. Rows, groups and episodes are numbered across all
+            processes, which use the same sizes.
     """
     rows = _rows(episodes)
     if len(rows) + time_order > sizes.rows:
-        raise ValueError(f"{len(rows)} rows do not fit into sizes.rows = {sizes.rows}")
+        raise ValueError(f"sizes.rows is {sizes.rows}, but the episodes have {len(rows)} rows")
     number, count = process
     N, T, S, X = sizes.rows, sizes.tokens, sizes.answers, sizes.answer_tokens
     groups = {key: i for i, key in enumerate(dict.fromkeys(a.group for _, row in rows for a in row.answers))}
@@ -214,7 +238,7 @@ def collate(
 
 
 def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype, values: Sequence) -> np.ndarray:
-    """Zeros but for these values at these places."""
+    """Return zeros with values at the given indices."""
     full = np.zeros(shape, dtype)
     full[at] = values
     return full
@@ -223,7 +247,7 @@ def _scattered(shape: tuple[int, int], at: tuple[np.ndarray, np.ndarray], dtype,
 def _padded(
     shape: tuple[int, int], rows: Sequence[tuple[int, Row]], name: str, padding: int = 0, dtype: type = np.int32
 ) -> np.ndarray:
-    """The rows' arrays of this name, one under the other."""
+    """Stack the arrays of this name of all rows, with padding."""
     full = np.full(shape, padding, dtype)
     for line, (_, row) in zip(full, rows, strict=False):
         part = getattr(row, name)
@@ -232,8 +256,10 @@ def _padded(
 
 
 def _rows(episodes: Sequence[Episode]) -> list[tuple[int, Row]]:
-    """Rows with the number of their episode, in the order of episodes, chats, policies and turns; chats in which
-    nobody answered have none."""
+    """Return rows with the number of their episode.
+
+    Rows are in the order of episodes, chats, policies and turns. Chats without completions have no rows.
+    """
     for episode in episodes:
         if episode.rows is None:
             pack(episode)
@@ -245,13 +271,13 @@ def _time(said: Said, chat: TokenChat, c: int) -> tuple:
 
 
 def _turns(episode: Episode) -> list[tuple]:
-    """The times of the turns of an episode, in order."""
+    """Return the times of the turns of an episode, in order."""
     chats = [] if episode.failed else episode.chats
     return sorted(_time(said, chat, c) for c, chat in enumerate(chats) for said in chat.said)
 
 
 def _owner(episode: int, answer: _Answer, time_order: bool) -> tuple:
-    """What ends with an answer: an episode, or a member of a group."""
+    """Return the key of the episode or group member that a completion belongs to."""
     return (episode,) if time_order else (answer.group, answer.member)
 
 
@@ -265,10 +291,10 @@ def _last_times(rows: Sequence[tuple[int, Row]], time_order: bool) -> dict[tuple
 
 
 def _time_order(episodes: Sequence[Episode], rows: Sequence[tuple[int, Row]], sizes: Sizes) -> np.ndarray:
-    """int32 [R, B]: the answer (row · S + number) of turn r of episode b, of candidates the kept one's.
+    """Return the index of the completion of turn r of episode b, int32 [R, B].
 
-    Behind the end of an episode stand answers of the last row, which is empty: they pay nothing and nobody learns from
-    them.
+    The index is row · S + completion. A turn with candidates has the index of the kept one. After the end of an
+    episode, entries refer to completions of the last row, which is empty and has neither rewards nor loss weights.
     """
     places = {}
     for n, (e, row) in enumerate(rows):
@@ -283,10 +309,10 @@ def _time_order(episodes: Sequence[Episode], rows: Sequence[tuple[int, Row]], si
 
 
 def place(mesh: Mesh, samples: Samples) -> Samples:
-    """The samples of all processes, split over the mesh by their rows.
+    """Shard the samples of all processes over the mesh by row.
 
-    Processes have equally many rows of equal sizes, and `completion_at` counts rows as if those of a process stood one
-    behind the other; where its devices lie elsewhere on the mesh, it is changed accordingly.
+    Every process has the same number of rows and the same sizes. `completion_at` numbers rows as if those of a process
+    were contiguous. If the devices of a process are elsewhere on the mesh, it is renumbered.
     """
     by_rows = NamedSharding(mesh, PartitionSpec(placement.ROWS))
     count, n = jax.process_count(), samples.n
@@ -299,15 +325,18 @@ def place(mesh: Mesh, samples: Samples) -> Samples:
 
 
 def _rows_of_processes(sharding: NamedSharding, count: int, n: int) -> np.ndarray:
-    """int [count · n]: for row r of process p, at p · n + r, its number on the mesh."""
+    """Return the rows of all processes by their number on the mesh.
+
+    Entry p · n + r is the number of row r of process p.
+    """
     rows: list[set[int]] = [set() for _ in range(count)]
     for device, (taken, *_) in sharding.devices_indices_map((count * n,)).items():
         rows[device.process_index].update(range(count * n)[taken])
-    return np.concatenate([sorted(found) for found in rows])
+    return np.concatenate([sorted(numbers) for numbers in rows])
 
 
 def _global_order(order: np.ndarray, samples: Samples, numbers: np.ndarray) -> np.ndarray:
-    """int32 [R, B]: the turns of the games of all processes, with the numbers of rows on the mesh."""
+    """Return `completion_at` of the episodes of all processes with row numbers on the mesh."""
     if jax.process_count() > 1:
         order = np.concatenate(multihost_utils.process_allgather(order), axis=1)
     row, answer = np.divmod(order, samples.n_completions)

@@ -1,12 +1,12 @@
-"""Chats as token ids: what was sampled stays as it is, and only what is new is tokenised.
+"""Chats as token ids: completions stay as sampled, and only new text is tokenized.
 
-With a system text S, texts U, V of the task and an answer A the ids of a chat are
+With a system text S, task texts U and V, and a completion A, the ids of a chat are
 
     encode(system_open S system_close user_open U user_close_and_reply)  A  encode(reply_close_and_user V …)
 
-in the words of `models.chat.ChatParts`. A's ids are those that were sampled, less the stop token, in whose place stands
-what the template closes a reply with. Reasoning in earlier answers stays in the chat, also where a template would drop
-it (Qwen3): the next answer is given to what was really written.
+where the names are those of `models.chat.ChatParts`. The ids of A are the sampled ones without the stop token, which is
+replaced by the end of turn of the template. Reasoning in earlier completions stays in the chat, even if a template
+would drop it (Qwen3), so that the policy continues from the tokens that it sampled.
 """
 
 from __future__ import annotations
@@ -25,48 +25,49 @@ from models import chat as templates
 from models.tokenizers import Tokenizer
 
 OPTIONS = ("max_new_tokens", "stop_strings")
-"""What a task may change for one answer. Temperature and the like are the policy's: the learner needs them too."""
+"""Sampling options that a task may change. The others belong to the policy, because the learner needs them."""
 
 OPENINGS = 4096
-"""Beginnings of chats whose ids are remembered."""
+"""Number of chat openings whose ids are cached."""
 
 
 class AnswerLost(EpisodeError):
-    """The sampler gave no usable answer: logits that are not finite, or a request that was ended."""
+    """An error for a completion that cannot be used: not finite, or aborted."""
 
     reason = "answer_lost"
 
 
 class SamplerError(RunError):
-    """The sampler itself failed, which ends the run."""
+    """A failure of the sampler, which ends the run."""
 
 
 class Sampler(Protocol):
-    """What answers requests: a `BatcherThread`."""
+    """Interface of samplers, such as `BatcherThread`."""
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
     ) -> list[Any]:
-        """`n` answers with `tokens`, `logps`, `finish` and `versions`."""
+        """Return `n` completions with `tokens`, `logps`, `finish` and `versions`."""
         ...
 
     def set_weights(self, policy: int, weights: Any, version: int) -> None:
-        """New weights of a policy."""
+        """Set the weights of a policy."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Speaker:
-    """A policy as episodes reach it.
+    """A policy as seen by episodes.
 
-    sampler     answers for it
-    tokenizer   of its model
-    sampling    temperature and budget; stop ids and seeds are filled in
-    max_length  tokens a chat may have, answers included
-    policy      its number at the sampler
-    backbone    name of the model, whose weights go to the sampler
-    number      its number in `Samples`; -1 if it does not learn
-    options     of the chat template, such as enable_thinking
+    Attributes:
+        sampler: Sampler of the policy.
+        tokenizer: Tokenizer of its model.
+        sampling: Temperature and token budget; stop ids and seeds are filled in.
+        max_length: Maximum number of tokens of a chat, including completions.
+        policy: Number of the policy in the sampler.
+        backbone: Name of the model whose weights the sampler uses.
+        number: Number of the policy in `Samples`; -1 if it does not learn.
+        options: Options of the chat template, such as enable_thinking.
     """
 
     sampler: Sampler
@@ -80,12 +81,15 @@ class Speaker:
 
     @functools.cached_property
     def parts(self) -> templates.ChatParts:
-        """The fixed strings of the chat template."""
+        """Fixed strings of the chat template."""
         return templates.chat_parts(self.tokenizer, **self.options)
 
     def opening(self, system: str | None, text: str) -> list[int]:
-        """The ids of a chat up to its first answer. Special tokens in texts are dropped: no text can forge a turn."""
-        return list(self._openings(system, text))  # the episodes of an example all begin alike
+        """Return the ids of a chat up to its first completion.
+
+        Special tokens in the texts are removed, so that no text can forge a turn.
+        """
+        return list(self._openings(system, text))  # cached, because all episodes of an example start with it
 
     @functools.cached_property
     def _openings(self):
@@ -96,11 +100,11 @@ class Speaker:
         return self.tokenizer.encode(self.parts.opening(None if system is None else clean(system), clean(text)))
 
     def continuation(self, text: str) -> list[int]:
-        """The ids between an answer and the next one."""
+        """Return the ids between a completion and the next one."""
         return self.tokenizer.encode(self.parts.continuation(self.tokenizer.strip_special(text)))
 
     def content(self, ids: list[int]) -> list[int]:
-        """The ids of an answer without the stop token at its end."""
+        """Return the ids of a completion without the stop token at its end."""
         return ids[:-1] if ids and ids[-1] in self.tokenizer.stop_ids else ids
 
 
@@ -108,11 +112,16 @@ class Speaker:
 class Said:
     """One turn of a chat.
 
-    start     tokens of the chat before the answer
-    answers   of the sampler, one for each candidate
-    contents  their ids without the stop token
-    kept      the candidate that the chat continues with; None while it is open
-    text      what the task said before the answer
+    Attributes:
+        start: Number of tokens of the chat before the completion.
+        turn: Number of the turn.
+        label: Label that groups completions across episodes, or None.
+        speaker: Policy that sampled the completions.
+        answers: Samples, one per candidate.
+        contents: Ids of the candidates without the stop token.
+        replies: Candidates as returned to the task.
+        kept: Candidate that the chat continues with; None while it is undecided.
+        text: Text of the task before the completion.
     """
 
     start: int
@@ -127,11 +136,12 @@ class Said:
 
 
 class TokenChat(Chat):
-    """A chat whose content is token ids.
+    """A chat stored as token ids.
 
-    tokens   of everything said so far, answers without their stop tokens
-    said     turns of this chat; those before a fork belong to the chat it came from
-    prompt_len  tokens before the first answer, of a fork too
+    Attributes:
+        tokens: Ids of the chat so far; completions are without their stop tokens.
+        said: Turns of this chat. Turns before a fork belong to the original chat.
+        prompt_len: Number of tokens before the first completion, also in a fork.
     """
 
     def __init__(self, ask, seat: int, system: str | None, path: tuple[int, ...]):
@@ -145,7 +155,7 @@ class TokenChat(Chat):
         if before not in (None, speaker.tokenizer) and before.fingerprint != speaker.tokenizer.fingerprint:
             raise ValueError(
                 f"seat {self.seat} changes from the tokenizer {before.name} to {speaker.tokenizer.name} at "
-                f"turn {self.turn}; policies that answer in one chat need the same tokenizer"
+                f"turn {self.turn}, but all policies of a chat need the same tokenizer"
             )
         ids = self.tokens + (speaker.continuation(text) if self.tokens else speaker.opening(self.system, text))
         request = self._request(speaker, len(ids), sampling)
@@ -153,11 +163,11 @@ class TokenChat(Chat):
             answers = await speaker.sampler.answer(ids, request, policy=speaker.policy, n=n)
         except (EpisodeError, RunError, ValueError):
             raise
-        except Exception as error:  # nobody will be answered any more
+        except Exception as error:  # the sampler cannot serve any episode from now on
             raise SamplerError(f"the sampler failed: {type(error).__name__}: {error}") from error
         for answer in answers:
             if answer.finish not in ("stop", "length"):
-                raise AnswerLost(f"the sampler ended an answer of seat {self.seat} with {answer.finish!r}")
+                raise AnswerLost(f"the sampler ended a completion of seat {self.seat} with {answer.finish!r}")
         written = [answer.tokens.tolist() for answer in answers]
         contents = [speaker.content(tokens) for tokens in written]
         replies = [
@@ -180,10 +190,10 @@ class TokenChat(Chat):
 
     def _request(self, speaker: Speaker, length: int, options: dict[str, Any]) -> Sampling:
         if unknown := sorted(set(options) - set(OPTIONS)):
-            raise TaskError(f"say(sampling={{{unknown[0]!r}: …}}): accepted: {', '.join(OPTIONS)}")
+            raise TaskError(f"say(sampling={{{unknown[0]!r}: …}}): the option must be one of: {', '.join(OPTIONS)}")
         room = speaker.max_length - length
         if room < 1:
-            raise ChatFull(f"a chat of seat {self.seat} has {length} tokens; {speaker.max_length} is the limit")
+            raise ChatFull(f"a chat of seat {self.seat} has {length} tokens, but the limit is {speaker.max_length}")
         usual = speaker.sampling
         return dataclasses.replace(
             usual,
@@ -195,5 +205,5 @@ class TokenChat(Chat):
 
 
 def derive_seed(*parts: Any) -> int:
-    """A seed of 32 bits that depends on all parts and on nothing else."""
+    """Return a 32-bit seed that depends only on the parts."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")

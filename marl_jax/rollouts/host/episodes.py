@@ -1,4 +1,4 @@
-"""Episodes of a task, side by side in one event loop; whatever goes wrong in one of them ends that one only."""
+"""Concurrent episodes of a task in one event loop, isolated from the failures of others."""
 
 from __future__ import annotations
 
@@ -26,21 +26,28 @@ from marl_jax.rollouts.host.journal import Journal
 from marl_jax.rollouts.host.watchdog import Blocked, Watchdog
 
 log = logging.getLogger(__name__)
-LOGGED_FAILURES = 3  # failed episodes of a rollout that are logged with their errors; all are counted
-AT_ONCE = 64  # episodes that start before the first of them ask: the device begins while others start
-LOOK = 0.1  # seconds between two looks at an episode whose time is almost up while the sampler compiles
-GRACE = 1.0  # seconds that an episode which ran into its limit has to clean up behind it
+LOGGED_FAILURES = 3  # failed episodes per rollout whose errors are logged; all are counted
+AT_ONCE = 64  # episodes to start before the first requests are sent, so that the device starts early
+LOOK = 0.1  # seconds between checks of an episode close to its time limit, which compilation extends
+GRACE = 1.0  # seconds that a timed-out episode has for cleaning up
 END = "end"
-"""The journal's name for how an episode ended."""
+"""Journal key for the end of an episode."""
 
 Server = Callable[[Mapping[str, Speaker]], contextlib.AbstractAsyncContextManager[Callable]]
-"""From the speaker of each role to a server, as a context. What it gives opens a session by its seed, as a context
-again: an `envs.tasks.task.Session` that also has `conversations()`."""
+"""Maps the speaker of each role to a server, as a context manager. The server opens sessions by seed, also as context
+managers. A session is an `envs.tasks.task.Session` with a method `conversations()`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """An episode to play: sample `sample` of the example at `position` of the data, in step `step`."""
+    """An episode to play.
+
+    Attributes:
+        step: Training step.
+        position: Position of the example in the data.
+        sample: Number of the episode among those of the example.
+        example: Example of the task.
+    """
 
     step: int
     position: int
@@ -49,7 +56,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Its name in the journal."""
+        """Name of the episode in the journal."""
         return f"{self.position}.{self.sample}"
 
 
@@ -57,11 +64,14 @@ class Job:
 class Episode:
     """An episode that was played.
 
-    chats    by seat and path, so that their order does not depend on who was answered first
-    outcome  None if it failed
-    failed   the reason, or None
-    error    what was raised, in words
-    rows     what a learner reads of it, when `collate.pack` has made them
+    Attributes:
+        job: Job that was played.
+        chats: Chats sorted by seat and path, so that their order does not depend on timing.
+        outcome: Outcome, or None if the episode failed.
+        failed: Reason of the failure, or None.
+        error: Message of the error that was raised.
+        seconds: Duration of the episode.
+        rows: Rows for the learner, built by `collate.pack`.
     """
 
     job: Job
@@ -74,7 +84,7 @@ class Episode:
 
 
 class EpisodeAsk:
-    """The `Ask` of one episode (see `envs.tasks.task`)."""
+    """The `Ask` of one episode; see `envs.tasks.task`."""
 
     def __init__(self, runner: EpisodeRunner, job: Job, journal: Journal):
         self._runner, self._job, self._journal = runner, job, journal
@@ -88,33 +98,36 @@ class EpisodeAsk:
         self.random = random.Random(self.seed("random"))
 
     def chat(self, seat: int, system: str | None = None) -> TokenChat:
-        """A new, empty chat with a seat."""
+        """Open a new, empty chat with a seat."""
         seats = len(self._runner.task.roles)
         if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < seats:
-            raise TaskError(f"chat({seat!r}): expected a seat from 0 to {seats - 1}")
+            raise TaskError(f"chat({seat!r}): the seat must be an integer from 0 to {seats - 1}")
         if system is not None and not isinstance(system, str):
-            raise TaskError(f"chat(system={system!r}): expected a text or None")
+            raise TaskError(f"chat(system={system!r}): system must be a string or None")
         number, self._opened[seat] = self._opened[seat], self._opened[seat] + 1
         return TokenChat(self, seat, system, (number,))
 
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
-        """Calls a function in another process, with a time limit."""
+        """Call a function in another process, with a time limit."""
         call = self._runner.workers.call(function, *args, limit=limit)
         return await self._record(name or function.__name__, call, _entry)
 
     async def record(self, name: str, call, limit: float | None = None) -> Any:
-        """Awaits something outside the episode; on a replay its result is read from the journal."""
+        """Await a call outside the episode; a replay reads its result from the journal."""
         if not inspect.isawaitable(call):
-            raise TaskError(f"record({name!r}, {call!r}): expected something to await")
+            raise TaskError(f"record({name!r}, {call!r}): the call must be awaitable")
         return await self._record(name, call, functools.partial(_plain_entry, limit=limit))
 
     async def _record(self, name: str, call, make_entry: Callable) -> Any:
-        """The result of a call, by its entry in the journal, which `make_entry(name, call)` makes if there is none."""
+        """Return the result of a call from its journal entry.
+
+        `make_entry(name, call)` makes the entry if there is none.
+        """
         if name in self._running or self._closed:
             _close(call)
             raise TaskError(
                 "record: the episode is over" if self._closed
-                else f"record: two calls named {name!r} at the same time; give them different names"
+                else f"record: two concurrent calls are named {name!r}; give them different names"
             )  # fmt: skip
         key = f"{name}#{self._calls[name]}"
         self._calls[name] += 1
@@ -136,10 +149,10 @@ class EpisodeAsk:
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A session of the server, whose conversations are chats of the episode."""
+        """Open a session of the server, whose conversations become chats of the episode."""
         if self._runner.open_session is None or self._closed:
             raise TaskError(
-                "session: the episode is over" if self._closed else "session: a task that calls it has serves = True"
+                "session: the episode is over" if self._closed else "session: the task must set serves = True"
             )
         number, self._sessions = self._sessions, self._sessions + 1
         async with self._runner.open_session(self.seed("session", number)) as session:
@@ -149,29 +162,32 @@ class EpisodeAsk:
                 self.chats += session.conversations()
 
     def seed(self, *parts: Any) -> int:
-        """A seed that depends on the run, the step, the example, the sample and the given parts only."""
+        """Return a seed that depends on run, step, example, sample and the given parts."""
         job = self._job
         return derive_seed(self._runner.seed, job.step, job.position, job.sample, *parts)
 
     def close(self) -> None:
-        """The episode is over: whatever of it still runs gets no more answers."""
+        """End the episode: code that is still running gets no more completions."""
         self._closed = True
 
     def speaker(self, seat: int, turn: int) -> Speaker:
-        """Who answers for a seat at a turn."""
+        """Return the policy that acts for a seat at a turn."""
         if self._closed:
             raise TaskError("say: the episode is over")
         return self._runner.speakers[self._runner.seating(seat, turn)]
 
 
 def _close(call) -> None:
-    """Ends a coroutine that nobody will await."""
+    """Close a coroutine that will not be awaited."""
     if inspect.iscoroutine(call):
         call.close()
 
 
 async def _plain_entry(name: str, call, limit: float | None) -> dict:
-    """`_entry` of a call that may return anything and take for ever; its result is made what a reader would get."""
+    """Return the entry of a call that may return anything and may not end.
+
+    The result is converted to the value that a reader of the journal gets.
+    """
 
     async def plain():
         try:
@@ -185,7 +201,7 @@ async def _plain_entry(name: str, call, limit: float | None) -> dict:
 
 
 async def _entry(name: str, call) -> dict:
-    """What a call came to, as it is written down; its result is a JSON value."""
+    """Return the journal entry of a call, whose result must be a JSON value."""
     try:
         return {"result": await call}
     except CallTimeout as error:
@@ -199,18 +215,20 @@ async def _entry(name: str, call) -> dict:
 
 
 class EpisodeRunner:
-    """Plays episodes of a task.
+    """Runner of the episodes of a task.
 
-    speakers         the policies
-    seating          (seat, turn) -> number of the speaker
-    seed             of the run
-    candidates       K, for tasks that ask for several candidates per turn
-    time_limit       seconds that an episode may take from its start, not counting `compile_seconds`
-    compile_seconds  returns the seconds that the samplers have spent compiling so far
-    block_limit      seconds for which an episode may keep the event loop to itself
-    concurrency      episodes that are played at the same time
-    workers          processes for verifiers; None: one for each CPU, from 2 to 16
-    server           for tasks whose episodes are other programs: serves the roles while episodes are played
+    Args:
+        task: Task to play.
+        speakers: Policies.
+        seating: Maps (seat, turn) to the number of a speaker.
+        seed: Seed of the run.
+        candidates: Number of candidates per turn, K, for tasks that use them.
+        time_limit: Maximum seconds of an episode, not counting `compile_seconds`.
+        compile_seconds: Returns the seconds that the samplers have spent compiling so far.
+        block_limit: Maximum seconds for which an episode may block the event loop.
+        concurrency: Maximum number of concurrent episodes.
+        workers: Number of processes for verifiers; None uses one per CPU, from 2 to 16.
+        server: Serves the roles to tasks whose episodes are other programs.
     """
 
     def __init__(
@@ -238,14 +256,17 @@ class EpisodeRunner:
     def play(
         self, jobs: Sequence[Job], journal: Journal | None = None, ended: Callable[[Episode], None] | None = None
     ) -> list[Episode]:
-        """Every job's episode, in their order; those that failed say so. Waits for the last one.
+        """Play all jobs and return their episodes in order, including those that failed.
 
-        ended  is called with each of them when it has ended, while others are being played
+        Args:
+            jobs: Episodes to play.
+            journal: Journal of the rollout; None keeps none.
+            ended: Called with each episode when it ends, while others are still running.
         """
         return self._loop.run_until_complete(self._play(jobs, journal or Journal(None), ended))
 
     def close(self) -> None:
-        """Ends the verifiers' processes and the event loop."""
+        """Stop the verifier processes and the event loop."""
         self._loop.run_until_complete(self._end())
         self._loop.close()
 
@@ -270,7 +291,7 @@ class EpisodeRunner:
         async with self._serving():
             with Watchdog(self.block_limit):
                 try:
-                    async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, ends them all
+                    async with asyncio.TaskGroup() as group:  # an error of the run, such as a full disk, cancels all
                         tasks = []
                         for job in jobs:
                             tasks.append(group.create_task(one(job)))
@@ -286,7 +307,7 @@ class EpisodeRunner:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Runs the server of a task that needs one; a session is of one policy for each role."""
+        """Run the server of a task that needs one, with one policy per role."""
         if self.server is None:
             yield
             return
@@ -298,10 +319,10 @@ class EpisodeRunner:
                 self.open_session = None
 
     async def episode(self, job: Job, journal: Journal) -> Episode:
-        """Play one episode, whatever happens in it.
+        """Play one episode and catch its errors.
 
-        How it ended is in the journal before the rollout is over. An episode that ended in time does so again when it
-        is replayed, however slow the machine is by then.
+        The end of the episode is in the journal before the rollout is over. An episode that ended in time also does so
+        when it is replayed, however slow the machine is then.
         """
         ended = journal.get(job.id, END)
         if ended is not None and ended["failed"]:
@@ -318,7 +339,7 @@ class EpisodeRunner:
         finally:
             ask.close()
             if play.cancel():
-                await asyncio.wait({play}, timeout=GRACE)  # it may have processes to end
+                await asyncio.wait({play}, timeout=GRACE)  # it may have processes to stop
         episode.chats = sorted(ask.chats, key=lambda chat: (chat.seat, chat.path))
         episode.seconds = time.monotonic() - started
         if ended is None:
@@ -326,7 +347,7 @@ class EpisodeRunner:
         return episode
 
     async def _wait_in_time(self, play: asyncio.Future) -> None:
-        """Wait for an episode until its time is up, to which the time that the samplers compile is added.
+        """Wait for an episode until its time is up, not counting the time of compilation.
 
         Raises:
             TimedOut: The episode has taken longer than `time_limit`.
@@ -339,32 +360,35 @@ class EpisodeRunner:
             left = self.time_limit + self.compile_seconds() - compiled - (time.monotonic() - started)
             left = max(left, LOOK) if left > 0 else left
         raise TimedOut(
-            f"the episode took longer than task.time_limit ({self.time_limit:g} s). Raise it, or shorten episodes, for "
+            f"the episode took longer than task.time_limit ({self.time_limit:g} s). Raise it or shorten episodes, for "
             "example by lowering task.max_new_tokens"
         )
 
 
 class TimedOut(EpisodeError):
-    """An episode took longer than its time limit."""
+    """An error for an episode that took longer than its time limit."""
 
     reason = "timeout"
 
 
 class Nonsense(EpisodeError):
-    """A task's `play` returned something that is no outcome."""
+    """An error for a task whose `play` did not return a valid outcome."""
 
     reason = "nonsense"
 
 
 async def play_safely(task: Task, ask: EpisodeAsk, example: Any) -> Outcome:
-    """`task.play`, whose result is an outcome in order; `sys.exit` and cancelling itself are errors like others."""
+    """Run `task.play` and check its outcome.
+
+    `sys.exit` and cancellation by the task are treated like other errors.
+    """
     try:
         playing = task.play(ask, example)
         outcome = await playing if inspect.isawaitable(playing) else playing
     except SystemExit as error:
         raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
     if not isinstance(outcome, Outcome):
-        raise Nonsense(f"play returned {outcome!r:.200}; expected an Outcome")
+        raise Nonsense(f"play returned {outcome!r:.200}, but must return an Outcome")
     if problem := outcome.problem():
         raise Nonsense(f"play returned an Outcome whose {problem}")
     return outcome
@@ -378,7 +402,7 @@ def _result(play: asyncio.Future) -> Outcome:
 
 
 def _in_words(error: Exception) -> str:
-    """Type, text and the last place of an error."""
+    """Return the type, the message and the last location of an error."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"

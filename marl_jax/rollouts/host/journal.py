@@ -1,9 +1,10 @@
-"""The journal of a host rollout: what does not follow from seeds, on disk before an episode continues.
+"""The journal of a host rollout: results that do not follow from seeds, on disk.
 
-A rollout in progress is not saved. After an interruption it is repeated from the last checkpoint: answers follow from
-their seeds and the weights, and time-outs, failures and the results of tools and verifiers are read from here. One file
-per step and process holds one JSON line per entry, [episode, call, result], behind a first line that says to which
-rollout it belongs. A last line that was cut short by the interruption is dropped.
+A rollout in progress is not saved. After an interruption it is repeated from the last checkpoint. Completions follow
+from their seeds and the weights. Timeouts, failures and the results of tools and verifiers are read from the journal,
+which is written before an episode continues. There is one file per step and process, with a header line that identifies
+the rollout and one JSON line per entry, [episode, call, result]. A last line that was truncated by the interruption is
+dropped.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from marl_jax.running.line_writer import LineWriter
 log = logging.getLogger(__name__)
 
 GATHER = 0.01
-"""Seconds for which entries wait for others, to be written and synced with them: each write costs the event loop two
-turns and another thread its place."""
+"""Seconds for which entries wait for others, so that they are written and synced together.
+
+Each write costs two turns of the event loop and a thread switch.
+"""
 
 
 class JournalError(RunError):
-    """The journal cannot be written: the run ends, because it could not be repeated."""
+    """A journal that cannot be written. It ends the run, which could not be repeated."""
 
 
 class Journal:
     """The entries of one rollout.
 
-    path    of the file, which is read if it is there and belongs to the same rollout; None: nothing is kept
-    header  what tells rollouts apart, a JSON value
+    Args:
+        path: File of the journal, which is read if it exists and belongs to the same rollout; None keeps no file.
+        header: JSON value that identifies the rollout.
     """
 
     def __init__(self, path: str | Path | None, header: Any = None):
@@ -48,33 +52,33 @@ class Journal:
             self._lines = LineWriter(file, f"the journal {self.path}", JournalError, GATHER)
 
     def get(self, episode: str, call: str) -> Any | None:
-        """The entry, or None."""
+        """Return an entry, or None."""
         return self.entries.get((episode, call))
 
     async def write(self, episode: str, call: str, entry: Any) -> None:
-        """Returns when the entry is on disk; entries that come at the same time are synced together."""
+        """Write an entry and wait until it is on disk; concurrent entries are synced together."""
         self.entries[episode, call] = entry
         if self._lines is not None:
             await self._lines.write(json.dumps([episode, call, entry]))
 
     def note(self, episode: str, call: str, entry: Any) -> None:
-        """The same for an entry that nobody waits for before `flush`."""
+        """Write an entry without waiting; `flush` waits for it."""
         self.entries[episode, call] = entry
         if self._lines is not None:
             self._lines.add(json.dumps([episode, call, entry]))
 
     async def flush(self) -> None:
-        """Returns when all entries are on disk."""
+        """Wait until all entries are on disk."""
         if self._lines is not None:
             await self._lines.flush()
 
     def check(self) -> None:
-        """Raises if an entry could not be written."""
+        """Raise an error if an entry could not be written."""
         if self._lines is not None:
             self._lines.check()
 
     def close(self) -> None:
-        """Closes the file; it stays where it is."""
+        """Close the file without deleting it."""
         if self._lines is not None:
             self._lines.close()
 
@@ -86,12 +90,12 @@ class Journal:
             os.truncate(path, size)
             return open(path, "ab")
         if lines:
-            log.warning("%s belongs to another rollout (%s); it is started anew", path, lines[0])
+            log.warning("%s belongs to another rollout (%s) and is overwritten", path, lines[0])
         file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         file.write(json.dumps(header).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-        folder = os.open(path.parent, os.O_RDONLY)  # so that the file's name is on disk as well
+        folder = os.open(path.parent, os.O_RDONLY)  # so that the directory entry is on disk too
         try:
             os.fsync(folder)
         finally:
@@ -100,7 +104,11 @@ class Journal:
 
 
 def _whole_lines(path: Path) -> tuple[list[Any], int]:
-    """The header and the entries up to the first line that is neither whole nor one of them, and their bytes."""
+    """Read the header and the entries up to the first invalid line.
+
+    Returns:
+        The values of the lines and their size in bytes.
+    """
     lines, size = [], 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
@@ -119,26 +127,26 @@ def _is_entry(value: Any) -> bool:
 
 
 def path_of(folder: str | Path | None, step: int, process: int = 0) -> Path | None:
-    """The file of a step and a process."""
+    """Return the file of a step and a process."""
     return None if folder is None else Path(folder) / f"step_{step:08d}.process_{process}.jsonl"
 
 
 def discard_before(folder: str | Path | None, step: int, process: int = 0) -> None:
-    """Removes this process's journals of steps before `step`, which no resumed run needs once a checkpoint has it."""
+    """Remove the journals of steps before `step`, which a checkpoint makes obsolete."""
     for number, path in _steps(folder, process):
         if number < step:
             path.unlink(missing_ok=True)
 
 
 def discard_from(folder: str | Path | None, step: int, process: int = 0) -> None:
-    """Removes those of `step` and later ones, which a resumed run is not to repeat."""
+    """Remove the journals of `step` and later, which a resumed run must not repeat."""
     for number, path in _steps(folder, process):
         if number >= step:
             path.unlink(missing_ok=True)
 
 
 def _steps(folder: str | Path | None, process: int) -> list[tuple[int, Path]]:
-    """The journals of a process with their steps."""
-    found = [] if folder is None else Path(folder).glob(f"step_*.process_{process}.jsonl")
-    numbered = ((re.match(r"step_([0-9]{1,18})\.", path.name), path) for path in found)
+    """Return the journals of a process with their steps."""
+    paths = [] if folder is None else Path(folder).glob(f"step_*.process_{process}.jsonl")
+    numbered = ((re.match(r"step_([0-9]{1,18})\.", path.name), path) for path in paths)
     return [(int(match[1]), path) for match, path in numbered if match]

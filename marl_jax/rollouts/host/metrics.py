@@ -1,14 +1,14 @@
-"""Metrics of played episodes, as sums that can be added up over processes before they become means.
+"""Metrics of episodes, kept as sums that are added over processes before they become means.
 
-episodes, answers, tokens                 how many were played and given; tokens read and written
-success, reward/<level> …                 means over episodes that did not fail; process rewards over seats as well
-episodes/failed/<reason> …                how many episodes failed or ended, by reason
-completion_length, truncated_rate …           means over answers, candidates included
-task/<name>                               the task's own
-seconds/generating, seconds/device        the sampler at work; its device reading or decoding (`HostRollout`)
-refill/rollouts, refill/replaced          extra rollouts of the step, and the share of its examples that they
-                                          replaced (`HostRollout`); then `tokens` and seconds count all rollouts,
-                                          and the other metrics describe the first one
+episodes, completions, tokens         numbers of episodes, of completions, and of tokens read and sampled
+success, reward/<level> …             means over episodes that did not fail; process rewards also over seats
+episodes/failed/<reason> …            numbers of episodes that failed or ended, by reason
+completion_length, truncated_rate …   means over completions, including candidates
+task/<name>                           metrics of the task
+seconds/generating, seconds/device    time of the sampler, and of its device in prefill and decode (`HostRollout`)
+refill/rollouts, refill/replaced      extra rollouts of the step, and the share of its examples that they replaced
+                                      (`HostRollout`); then `tokens` and seconds count all rollouts, and the other
+                                      metrics describe the first one
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Iterable, Sequence
 from marl_jax.rollouts.host.episodes import Episode
 
 Totals = dict[str, list[float]]
-"""From the name of a metric to its sum and the number of values; 0 values: the sum itself is the metric."""
+"""Sum and number of values of each metric. If the number is 0, the sum is the metric."""
 
 
 def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
-    """The sums of all metrics; a JSON value."""
-    found: Totals = {}
+    """Return the sums of all metrics, a JSON value."""
+    sums: Totals = {}
 
     def add(name: str, value: float, count: int = 1) -> None:
-        total = found.setdefault(name, [0.0, 0])
+        total = sums.setdefault(name, [0.0, 0])
         total[0] += float(value)
         total[1] += count
 
@@ -55,11 +55,14 @@ def totals(episodes: Sequence[Episode], roles: Sequence[str]) -> Totals:
                     add("prompt_length", said.start)
                     add("completion_length", len(answer.tokens))
                     add("truncated_rate", answer.finish == "length")
-    return found
+    return sums
 
 
 def rewards(episode: Episode, roles: Sequence[str]) -> dict[str, float]:
-    """What an episode paid, of candidates the mean: the team, each seat as an agent, and for the process."""
+    """Return the rewards of an episode: team, process and each seat.
+
+    Rewards of candidates are averaged.
+    """
     paid = {"reward/team": 0.0, "reward/process": 0.0, **{f"reward/agent_{seat}": 0.0 for seat in range(len(roles))}}
     for chat in episode.chats:
         for said in chat.said:
@@ -71,15 +74,15 @@ def rewards(episode: Episode, roles: Sequence[str]) -> dict[str, float]:
 
 
 def merge(parts: Iterable[Totals]) -> Totals:
-    """The sums of several processes, added up."""
-    found: Totals = {}
+    """Add the sums of several processes."""
+    merged: Totals = {}
     for part in parts:
         for name, (total, count) in part.items():
-            before = found.get(name, (0.0, 0))
-            found[name] = [before[0] + total, before[1] + count]
-    return found
+            before = merged.get(name, (0.0, 0))
+            merged[name] = [before[0] + total, before[1] + count]
+    return merged
 
 
 def means(sums: Totals) -> dict[str, float]:
-    """The metrics."""
+    """Convert sums to metrics."""
     return {name: total / count if count else total for name, (total, count) in sums.items()}

@@ -1,4 +1,4 @@
-"""Informative examples: those whose groups have different rewards, so that their episodes have advantages."""
+"""Informative examples, whose groups have different rewards and therefore nonzero advantages."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ def informative_examples(
     reward_levels: Mapping[str, float] | None = None,
     turns: Sequence[int] = (),
 ) -> list[bool]:
-    """Return for each example whether one of its groups is informative for a seat that learns.
+    """Return for each example whether one of its groups is informative for a learning seat.
 
-    Groups are those of `collate`: the episodes of an example, or the candidates of a turn. Episodes that failed are no
+    Groups are those of `collate`: the episodes of an example, or the candidates of a turn. Failed episodes are not
     members.
 
     Args:
-      examples: the episodes of each, with their rows (`collate.pack`).
-      reward_levels: weights of team, agent and process rewards.
-      turns: those that learn; (): all.
+        examples: Episodes of each example, with their rows (`collate.pack`).
+        n_seats: Number of seats, P.
+        reward_levels: Weights of team, agent and process rewards.
+        turns: Turns that learn; () for all.
     """
     levels = {"team": 1.0, "agent": 1.0, "process": 1.0, **(reward_levels or {})}
-    returns: dict[tuple, dict[int, np.ndarray]] = {}  # by example and group: by member float [P]
-    learning: dict[tuple, set[int]] = {}  # by example and group: seats
+    returns: dict[tuple, dict[int, np.ndarray]] = {}  # (example, group) -> member -> float [P]
+    learning: dict[tuple, set[int]] = {}  # (example, group) -> seats
     answers = (
         ((number, answer.group), row, answer)
         for number, episodes in enumerate(examples)

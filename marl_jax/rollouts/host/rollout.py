@@ -1,11 +1,11 @@
-"""The rollout of host tasks: episodes as coroutines over the batcher, collated into `Samples`.
+"""The rollout of host tasks: coroutines that share one batcher, collated into `Samples`.
 
-Which examples a step plays is a function of the seed, the epoch and the index, and the seeds of answers derive from the
-run's seed, the step, the example, the sample, the seat and the turn. So a rollout does not depend on the order in which
-answers arrive, and an interrupted one is repeated: see `marl_jax.rollouts.host.journal`.
+The examples of a step are a function of seed, epoch and index. The seeds of completions derive from the seed of the
+run, the step, the example, the sample, the seat and the turn. So a rollout does not depend on the order in which
+completions arrive, and an interrupted rollout can be repeated; see `marl_jax.rollouts.host.journal`.
 
-With `refill` a step plays further examples while some of its own are uninformative, and trains on the informative ones
-in their place. Its metrics describe the first rollout; only `tokens` and the seconds count all of them.
+With `refill` a step plays further examples while some of its examples are uninformative, and trains on informative ones
+instead. Metrics describe the first rollout, except that `tokens` and the seconds count all rollouts.
 """
 
 from __future__ import annotations
@@ -32,58 +32,63 @@ from marl_jax.running.garbage import rare_collections
 from marl_jax.samples import Samples
 
 State = dict[str, Any]
-"""{"seed", "position", "step", "sizes"}: where a run is, a JSON value. The position counts the examples of all epochs
-so far; the sizes are those in use (`sizes.choose`), each a list."""
+"""State of the rollout, a JSON value {"seed", "position", "step", "sizes"}.
+
+The position counts the examples of all epochs so far. The sizes are those in use (`sizes.choose`), each a list.
+"""
 
 FAILED_STEPS = 3
-"""So many steps in a row of which every episode failed end the run: what they all need is gone."""
+"""Number of consecutive steps with only failed episodes that ends the run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TurnSchedule:
-    """What learns at a step follows from the number of the step alone, so a resumed run needs nothing else.
+    """Schedule of the turns that learn, which depends only on the step.
 
-    turns  numbers of turns, from 0, in the order in which blocks train them; (): all turns
-    block  steps for which one of them learns before the next does, round and round; 0: all of them at once
+    Attributes:
+        turns: Turns that learn, counted from 0, in the order in which blocks train them; () for all turns.
+        block: Number of steps for which one of the turns learns before the next, cyclically; 0 trains all at once.
     """
 
     turns: tuple[int, ...] = ()
     block: int = 0
 
     def at(self, step: int) -> tuple[int, ...]:
-        """The turns that learn at a step; (): all."""
+        """Return the turns that learn at a step; () for all."""
         return (self.turns[step // self.block % len(self.turns)],) if self.block else self.turns
 
     def weigh(self, samples: Samples, step: int) -> Samples:
-        """Samples whose answers of other turns have weight 0; their rewards and values stay."""
+        """Set the loss weights of other turns to 0; their rewards and values stay."""
         turns = self.at(step)
         if not turns:
             return samples
         return samples.replace(loss_weights=samples.loss_weights * np.isin(samples.turn, turns))
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The turn of the block, where there are blocks."""
+        """Return the turn of the current block, if there are blocks."""
         return {"train_turn": float(self.at(step)[0])} if self.block else {}
 
 
 @dataclasses.dataclass(eq=False)
 class HostRollout:
-    """A `Rollout` that is not jitted.
+    """A `Rollout` of a host task, which is not jitted.
 
-    runner         plays the episodes
-    n_examples     examples of a step, of all processes together
-    samples        episodes of each example: K of GRPO, 1 for AT-GRPO
-    part           of the task's examples
-    reward_levels  weights of team, agent and process rewards
-    time_order     for advantages over time (PPO); without it, answers are compared in groups
-    schedule       the turns that contribute to the loss
-    refill         maximum number of extra rollouts per step that replace uninformative examples
-    journal        folder; None: an interrupted step cannot be repeated exactly
-    process        (number of this process, how many there are); each plays its share of the examples
-    gather         from a JSON value of this process to those of all, in their order
-    publish        hands new weights to the samplers; by default those of each speaker's backbone to its sampler
-    place          puts the samples of this process where the learner finds those of all; by default they stay NumPy's
-    row_multiple   N is a multiple of this
+    Attributes:
+        runner: Runner of the episodes.
+        n_examples: Number of examples per step, over all processes.
+        samples: Number of episodes per example: K of GRPO, 1 for AT-GRPO.
+        split: Split of the examples.
+        reward_levels: Weights of team, agent and process rewards.
+        time_order: Whether advantages are computed over time (PPO); otherwise completions are compared in groups.
+        schedule: Schedule of the turns that contribute to the loss.
+        refill: Maximum number of extra rollouts per step that replace uninformative examples.
+        journal: Folder of the journals; None if interrupted steps need not be repeated exactly.
+        process: Index of this process and number of processes; each plays its share of the examples.
+        gather: Gathers a JSON value from all processes, in order.
+        publish: Sends new weights to the samplers; by default, those of each speaker's backbone to its sampler.
+        place: Puts the samples of this process on the mesh, among those of all processes; by default they stay NumPy
+            arrays.
+        row_multiple: Divisor of N.
     """
 
     runner: EpisodeRunner
@@ -106,22 +111,27 @@ class HostRollout:
     def __post_init__(self):
         count = self.process[1]
         if self.n_examples < 1 or self.n_examples % count:
-            raise ValueError(f"n_examples is {self.n_examples}, but must be multiples of the {count} processes")
+            raise ValueError(
+                f"n_examples is {self.n_examples}, but must be a multiple of the number of processes ({count})"
+            )
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}, but must be >= 1")
         if self.refill and self.time_order:
-            raise ValueError(f"refill is {self.refill}, but with time_order there are no groups. Set it to 0.")
+            raise ValueError(f"refill is {self.refill}, but there are no groups with time_order. Set it to 0.")
         self.examples = self.runner.task.examples(self.split)
         if not len(self.examples):
             raise ValueError(f"the task has no examples in the split {self.split!r}")
         self._failed = 0  # steps in a row
 
     def init(self, key: Any, params: Any) -> State:
-        """The beginning of the data; neither key nor params matter."""
+        """Return the state at the beginning of the data; key and params are not used."""
         return {"seed": self.runner.seed, "position": 0, "step": 0, "sizes": []}
 
     def __call__(self, params: Mapping[str, Any], state: State, key: Any = None) -> tuple[Samples, State, dict]:
-        """Plays the next examples with the given weights. The key is not used: seeds follow from the state."""
+        """Play the next examples with the given weights.
+
+        The key is not used, because seeds follow from the state.
+        """
         with rare_collections():
             return self._played(params, state)
 
@@ -155,10 +165,12 @@ class HostRollout:
         metrics = episode_metrics.means(episode_metrics.merge(self.gather(totals))) | self.schedule.metrics(step)
         self._failed = 0 if metrics["episodes/finished"] else self._failed + 1
         if self._failed == FAILED_STEPS:
-            journals.discard_from(self.journal, step + 1 - FAILED_STEPS, number)  # failures are not to be repeated
+            journals.discard_from(
+                self.journal, step + 1 - FAILED_STEPS, number
+            )  # so that a resumed run does not repeat the failures
             raise RunError(
-                f"every episode of {FAILED_STEPS} steps in a row failed; the last one: {first[-1].error}. The same "
-                "command continues from the newest checkpoint"
+                f"all episodes of {FAILED_STEPS} consecutive steps failed; the last error: {first[-1].error}. The same "
+                "command resumes from the newest checkpoint"
             )
         return self.place(self.schedule.weigh(samples, step)), self._advance(state, sizes, rollouts), metrics
 
@@ -167,11 +179,11 @@ class HostRollout:
     ) -> tuple[list[Episode], int, episode_metrics.Totals]:
         """Replace uninformative examples by informative ones from the next positions of the data.
 
-        All processes play another rollout while any of them has an uninformative example. A process that has none
-        skips its share. A rollout of which every episode failed is the last one.
+        All processes play another rollout while any of them has an uninformative example. A process that has none skips
+        its share. The loop ends after a rollout in which every episode failed.
 
         Returns:
-          The episodes to train on, the number of rollouts including the first, and totals of metrics.
+            The episodes to train on, the number of rollouts including the first, and totals of metrics.
         """
         kept, last, rollouts, replaced, tokens = self._by_example(first), first, 1, 0, 0.0
         while rollouts <= self.refill:
@@ -204,23 +216,26 @@ class HostRollout:
         return informative_examples(examples, len(self.runner.task.roles), self.reward_levels, turns)
 
     def after_update(self, state: State, params: Any, step: int) -> State:
-        """Nothing to do: weights are published when the next rollout begins."""
+        """Return the state unchanged: weights are published when the next rollout starts."""
         return state
 
     def changes_after(self, step: int) -> bool:
-        """Whether `after_update` has anything to do after this step: never."""
+        """Return False: `after_update` never changes the state."""
         return False
 
     def checkpointed(self, step: int) -> None:
-        """A checkpoint of this step is on disk: journals of the steps before it are removed."""
+        """Remove the journals of steps before a checkpoint that is on disk."""
         journals.discard_before(self.journal, step, self.process[0])
 
     def close(self) -> None:
-        """Ends the processes and the event loop of the episodes."""
+        """Stop the processes and the event loop of the episodes."""
         self.runner.close()
 
     def jobs(self, state: State, rollout: int = 0) -> list[Job]:
-        """Return this process's episodes of a rollout of the step; those after the first refill the batch."""
+        """Return this process's episodes of a rollout of the step.
+
+        Rollouts after the first one refill the batch.
+        """
         number, count = self.process
         share = self.n_examples // count
         first = int(state["position"]) + rollout * self.n_examples + number * share
@@ -232,23 +247,23 @@ class HostRollout:
         ]
 
     def example_at(self, seed: int, position: int) -> int:
-        """The number of the example at a position of the data, counted through all epochs."""
+        """Return the number of the example at a position, counted over all epochs."""
         epoch, index = divmod(position, len(self.examples))
         return order(seed, epoch, index, len(self.examples))
 
     def _sampler_seconds(self) -> dict[str, float]:
-        """How long the samplers have been at work so far, and of that how long their devices have decoded."""
+        """Return the seconds that samplers, and their devices, have worked so far."""
         samplers = {id(speaker.sampler): speaker.sampler for speaker in self.runner.speakers}.values()
         usages = [usage for sampler in samplers if (usage := getattr(sampler, "usage", None)) is not None]
         return {"generating": sum(u.seconds for u in usages), "device": sum(u.device for u in usages)}
 
     def _sizes(self, episodes: Sequence[Episode], state: State) -> Sizes:
-        """The sizes of this step's batch, on which all processes agree."""
+        """Return the sizes of this step's batch, on which all processes agree."""
         own = sizes_for(
             episodes, samples=self.samples, candidates=self.runner.candidates, time_order=self.time_order,
             row_multiple=self.row_multiple,
         )  # fmt: skip
-        needed = functools.reduce(Sizes.max, (Sizes(*found) for found in self.gather(dataclasses.astuple(own))))
+        needed = functools.reduce(Sizes.max, (Sizes(*sizes) for sizes in self.gather(dataclasses.astuple(own))))
         longest = None if needed.branches else max(speaker.max_length for speaker in self.runner.speakers)
         said = needed.answers * max(speaker.sampling.max_new_tokens for speaker in self.runner.speakers)
         return choose(needed, _in_use(state), longest, said)
@@ -259,12 +274,12 @@ class HostRollout:
         return {"seed": int(state["seed"]), "position": position, "step": step, "sizes": [list(one) for one in used]}
 
     def _check_candidates(self, episodes) -> None:
-        """Candidates that no task asks for leave nothing to compare."""
+        """Raise an error if the task never asks for the candidates that are compared."""
         said = [said for e in episodes if not e.failed for chat in e.chats for said in chat.said]
         if self.runner.candidates > 1 and said and all(len(one.answers) == 1 for one in said):
             raise RunError(
-                f"the task asked for one answer at every turn, and the algorithm compares {self.runner.candidates} "
-                "candidates; say(…, n=ask.candidates) asks for them, or choose an algorithm that compares episodes"
+                f"the task samples one completion per turn, but the algorithm compares {self.runner.candidates} "
+                "candidates. Call say(…, n=ask.candidates) in the task, or choose an algorithm that compares episodes"
             )
 
     def _publish(self, params: Mapping[str, Any], version: int) -> None:

@@ -1,8 +1,8 @@
-"""Static sizes of a batch of episodes, and how few of them a run uses: the learner is compiled once for each.
+"""Static sizes of a batch of episodes, chosen so that the learner rarely recompiles.
 
-The longest conversation of a step is another one every time. So a step takes a size that the run has used before, if
-one holds its episodes without much padding, and only otherwise a new one, with some room for longer conversations. The
-sizes in use are part of the rollout's state: a run that is resumed chooses as if it had not been interrupted.
+The longest conversation differs from step to step. So a step uses a size that the run has used before, if one holds its
+episodes without much padding. Otherwise it uses a new size, with some room for longer conversations. The sizes in use
+are part of the state of the rollout, so that a resumed run makes the same choices.
 """
 
 from __future__ import annotations
@@ -11,18 +11,29 @@ import dataclasses
 from collections.abc import Sequence
 
 UNIT = 64
-"""T and X are multiples of this."""
+"""Divisor of T and X."""
 SPARE = 1.1
-"""Room in a new size: times the tokens that are needed now."""
+"""Tokens of a new size, relative to the tokens that are needed."""
 PADDING = 1.5
-"""A size in use will do up to so many times the tokens that are needed, or where a new one would be no smaller."""
+"""Maximum tokens of a reused size, relative to the tokens that are needed, if a new size would be smaller."""
 FEW = 4
-"""With so many sizes in use, whichever of them holds a batch will do, and a new one holds all others twice over."""
+"""Number of sizes from which any that holds a batch is reused, and a new one has twice the tokens of all others."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes of a batch: N, T, S, X, groups and their members, turns of an episode, whether it has branches."""
+    """Static sizes of a batch.
+
+    Attributes:
+        rows: Number of rows, N.
+        tokens: Row length, T.
+        answers: Number of completions per row, S.
+        answer_tokens: Number of completion tokens per row, X.
+        groups: Number of groups.
+        members: Number of members of a group.
+        turns: Number of turns of an episode.
+        branches: Whether there are branches.
+    """
 
     rows: int = 1
     tokens: int = 1
@@ -34,27 +45,31 @@ class Sizes:
     branches: bool = False
 
     def max(self, other: Sizes) -> Sizes:
-        """The larger of each."""
+        """Return the elementwise maximum."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Sizes(*(max(a, b) for a, b in pairs))
 
     def holds(self, other: Sizes) -> bool:
-        """Whether it is as large in everything."""
+        """Return whether every size is at least as large as the other."""
         return self.max(other) == self
 
     @property
     def work(self) -> int:
-        """Tokens that the learner reads and predicts, padding included."""
+        """Number of tokens that the learner reads and predicts, including padding."""
         return self.rows * (self.tokens + self.answer_tokens)
 
 
 def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answer_tokens: int | None = None) -> Sizes:
-    """A size that holds what is needed: one of those in use, or a new one.
+    """Choose a size that holds a batch: one in use, or a new one.
 
-    tokens, answer_tokens  what rows can have at most: a new size is no larger, unless more is needed; None: not known
+    However lengths change, a run has few sizes. From the fifth on, each new size exceeds all others in some dimension
+    and has twice their tokens.
 
-    However lengths change, a run has few sizes: from the fifth on, each new one is larger than all others in something,
-    and in tokens twice as large.
+    Args:
+        needed: Sizes of the batch.
+        used: Sizes in use.
+        tokens: Maximum row length, which a new size only exceeds if necessary; None if unknown.
+        answer_tokens: Maximum number of completion tokens per row, likewise.
     """
     spare = SPARE if len(used) < FEW else 2.0
     size = dataclasses.replace(
@@ -62,7 +77,7 @@ def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answ
         tokens=_with_room(needed.tokens, spare, tokens),
         answer_tokens=_with_room(needed.answer_tokens, spare, answer_tokens),
     )
-    for other in used:  # rows, groups and turns keep the most there were; lengths only when sizes are many
+    for other in used:  # rows, groups and turns never shrink; lengths do unless there are many sizes
         if len(used) < FEW:
             other = dataclasses.replace(other, tokens=1, answer_tokens=1)
         size = size.max(other)
@@ -73,7 +88,10 @@ def choose(needed: Sizes, used: Sequence[Sizes], tokens: int | None = None, answ
 
 
 def bucket(n: int, unit: int = 1) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16 … units that holds n: at most half as much again."""
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16 … units.
+
+    The result is at most half as large again as `n`.
+    """
     power = 1
     while power * unit < n:
         power *= 2
@@ -81,12 +99,15 @@ def bucket(n: int, unit: int = 1) -> int:
 
 
 def round_up(n: int, unit: int) -> int:
-    """The next multiple."""
+    """Round up to a multiple of `unit`."""
     return -(-n // unit) * unit
 
 
 def _with_room(needed: int, spare: float, most: int | None) -> int:
-    """The next of 1 … 8, 10, 12, 14, 16, 20 … units that holds so much and the spare room."""
+    """Add spare room and round up.
+
+    The result is 1 … 8, 10, 12, 14, 16, 20 … units, or `most` if that is smaller and holds what is needed.
+    """
     units = -(-int(spare * needed) // UNIT)
     step = 1 << max((units - 1).bit_length() - 3, 0)  # a quarter of the power of two below
     size = round_up(units, step) * UNIT

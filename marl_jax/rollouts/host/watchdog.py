@@ -1,4 +1,4 @@
-"""A watchdog for the event loop: an episode that blocks it is interrupted, so that it costs itself and nobody else."""
+"""A watchdog for the event loop, which interrupts episodes that block it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ _ASYNCIO = str(Path(asyncio.__file__).resolve().parent)
 
 
 class Blocked(EpisodeError):
-    """An episode kept the event loop to itself: it computed or waited without `await`."""
+    """An error for an episode that computed or waited without `await`."""
 
     reason = "blocked"
 
 
 class Watchdog:
-    """While it is entered, `Blocked` is raised in code of a task that runs for `limit` seconds without a pause.
+    """A context manager that raises `Blocked` in task code that runs without a pause.
 
-    It uses the alarm signal, so it watches only in the main thread of a process; elsewhere it does nothing.
+    It uses the alarm signal, so it only works in the main thread of a process; in other threads it does nothing.
+
+    Args:
+        limit: Maximum seconds without a pause.
     """
 
     def __init__(self, limit: float):
@@ -45,19 +48,20 @@ class Watchdog:
             signal.signal(signal.SIGALRM, self._before)
 
     def _tick(self):
-        """The loop is alive: the alarm is put off."""
+        """Restart the alarm, because the event loop is responsive."""
         signal.setitimer(signal.ITIMER_REAL, self.limit, self.limit)
         self._next = self._loop.call_later(self.limit / 4, self._tick)
 
     def _alarm(self, number, frame):
         if self._active and _in_task_code(frame):
-            raise Blocked(f"an episode did not pause for {self.limit:g} s; use ask.verify for what takes time")
+            raise Blocked(f"an episode blocked the event loop for {self.limit:g} s; use ask.verify for slow functions")
 
 
 def _in_task_code(frame) -> bool:
-    """Whether the loop is in a step of an episode, and not in its own code or ours, which must not be interrupted.
+    """Return whether the loop runs a step of an episode and not library code.
 
-    Below the loop's frames, a step begins with `play_safely` or with a coroutine that the task runs beside it.
+    Code of the event loop and of this package must not be interrupted. Below the frames of the loop, a step starts with
+    `play_safely` or with a coroutine that the task runs concurrently.
     """
     if frame.f_code.co_filename.startswith(_OURS):
         return False

@@ -229,7 +229,7 @@ def test_labelling_and_resuming(tmp_path, fake):
 def test_a_part_of_which_every_episode_fails_ends_the_run(tmp_path, fake):
     config = label_config()
     config.task.max_length = 64
-    with pytest.raises(RunError, match="all 8 episodes failed.* 64 is the limit"):
+    with pytest.raises(RunError, match="all 8 episodes failed.* the limit is 64"):
         label.main(config, tmp_path)
 
 
@@ -255,14 +255,14 @@ def test_configs_that_cannot_work():
         return str(error.value)
 
     assert "per_side is 3, but it must be <= algo.samples (2)." in problems(**{"algo.per_side": 3})
-    assert "accepted: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
+    assert "must be one of: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
     config = tiny_verifier.get_config()
     config.task.name, config.task.params = "solver_checker", {}
     with pytest.raises(ConfigError, match="which labels the answers of one"):
         validate.check(config)
     config = tiny_verifier.get_config()
     config.task.name, config.env.name = "", "tic_tac_toe"
-    with pytest.raises(ConfigError, match="accepted: a task of one role"):
+    with pytest.raises(ConfigError, match="must be a task of one role"):
         validate.check(config)
 
 

@@ -187,7 +187,7 @@ def test_compiling_does_not_count_against_the_time_limit_of_episodes(caplog):
         _, _, metrics = rollout({}, rollout.init(None, None))
     assert metrics["episodes/finished"] == 6 and metrics["episodes/failed/timeout"] == 1, "the one that is slow itself"
     assert time.monotonic() - started > 1.4
-    assert "the episode took longer than task.time_limit (0.3 s). Raise it, or" in caplog.text
+    assert "the episode took longer than task.time_limit (0.3 s). Raise it or" in caplog.text
 
 
 def test_when_every_episode_fails_the_samples_are_empty():
@@ -303,7 +303,7 @@ def test_answers_are_cut_to_the_room_that_is_left():
     ("kwargs", "message"),
     [
         (dict(n_examples=0), "n_examples is 0"),
-        (dict(n_examples=3, process=(0, 2)), "n_examples is 3; accepted: multiples of the 2 processes"),
+        (dict(n_examples=3, process=(0, 2)), "n_examples is 3, but must be a multiple of the number of processes"),
         (dict(samples=0), "samples is 0"),
         (dict(workers=0), "workers is 0"),
     ],
@@ -329,7 +329,7 @@ def test_a_task_that_asks_for_no_candidates_is_none_for_algorithms_that_compare_
         await ask.chat(0).say(example)
         return Outcome(1)
 
-    problem = "asked for one answer at every turn, and the algorithm compares 4"
+    problem = "the task samples one completion per turn, but the algorithm compares 4"
     with contextlib.closing(make_rollout(one_answer, candidates=4)) as rollout, pytest.raises(RunError, match=problem):
         rollout({}, rollout.init(None, None))
 

@@ -233,5 +233,5 @@ def test_an_example_with_one_episode_left_is_not_informative():
 
 
 def test_advantages_over_time_have_no_refill():
-    with pytest.raises(ValueError, match="refill is 1, but with time_order there are no groups"):
+    with pytest.raises(ValueError, match="refill is 1, but there are no groups with time_order"):
         make_rollout(graded, refill=1, time_order=True)

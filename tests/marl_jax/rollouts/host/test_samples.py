@@ -333,7 +333,9 @@ def test_a_run_of_which_every_episode_fails_ends_and_can_be_continued(tmp_path):
         states.append(state)
         samples, state, metrics = rollout({}, state)
         assert metrics["episodes/failed"] == (0 if ready[0] else 2) and bool(samples.active().any()) == ready[0]
-    with pytest.raises(RunError, match="every episode of 3 steps in a row failed; the last one: .*the server is gone"):
+    with pytest.raises(
+        RunError, match="all episodes of 3 consecutive steps failed; .*: .*the server is gone"
+    ):
         rollout({}, state)
     ready[0] = True
     assert make()({}, states[3])[2]["episodes/failed"] == 0, "what failed is asked for again"
