@@ -5,8 +5,8 @@
     L3  separate models, of any architecture and tokenizer,    one backbone per model, each with a tokenizer,
         or copies of one model trained separately              prompts, weights, optimizer and samples
 
-Weights are a dict by backbone name. With several backbones, each seat uses the tokens of its model, in rows padded to the
-longest. For learning, `Team.own` extracts the samples of one backbone.
+Weights are a dict by backbone name. With several backbones, each seat uses the tokens of its model, in rows padded to
+the longest. For learning, `Team.own` extracts the samples of one backbone.
 """
 
 from __future__ import annotations

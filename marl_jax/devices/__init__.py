@@ -1,1 +1,1 @@
-"""Where things lie: meshes, placement, what the compiler is told."""
+"""Device meshes, array placement and compiler options."""

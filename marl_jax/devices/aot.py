@@ -1,14 +1,15 @@
-"""Programs that are compiled before they are called, beside other work.
+"""Ahead-of-time compilation of programs, concurrently with other work.
 
     ahead = AotCompiler()
     update = Program(function, donate_argnums=(0,))
     update.compile_ahead(ahead, lambda: (state, samples))     # returns at once
     …
-    update(state, samples)                                    # waits for the compiler if it has not finished
+    update(state, samples)                                    # waits for the compiler if necessary
 
-Tracing holds Python's lock, so one thread traces, in the order in which programs are wanted; the compiler does not, so
-it works at several programs at once. A call is that of `jax.jit` and finds what was compiled for arguments of the same
-shapes, types and shardings; with other arguments it compiles as it always does, so nothing but time depends on this.
+Tracing holds Python's lock, so one thread traces programs in the order in which they are submitted. The compiler
+releases the lock and works on several programs at once. Calls go through `jax.jit`, which reuses the compiled program
+for arguments of the same shapes, dtypes and shardings. Other arguments are compiled as usual, so ahead-of-time
+compilation never changes results.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ from marl_jax.samples import Samples
 
 log = logging.getLogger(__name__)
 
-WORTH_A_LINE = 5.0  # seconds
+WORTH_A_LINE = 5.0  # seconds of compilation that are worth a log message
 
 
 class AotCompiler:
-    """Threads that trace and compile, first come, first served."""
+    """Threads that trace and compile programs in the order of submission."""
 
     def __init__(self, workers: int = 8):
         self._tracing, self._compiling = ThreadPoolExecutor(1, "trace"), ThreadPoolExecutor(workers, "compile")
         self._pending: set[Future] = set()
 
     def submit(self, jitted: Any, arguments: Callable[[], tuple]) -> Future:
-        """The compiled program, when it is there; `arguments` are asked for when it is traced, under today's mesh."""
+        """Return a future of the compiled program.
+
+        Args:
+            jitted: A jitted function.
+            arguments: Returns its arguments. It is called in the tracing thread, under the mesh of the caller.
+        """
         compiled: Future = Future()
         self._pending.add(compiled)
         compiled.add_done_callback(self._pending.discard)
@@ -47,23 +53,28 @@ class AotCompiler:
         return compiled
 
     def wait(self) -> None:
-        """Returns when everything is compiled, or has failed."""
+        """Wait until all programs are compiled or have failed."""
         concurrent.futures.wait(list(self._pending))
 
     def close(self) -> None:
-        """Gives up what has not been begun; whoever waits for it gets a `CancelledError`, or compiles it."""
+        """Cancel programs that have not been started.
+
+        Waiting for their futures raises `CancelledError`.
+        """
         for threads in (self._tracing, self._compiling):
             threads.shutdown(wait=False, cancel_futures=True)
         for compiled in list(self._pending):
             if compiled.cancel():
-                compiled.set_running_or_notify_cancel()  # wakes who waits for it
+                compiled.set_running_or_notify_cancel()  # wakes up waiting threads
 
     def _lower(self, compiled, jitted, arguments, mesh):
+        """Trace a program under the mesh and submit it to the compiler threads."""
         with _errors_to(compiled), contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh):
             lowered = jitted.lower(*arguments())
             self._compiling.submit(self._compile, compiled, lowered)
 
     def _compile(self, compiled, lowered):
+        """Compile a lowered program and set the result of its future."""
         with _errors_to(compiled):
             program = lowered.compile()
             if not compiled.done():
@@ -71,14 +82,25 @@ class AotCompiler:
 
 
 class Program:
-    """A jitted function that can be compiled ahead; `compiler_options` are those of `jax.jit`."""
+    """A jitted function that can be compiled ahead of time.
+
+    Args:
+        function: The function to jit.
+        name: Name in log messages.
+        **options: Options of `jax.jit`.
+    """
 
     def __init__(self, function: Callable, name: str = "", **options: Any):
         self.jitted, self._name = jax.jit(function, **options), name or function.__name__
         self._pending: list[Future] = []
 
     def compile_ahead(self, ahead: AotCompiler, arguments: Callable[[], tuple]) -> Future:
-        """Begins to compile for these arguments, which are asked for when they are needed."""
+        """Start compiling for some arguments.
+
+        Args:
+            ahead: The compiler.
+            arguments: Returns the arguments; called when they are needed.
+        """
         begin = time.monotonic()
 
         def report(done: Future) -> None:
@@ -91,11 +113,16 @@ class Program:
         return compiled
 
     def __call__(self, *args: Any) -> Any:
+        """Wait for pending compilations and call the function."""
         self._wait()
         return self.jitted(*args)
 
     def bytes_needed(self, *args: Any) -> float:
-        """Memory of a device that a call takes beside its arguments; infinite where the compiler finds it too much."""
+        """Return the device memory of a call in addition to its arguments.
+
+        The result is infinite if the compiler reports that the program does not fit, and 0 if the backend does not
+        report memory.
+        """
         self._wait()
         try:
             memory = self.jitted.lower(*args).compile().memory_analysis()
@@ -103,12 +130,12 @@ class Program:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return math.inf
-        if memory is None:  # not every compiler says
+        if memory is None:  # not reported by every backend
             return 0.0
         return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     def _wait(self) -> None:
-        """Until what was begun is compiled; an error of the compiler is raised again by the call."""
+        """Wait for pending compilations; the following call raises their errors."""
         if self._pending:
             concurrent.futures.wait(self._pending)
             self._pending.clear()
@@ -116,7 +143,7 @@ class Program:
 
 @contextlib.contextmanager
 def _errors_to(future: Future):
-    """An error within is that of the future."""
+    """Set errors in this context as the exception of a future."""
     try:
         yield
     except BaseException as error:
@@ -124,45 +151,48 @@ def _errors_to(future: Future):
             future.set_exception(error)
 
 
-# Triton's matrix products were slower than cuBLAS at every decoding shape tried; in the update it makes little
-# difference (docs/performance.md).
+# Triton's matrix products were slower than cuBLAS for all decoding shapes tried, and about as fast in the update
+# (docs/performance.md).
 GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
-# Half the time to compile, for programs that run once. Values are the same, which they are not at level 0.
+# Halves the compile time of programs that run once. Results are identical, unlike with level 0.
 CPU_OPTIONS_ONCE = {"xla_backend_optimization_level": 1}
 
 
 def compiler_options() -> dict | None:
-    """Options for `jax.jit` on this machine."""
+    """Return options for `jax.jit` on this machine."""
     return compiler_options_for(jax.default_backend())
 
 
 def compiler_options_for(platform: str) -> dict | None:
-    """Options for programs of a platform, which may be another machine's."""
+    """Return options for programs of a platform, which may be that of another machine."""
     return GPU_OPTIONS if platform == "gpu" else None
 
 
 def compiler_options_once() -> dict | None:
-    """Options for `jax.jit` on this machine, for programs that run once."""
+    """Return options for `jax.jit` on this machine, for programs that run once."""
     return CPU_OPTIONS_ONCE if jax.default_backend() == "cpu" else None
 
 
 class Recompiles:
-    """Reports when the learner is compiled again, which JAX does for samples of every new size."""
+    """Reports recompilations of the learner, which happen for samples of every new size."""
 
     def __init__(self):
         self._sizes = set()
 
     def look(self, step: int, samples: Samples, seconds: float) -> None:
-        """Logs a line if a step had samples of a size that no step before it had, but the first.
+        """Log if a step's samples have a new size, except in the first step.
 
-        seconds  of its update, compiling included
+        Args:
+            step: Index of the step.
+            samples: Its samples.
+            seconds: Duration of its update, including compilation.
         """
         before = len(self._sizes)
         self._sizes.add((jax.tree.structure(samples), *(leaf.shape for leaf in jax.tree.leaves(samples))))
         if before and len(self._sizes) > before:
             log.info(
-                "step %d: the learner was compiled again, for %d rows of %d tokens with answers of %d (sizes so far: "
-                "%d); the update took %.1f s", step, *samples.tokens.shape, samples.width, len(self._sizes), seconds,
+                "step %d: recompiled the learner for %d rows of %d tokens with %d completion tokens (%d sizes so far); "
+                "the update took %.1f s", step, *samples.tokens.shape, samples.width, len(self._sizes), seconds,
             )  # fmt: skip

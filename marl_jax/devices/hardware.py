@@ -1,18 +1,15 @@
-"""What chips can hold and do: the figures that forecasts are judged against.
+"""Memory and speed of accelerator chips, for forecasts of memory and time.
 
-Sizes are bytes, speeds are bytes or operations a second, of one chip. Links count one direction.
+Sources of the fields of `Chip`:
 
-memory    what a program may fill. TPUs: the capacity that the TPU compiler names when a program does not fit, a little
-          under the nominal 16, 95 and 32 GB, because the runtime keeps some. GPUs: what the driver reports; of this JAX
-          reserves a share, see `usable`.
-bf16      peak of dense bfloat16 matrix products: vendors' data sheets (NVIDIA's figures without sparsity).
-hbm       memory bandwidth: the same sheets.
-link      one link between neighbours, one direction: published interconnect bandwidth of a chip (v5e 1,600 Gbit/s,
-          v5p 4,800, v6e 3,584) over its links; NVLink's 900 GB/s count both directions.
-links     of one chip: 2-D torus 4, 3-D torus 6; NVLink through a switch counts as one wide link.
-slice     chips joined by those links: the largest slice sold, or the GPUs of one machine.
-outside   to chips of another slice: the chip's share of its machine's network (TPU hosts: v5e 25 Gbit/s a chip, v5p
-          50, v6e 100; GPU machines: one 400 Gbit/s card per GPU).
+- memory: On TPUs, the capacity that the compiler reports when a program does not fit, which is slightly below the
+  nominal 16, 95 and 32 GB because the runtime reserves some. On GPUs, the capacity that the driver reports.
+- bf16, hbm: Vendors' data sheets, NVIDIA's without sparsity.
+- link, links: Published interconnect bandwidth of a chip (v5e 1,600 Gbit/s, v5p 4,800, v6e 3,584) divided by its links,
+  4 in a 2-D and 6 in a 3-D torus. NVLink's 900 GB/s count both directions, and a switch counts as one link.
+- slice: The largest slice on offer, or the GPUs of one machine.
+- outside: The chip's share of its host's network (TPU hosts: v5e 25 Gbit/s per chip, v5p 50, v6e 100; GPU hosts: one
+  400 Gbit/s card per GPU).
 """
 
 from __future__ import annotations
@@ -25,7 +22,19 @@ GIB, GB, TERA = 2**30, 1e9, 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of chip; the fields are explained above."""
+    """A kind of chip. Units are bytes, and bytes or operations per second.
+
+    Attributes:
+        name: Name of the chip.
+        platform: JAX platform.
+        memory: Memory that a program can use.
+        bf16: Peak of dense bfloat16 matrix products.
+        hbm: Memory bandwidth.
+        link: Bandwidth of one link to a neighbour, in one direction.
+        links: Number of links.
+        slice: Number of chips that are connected by links.
+        outside: Bandwidth to chips of another slice.
+    """
 
     name: str
     platform: str
@@ -39,7 +48,7 @@ class Chip:
 
     @property
     def usable(self) -> float:
-        """Bytes that a program may fill: on GPUs, the share that JAX reserves (75 % unless told otherwise)."""
+        """Bytes available to JAX: by default 75 % of a GPU's memory."""
         if self.platform != "gpu":
             return self.memory
         return self.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))
@@ -58,6 +67,9 @@ CHIPS = {
 
 
 def cpu(n: int) -> Chip:
-    """An n-th of this machine, to try a forecast on a laptop; its speeds are round numbers of no machine."""
+    """Return 1/n of this machine as a chip, to try a forecast locally.
+
+    Its speeds are round numbers that were not measured.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / n
     return Chip("cpu", "cpu", memory, 1 * TERA, 50 * GB, 10 * GB, 1, n, 1 * GB)

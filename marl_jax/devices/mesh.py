@@ -1,7 +1,7 @@
-"""The mesh of devices from the config.
+"""Device meshes from the config.
 
-Axes: `data` (copies), `fsdp` (parameters split, batch split the same way), `tensor` (heads and feed-forward split).
-What lies where on a mesh is decided in `models/sharding.py`.
+Axes: `data` (replicas), `fsdp` (parameters sharded, and the batch likewise), `tensor` (heads and feed-forward sharded).
+`models/sharding.py` defines the sharding of arrays on a mesh.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ log = logging.getLogger(__name__)
 
 
 def sizes(config: ConfigDict, n_devices: int) -> dict[str, int]:
-    """Ways of each axis on so many devices; an axis of -1 takes what the others leave."""
+    """Return the size of each mesh axis; an axis of -1 takes the remaining devices."""
     wanted = {axis: config.mesh[axis] for axis in MESH_AXES}
     fixed = math.prod(num_shards for num_shards in wanted.values() if num_shards != -1)
     words = " x ".join(f"{axis} {num_shards}" for axis, num_shards in wanted.items())
     if n_devices % fixed or (-1 not in wanted.values() and fixed != n_devices):
         divisors = [n for n in range(1, n_devices + 1) if n_devices % n == 0]
         needs = f"{'a multiple of ' if -1 in wanted.values() else ''}{fixed}"
-        accepted = f"ways out of {', '.join(map(str, divisors))} whose product is {n_devices}"
-        raise ConfigError(
-            [f"config.mesh is {words}, which needs {needs} devices; there are {n_devices}, but must be {accepted}"]
-        )
+        rule = f"axes must be one of: {', '.join(map(str, divisors))}, with a product of {n_devices}"
+        raise ConfigError([f"config.mesh is {words}, which needs {needs} devices, but there are {n_devices}; {rule}"])
     return {axis: n_devices // fixed if num_shards == -1 else num_shards for axis, num_shards in wanted.items()}
 
 
@@ -46,13 +44,16 @@ def make(config: ConfigDict, devices=None) -> Mesh:
     devices = _devices_for(config) if devices is None else list(devices)
     shape = tuple(sizes(config, len(devices)).values())
     types = (AxisType.Auto,) * len(MESH_AXES)
-    # On TPUs this follows the wires; axes that do not match them are cut anyway.
+    # On TPUs this follows the physical topology; axes that do not match it may be split.
     ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(ordered, MESH_AXES, axis_types=types)
 
 
 def _devices_for(config: ConfigDict) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # JAX declares it as a variable
-    """All devices, or the first few when `config.mesh` names fewer and no other process needs the rest."""
+    """Return all devices, or the first few if `config.mesh` uses fewer.
+
+    The latter needs a single process, because another one could not use the rest.
+    """
     devices, num_shards = jax.devices(), math.prod(config.mesh[axis] for axis in MESH_AXES)
     if 0 < num_shards < len(devices) and jax.process_count() == 1:
         log.warning("config.mesh uses %d of %d devices", num_shards, len(devices))
@@ -61,11 +62,13 @@ def _devices_for(config: ConfigDict) -> list[jax.Device]:  # pyright: ignore[rep
 
 
 def for_sampling(mesh: Mesh, kind: str) -> Mesh:
-    """The devices of a mesh in the same order, arranged for sampling.
+    """Rearrange the devices of a mesh for sampling, in the same order.
 
-    same        as they are
-    replicated  every device has all weights and its own rows: nothing travels while answers are written
-    tensor      heads and feed-forward stay split, FSDP becomes copies: no weights travel, only activations do
+    Args:
+        mesh: The mesh for learning.
+        kind: "same" keeps the mesh. With "replicated", every device has all weights and its own rows, so decoding needs
+            no communication. With "tensor", heads and feed-forward stay sharded and FSDP shards become replicas, so
+            decoding communicates activations only.
     """
     shape = {
         "same": tuple(mesh.shape.values()),
@@ -76,5 +79,5 @@ def for_sampling(mesh: Mesh, kind: str) -> Mesh:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """In how many parts a batch is split."""
+    """Return the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

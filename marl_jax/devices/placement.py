@@ -1,6 +1,6 @@
-"""Where the state of a run lies on its mesh: rows by the batch, what belongs to parameters as they do, the rest whole.
+"""Sharding of a run's state: batches by rows, optimizer state like parameters, the rest replicated.
 
-Weights get their places from their axis letters (`models/sharding.py`); everything here follows from theirs.
+The sharding of weights follows from their axis letters (`models/sharding.py`).
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.devices.aot import compiler_options_once
 
-ROWS = ("data", "fsdp")  # the mesh axes over which a batch is split
+ROWS = ("data", "fsdp")  # the mesh axes over which a batch is sharded
 
 
 def rows(mesh: Mesh, tree: Any) -> Any:
-    """Shardings of arrays [B, …], split by their rows."""
+    """Return shardings of arrays [B, …] that are sharded by rows."""
     by_row = NamedSharding(mesh, PartitionSpec(ROWS))
     return jax.tree.map(lambda _: by_row, tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device has all of."""
+    """Return the sharding of replicated arrays."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def like_parameters(mesh: Mesh, tree: Any, parameters: Any) -> Any:
-    """Shardings of a tree whose arrays belong to parameters (moments, past selves), each placed as its parameter is.
+    """Return shardings of a tree of moments or past weights, like those of the parameters.
 
-    An array belongs to the parameter whose path its own contains. It may have an axis in front (several copies) or one
-    number for each row instead of the row (the scales of 8-bit moments); what belongs to no parameter is whole.
+    An array belongs to the parameter whose path is contained in the path of the array. It may have an additional
+    leading axis (several copies), or one number per row (the scales of 8-bit moments). Arrays that belong to no
+    parameter are replicated.
 
-    parameters  arrays or `jax.ShapeDtypeStruct` with shardings
+    Args:
+        mesh: The mesh.
+        tree: The arrays, or `jax.ShapeDtypeStruct`.
+        parameters: Arrays or `jax.ShapeDtypeStruct`, with shardings.
     """
     known = {_names(path): leaf for path, leaf in jax.tree.leaves_with_path(parameters)}
 
@@ -47,18 +51,18 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Any) -> Any:
 
 
 def init_sharded(make: Callable[..., Any], shardings: Callable[[Any], Any], *given: Any) -> Any:
-    """`make(*given)`, computed in its place, once: every device makes its own part."""
+    """Compute `make(*given)` once, each device computing its own shard."""
     places = shardings(jax.eval_shape(make, *given))
     return jax.jit(make, out_shardings=places, compiler_options=compiler_options_once())(*given)
 
 
 def shardings_of(tree: Any) -> Any:
-    """The shardings of arrays."""
+    """Return the shardings of arrays."""
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def _entries(shape: tuple[int, ...], parameter: Any) -> tuple:
-    """The entries of the spec of an array of some shape that belongs to a parameter (None: to no one)."""
+    """Return the partition spec of an array of some shape that belongs to a parameter."""
     if parameter is None:
         return ()
     spec = (*parameter.sharding.spec, *(None,) * (len(parameter.shape) - len(parameter.sharding.spec)))
@@ -72,5 +76,5 @@ def _entries(shape: tuple[int, ...], parameter: Any) -> tuple:
 
 
 def _names(path: tuple) -> tuple[str, ...]:
-    """The words of a path, whether they name entries of dictionaries, fields or places."""
+    """Return the elements of a tree path as strings."""
     return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)

@@ -1,8 +1,8 @@
-"""The parameters as sampling wants them, where sampling and learning split them differently (`config.mesh.sampling`).
+"""Parameters for sampling on a mesh that differs from that of learning (`config.mesh.sampling`).
 
-Learning keeps every device's share of the parameters small; writing answers reads all of them at every token. With
-"replicated" or "tensor" they are cast and gathered once a step, by a program of its own, so that what it costs is
-measured (`seconds/reshard`). What is never trained is gathered once and kept.
+Learning shards parameters to save memory, whereas decoding needs all of them for every token. With "replicated" or
+"tensor" they are cast and gathered once per step by a separate program, so that its cost can be measured
+(`seconds/reshard`). Frozen parameters are gathered only once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import jax
 
 
 class SamplerParams:
-    """Parameters for sampling, by the names of the backbones: `SamplerParams(layout, reshards)(train_states)`.
+    """Parameters for sampling by backbone name: `SamplerParams(layout, reshards)(train_states)`.
 
     Args:
-      layout: casts and gathers parameters for sampling, see `Team.sampling_layout`.
-      reshards: whether to call it; otherwise the train states' own parameters are used, and the rollout program lays
-        them out.
+        layout: Casts and gathers parameters for sampling, see `Team.sampling_layout`.
+        reshards: Whether to call `layout`. Otherwise the parameters of the train states are returned, and the rollout
+            program lays them out.
     """
 
     def __init__(self, layout: Callable[[dict], dict], reshards: bool):
@@ -28,7 +28,7 @@ class SamplerParams:
         self._frozen: dict[str, dict] | None = None
 
     def __call__(self, states: Mapping[str, Any]) -> dict[str, dict]:
-        """Call in the scope of the mesh for sampling."""
+        """Return the parameters. Call this in the context of the mesh for sampling."""
         if not self.apart:
             return {name: state.weights for name, state in states.items()}
         frozen = self._frozen
@@ -39,5 +39,5 @@ class SamplerParams:
 
 
 def _sampled(weights: dict) -> dict:
-    """Without the reference, which only the learner reads."""
+    """Remove the reference policy, which only the learner uses."""
     return {name: part for name, part in weights.items() if name != "reference"}

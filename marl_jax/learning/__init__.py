@@ -1,1 +1,1 @@
-"""From samples to better weights: advantages, losses, what is read, the optimizer."""
+"""Learning from samples: advantages, losses, the update and the optimizer."""

@@ -1,8 +1,8 @@
-"""Who gets which reward, and what an answer was worth: GAE over each agent's own turns, whitening.
+"""Advantages: GAE over the turns of a seat or the tokens of a completion.
 
-Rows of a rollout play game after game; in each game, the turns of one seat form a stream. A reward that arrives while
-someone else moves belongs to the seat's last own turn before it: otherwise the loser, who never makes the last move,
-would hear nothing of the loss.
+A row of a rollout plays one game after another, and the turns of one seat in a game form a stream. A reward that
+arrives during another seat's turn is credited to the seat's last turn before it: the loser, who never makes the last
+move, would otherwise see no reward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from marl_jax.samples import Samples
 
 
 class Credit(NamedTuple):
-    """What the scan found, each [R, B]: advantage, return, and whether the outcome of the turn is known (bool)."""
+    """Result of `gae`, each [R, B].
+
+    Attributes:
+        advantages: float32.
+        returns: float32.
+        known: bool, whether the outcome of the turn is known.
+    """
 
     advantages: jax.Array
     returns: jax.Array
@@ -34,18 +40,21 @@ def gae(
     lam: float,
     tail: int = 0,
 ) -> Credit:
-    """Generalised advantage estimation over each seat's own turns, by one reverse scan.
+    """Compute generalized advantage estimates over the turns of each seat, in one reverse scan.
 
-    rewards  float32 [R, B, P]  what turn t paid to every seat
-    values   float32 [R, B]     of the mover, before it moved
-    players  int32 [R, B]       the mover
-    ends     bool [R, B]        the game ended with turn t; the next turn is another game's
-    tail     so many last turns were played only to look ahead: their values and rewards close the streams of the
-             turns before, and they get no advantage themselves
+    A seat's stream may still be open at the end: its next turn is not part of the rollout. The last turn of such a
+    stream has no advantage and is not `known`; its value bootstraps the seat's earlier turns. If the tail has as many
+    turns as there are players, every seat of a game with alternating moves acts once more, and no turn is lost.
 
-    A seat's stream may still be open at the cut: its next decision is not among the turns. Such a turn has no
-    advantage; it is not `known`, and it serves the seat's earlier turns as their bootstrap. With a tail as long as
-    the players are many, every seat of a game with alternating moves decides once more, and nothing is lost.
+    Args:
+        rewards: float32 [R, B, P], reward of every seat at each turn.
+        values: float32 [R, B], value of the mover before its move.
+        players: int32 [R, B], the mover.
+        ends: bool [R, B], whether the game ended with the turn. The next turn belongs to another game.
+        gamma: Discount factor.
+        lam: GAE parameter λ.
+        tail: Number of final turns that were played as lookahead only. They bootstrap earlier turns and get no
+            advantage.
     """
     turns, batch, n_players = rewards.shape
     seats = jnp.arange(n_players)
@@ -60,10 +69,10 @@ def gae(
         known = known | end
 
         mover = seats == player[:, None]
-        mine = lambda x: jnp.sum(jnp.where(mover, x, 0), axis=1)  # noqa: E731
+        of_mover = lambda x: jnp.sum(jnp.where(mover, x, 0), axis=1)  # noqa: E731
         is_known = jnp.any(mover & known, axis=1) & ~looks_ahead
-        delta = mine(collected) + gamma * mine(next_value) - value
-        advantage = jnp.where(is_known, delta + gamma * lam * mine(next_advantage), 0.0)
+        delta = of_mover(collected) + gamma * of_mover(next_value) - value
+        advantage = jnp.where(is_known, delta + gamma * lam * of_mover(next_advantage), 0.0)
 
         next_value = jnp.where(mover, value[:, None], next_value)
         next_advantage = jnp.where(mover, advantage[:, None], next_advantage)
@@ -85,36 +94,52 @@ def token_gae(
     lam: float,
     token_rewards: jax.Array | float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over the tokens inside each answer, for long ones -> advantages and returns [N, X].
+    """Compute GAE over the tokens of each completion, for long completions.
 
-    token_rewards  [N, X], the part of the answers' rewards that belongs to single tokens
+    The outcome of a completion is `advantages + turn_values` without the rewards of single tokens, and it is credited
+    to the last token. The scan runs backwards over the critic's values before each token.
 
-    The answer's outcome, `advantages + turn_values` [N, S] less what its tokens were paid one by one, is what its last
-    token leads to; from there the scan walks back over the critic's values [N, X] before each token.
+    Args:
+        samples: The samples, with values [N, X].
+        advantages: float32 [N, S], advantages of the completions.
+        turn_values: float32 [N, S], values before the completions.
+        gamma: Discount factor.
+        lam: GAE parameter λ.
+        token_rewards: float32 [N, X], the part of the rewards that belongs to single tokens.
+
+    Returns:
+        Advantages and returns, both float32 [N, X].
     """
     mask = samples.mask()
-    paid = token_rewards * mask
-    outcome = samples.to_tokens(advantages + turn_values - samples.to_completions(paid))
+    rewarded = token_rewards * mask
+    outcome = samples.to_tokens(advantages + turn_values - samples.to_completions(rewarded))
     after = jnp.pad(samples.completion_of[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
     is_last = (samples.completion_of >= 0) & (samples.completion_of != after)
 
     def step(carry, token):
         next_value, next_advantage = carry
-        value, last, inside, outcome, paid = token
-        target = paid + jnp.where(last, outcome, gamma * next_value)
+        value, last, inside, outcome, rewarded = token
+        target = rewarded + jnp.where(last, outcome, gamma * next_value)
         advantage = (target - value + gamma * lam * jnp.where(last, 0.0, next_advantage)) * inside
         return (value, advantage), advantage
 
     zeros = jnp.zeros((samples.n,))
-    tokens = (samples.values.T, is_last.T, mask.T, outcome.T, paid.T)
+    tokens = (samples.values.T, is_last.T, mask.T, outcome.T, rewarded.T)
     _, result = jax.lax.scan(step, (zeros, zeros), tokens, reverse=True)
     return result.T, result.T + samples.values * mask
 
 
 def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels: int, eps: float = 1e-6) -> jax.Array:
-    """Zero mean and unit deviation over the entries of each label that count; others are scaled alike.
+    """Normalize advantages to zero mean and unit standard deviation per label.
 
-    advantages, label int32 and weights: of one shape
+    The three arrays have one shape. Entries with weight 0 do not affect the statistics, but are normalized too.
+
+    Args:
+        advantages: float32.
+        label: int32, the label of each entry.
+        weights: float32, the weight of each entry in mean and variance.
+        n_labels: Number of labels.
+        eps: Added to the standard deviation.
     """
     own = jax.nn.one_hot(label, n_labels, dtype=jnp.float32)  # [..., labels]
     over = tuple(range(advantages.ndim))
@@ -126,7 +151,11 @@ def whiten(advantages: jax.Array, label: jax.Array, weights: jax.Array, n_labels
 
 
 def handle_overlong(policy: Policy, samples: Samples, algo: LearnerSettings) -> tuple[Samples, dict[str, jax.Array]]:
-    """Samples with over-long answers handled as `algo.overlong` says, and the share of answers that were cut."""
+    """Handle overlong completions as `algo.overlong` specifies.
+
+    Returns:
+        The samples, and as a metric the share of completions that were truncated.
+    """
     cut = policy.answers.truncated(samples)
     counts = samples.loss_weights > 0
     share = jnp.sum(cut & counts) / jnp.maximum(jnp.sum(counts), 1)
@@ -142,5 +171,5 @@ def handle_overlong(policy: Policy, samples: Samples, algo: LearnerSettings) -> 
 
 
 def overlong_penalty(lengths: jax.Array, longest: int, buffer: int) -> jax.Array:
-    """float32 [...]: 0 up to `longest - buffer` tokens, then falling to -1 at `longest`."""
+    """Return 0 up to `longest - buffer` tokens, decreasing linearly to -1 at `longest`."""
     return -jnp.clip((lengths - (longest - buffer)) / buffer, 0.0, 1.0)

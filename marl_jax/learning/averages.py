@@ -1,10 +1,11 @@
-"""Averages that follow training without a gradient: a slow copy of the policy, and what each seat usually earns.
+"""Moving averages of the policy's weights and of the return of each seat.
 
-They are part of the train state, so they are checkpointed and resumed with it:
+They are checkpointed and resumed with the rest of the train state:
 
-    magnet    the weights that decide how the policy acts (under LoRA its adapters), an exponential average over the
-              steps: what `algo.magnet_coef` holds the policy close to
-    baseline  float32 [P], an exponential average of the returns of each seat: what `algo.baseline=seat_ema` subtracts
+- `magnet`: an exponential moving average of the weights that determine how the policy acts (the adapters under LoRA).
+  `algo.magnet_coef` penalizes the distance to it.
+- `baseline`: float32 [P], an exponential moving average of the returns of each seat, which `algo.baseline=seat_ema`
+  subtracts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from marl_jax.samples import Samples
 
 
 def init(policy: Policy, trained: dict, algo: LearnerSettings, n_seats: int) -> dict:
-    """The averages that an algorithm asks for, as they are before the first update; {} where there are none."""
+    """Initialize the averages that an algorithm needs; {} if it needs none."""
     averages = {}
     if trained and algo.magnet_coef:
         averages["magnet"] = jax.tree.map(jnp.copy, policy.acting_params(trained))
@@ -28,7 +29,15 @@ def init(policy: Policy, trained: dict, algo: LearnerSettings, n_seats: int) -> 
 
 
 def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, algo: LearnerSettings) -> dict:
-    """The averages after a step: new weights, and the samples it was made from, with their returns."""
+    """Update the averages after a step.
+
+    Args:
+        policy: The policy.
+        averages: The averages before the step.
+        trained: The weights after the step.
+        samples: The samples of the step, with their returns.
+        algo: Settings of the algorithm.
+    """
     followed = {}
     if "magnet" in averages:
         keep = algo.magnet_decay
@@ -43,7 +52,10 @@ def ema_update(policy: Policy, averages: dict, trained: dict, samples: Samples, 
 
 
 def follow_returns(baseline: jax.Array, samples: Samples, decay: float) -> jax.Array:
-    """float32 [P]: each seat's average, moved towards the mean return of its answers that count, if there are any."""
+    """Move each seat's average towards the mean return of its weighted completions, float32 [P].
+
+    Seats without completions keep their average.
+    """
     own = jax.nn.one_hot(samples.seat, len(baseline)) * samples.loss_weights[..., None]  # [N, S, P]
     count = jnp.sum(own, axis=(0, 1))
     mean = jnp.sum(own * samples.at_first(samples.returns)[..., None], axis=(0, 1)) / jnp.maximum(count, 1e-8)

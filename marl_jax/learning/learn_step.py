@@ -35,17 +35,22 @@ def learn_step(
     setup: Any, optimizer, states: dict[str, TrainState], samples: Samples, key: jax.Array,
     step: jax.Array | int = 0, lr_scale: jax.Array | float = 1.0, accum_multiplier: int = 1,
 ):  # fmt: skip
-    """Compute advantages and run the epochs of the update for every backbone, each on its own samples.
+    """Compute advantages and run the update's epochs for every backbone on its own samples.
 
     Args:
-      setup: the parts of the run, a `marl_jax.setup.Setup`.
-      lr_scale: factor on the learning rate of the whole run, which a rollback lowers.
-      accum_multiplier: multiplier of `algo.grad_accum_steps`, raised when a minibatch does not fit in memory.
+        setup: The parts of the run, a `marl_jax.setup.Setup`.
+        optimizer: The optimizer from `optimizer_for`.
+        states: Train states by backbone name.
+        samples: The samples of all backbones.
+        key: PRNG key for the order of the rows.
+        step: Index of the training step, for scheduled values.
+        lr_scale: Factor on the learning rate of the run, which a rollback lowers.
+        accum_multiplier: Multiplier of `algo.grad_accum_steps`, raised when a minibatch does not fit in memory.
 
     Returns:
-      The train states after the update, and metrics.
+        The train states after the update, and metrics.
     """
-    config, algorithm, found = setup.config, setup.algorithm, {}
+    config, algorithm, metrics_of = setup.config, setup.algorithm, {}
     algo = dataclasses.replace(setup.algo, grad_accum_steps=setup.algo.grad_accum_steps * accum_multiplier)
     scheduled = scheduled_values(algo, step, config.steps)
     for backbone in setup.trained_backbones:
@@ -60,7 +65,7 @@ def learn_step(
         scale = lr_scale * before.lr_factor * stability.signal_scale(signal.strength, algo.signal_frac)
         update = functools.partial(make_update(policy, optimizer, algorithm.objective, algo), scheduled=scheduled)
         if guard is not None or algo.signal_frac or config.alarm == "rollback":
-            update = functools.partial(update, lr_scale=scale)  # a factor of 1 would change how the step is rounded
+            update = functools.partial(update, lr_scale=scale)  # even a factor of 1 would change the rounding
         most = setup.max_active_rows(backbone, prepared.n, algo)
         update_key = jax.random.fold_in(key, 1 + backbone.number)
         state, updated = update_active_rows(update, before, prepared, update_key, most)
@@ -74,45 +79,49 @@ def learn_step(
         followed = averages.ema_update(policy, state.averages, state.trained, prepared, algo)
         state = dataclasses.replace(state, averages=followed)
         states = {**states, backbone.name: state}
-        found[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)
-    return states, merge_metrics(found)
+        metrics_of[backbone.name] = by_policy({**metrics, **more, **updated}, backbone)
+    return states, merge_metrics(metrics_of)
 
 
 def by_policy(metrics: dict, backbone: Backbone) -> dict:
-    """Split metrics of shape [n] into one for each policy that learns, next to their mean."""
-    found = {}
+    """Split metrics of shape [n] into one per trained policy, and add their mean."""
+    split = {}
     for name, value in metrics.items():
         if value.ndim == 0:
-            found[name] = value
+            split[name] = value
             continue
         learns = [i for i, learns in enumerate(backbone.learns) if learns] if len(value) > 1 else [0]
-        found[name] = jnp.mean(value[jnp.asarray(learns)])
+        split[name] = jnp.mean(value[jnp.asarray(learns)])
         if len(learns) > 1:
-            found |= {f"{name}/{backbone.policies[i]}": value[i] for i in learns}
-    return found
+            split |= {f"{name}/{backbone.policies[i]}": value[i] for i in learns}
+    return split
 
 
-def merge_metrics(found: dict[str, dict]) -> dict:
-    """The metrics of one model as they are; of several, by the name of each, and over all of them."""
-    if len(found) == 1:
-        return next(iter(found.values()))
-    metrics = {f"{name}/{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
+def merge_metrics(metrics_of: dict[str, dict]) -> dict:
+    """Merge the metrics of several backbones.
+
+    Metrics of a single backbone are returned unchanged. Otherwise each metric is reported with the backbone's name as a
+    prefix, and metrics that all backbones have are also reduced over them.
+    """
+    if len(metrics_of) == 1:
+        return next(iter(metrics_of.values()))
+    metrics = {f"{name}/{metric}": value for name, metrics in metrics_of.items() for metric, value in metrics.items()}
     over_all = dict.fromkeys(("completions_trained", "groups", "skipped", "optimizer_steps"), jnp.sum)
     over_all |= {"skipped_in_a_row": jnp.max, "log_ratio_max": jnp.max, "log_ratio_min": jnp.min}
-    shared = [name for name in next(iter(found.values())) if all(name in of_one for of_one in found.values())]
+    shared = [name for name in next(iter(metrics_of.values())) if all(name in of_one for of_one in metrics_of.values())]
     for metric in shared:
-        values = jnp.stack([of_one[metric] for of_one in found.values()])
+        values = jnp.stack([of_one[metric] for of_one in metrics_of.values()])
         metrics[metric] = over_all.get(metric, jnp.mean)(values)
     return metrics
 
 
 def all_weights(states: dict[str, TrainState]) -> dict[str, dict]:
-    """The weights of every backbone."""
+    """Return the weights of every backbone."""
     return {name: state.weights for name, state in states.items()}
 
 
 def scheduled_values(algo: LearnerSettings, step: jax.Array | int, steps: int) -> Scheduled:
-    """Return the values of a step that change over the run: the entropy bonus may fall."""
+    """Return values that change over the run, such as the entropy coefficient."""
     if algo.entropy_ratio == 1.0:
         return Scheduled(algo.entropy_coef)
     done = step / max(steps - 1, 1)

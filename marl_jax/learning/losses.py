@@ -1,7 +1,8 @@
-"""Losses: pure functions of samples and log-probabilities [N, X] of their answer tokens.
+"""Losses: pure functions of samples and the log-probabilities [N, X] of their completion tokens.
 
-A loss per token is summed with `token_weights`, which hold the mean (over tokens, over sequences, over a constant
-length). They are computed once for a whole minibatch, so that parts of it, accumulated, give the same gradient.
+A loss per token is summed with `token_weights`, which contain the normalization (over tokens, over sequences, or by a
+constant length). The weights are computed once for a full minibatch, so that accumulating over its parts gives the same
+gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from marl_jax.samples import Samples
 
 
 class PolicyLoss(NamedTuple):
-    """Per token [N, X]: the loss, the ratio, and whether it was clipped from below or above (0 or 1)."""
+    """Policy loss per token, each [N, X].
+
+    Attributes:
+        loss: The loss.
+        ratio: The probability ratio.
+        clip_frac_low: 1 where the ratio was clipped from below, else 0.
+        clip_frac_high: 1 where the ratio was clipped from above, else 0.
+    """
 
     loss: jax.Array
     ratio: jax.Array
@@ -24,11 +32,14 @@ class PolicyLoss(NamedTuple):
 
 
 def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array | None = None) -> jax.Array:
-    """[N, X]: how much each token counts in the sum that is the loss, by the loss weights of its answer.
+    """Compute the weight of each token in the loss, [N, X].
 
-    kind    "token": the mean over all tokens; "sequence": the mean over answers of their means;
-            "constant": the mean over answers of their sums, divided by `length`
-    mask    float32 [N, X], the tokens that count; None: all of answers
+    Args:
+        samples: The samples.
+        kind: "token" is the mean over all tokens, "sequence" the mean over completions of their token means, and
+            "constant" the mean over completions of their token sums divided by `length`.
+        length: Divisor for "constant".
+        mask: float32 [N, X], the tokens that count; None for all completion tokens.
     """
     mask = samples.mask() if mask is None else mask
     weighted = mask * samples.to_tokens(samples.loss_weights)
@@ -40,13 +51,18 @@ def token_weights(samples: Samples, kind: str, length: int = 1, mask: jax.Array 
         return weighted / jnp.maximum(samples.to_tokens(counts), 1.0) / answers
     if kind == "constant":
         return weighted / length / answers
-    raise ValueError(f"loss_agg is {kind!r}, but must be 'token', 'sequence', 'constant'")
+    raise ValueError(f"loss_agg is {kind!r}, but must be one of: token, sequence, constant")
 
 
 def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: str) -> jax.Array:
-    """log of new over old probability [N, X]: per token, or of each answer on all its tokens.
+    """Compute the log of the new over the old probability, [N, X].
 
-    "sequence" is the mean over the answer's tokens (GSPO), "product" the sum: the ratio of whole answers (RLOO).
+    Args:
+        samples: The samples.
+        logps: float32 [N, X], new log-probabilities.
+        old_logps: float32 [N, X], old log-probabilities.
+        kind: "token" is the ratio of each token. "sequence" is the mean over the completion's tokens (GSPO) and
+            "product" their sum (RLOO), each on all tokens of the completion.
     """
     mask = samples.mask()
     difference = (logps - old_logps) * mask
@@ -57,7 +73,7 @@ def log_ratio(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: st
         return samples.to_tokens(mean) * mask
     if kind == "product":
         return samples.to_tokens(samples.to_completions(difference)) * mask
-    raise ValueError(f"ratio is {kind!r}, but must be 'token', 'sequence', 'product'")
+    raise ValueError(f"ratio is {kind!r}, but must be one of: token, sequence, product")
 
 
 def policy_loss(
@@ -71,11 +87,17 @@ def policy_loss(
     ratio: str = "token",
     correction: jax.Array | float = 1.0,
 ) -> PolicyLoss:
-    """PPO's clipped loss per token.
+    """Compute PPO's clipped loss per token.
 
-    clip_low, clip_high  the ratio may fall to 1 - clip_low and rise to 1 + clip_high
-    dual_clip            for negative advantages, the loss is at most dual_clip · |advantage|; 0 is off
-    correction           [N, X], truncated importance weights of stale samples
+    Args:
+        samples: The samples, with advantages.
+        logps: float32 [N, X], new log-probabilities.
+        old_logps: float32 [N, X], old log-probabilities.
+        clip_low: The ratio is clipped at 1 - clip_low from below.
+        clip_high: The ratio is clipped at 1 + clip_high from above.
+        dual_clip: Bounds the loss by dual_clip · |advantage| for negative advantages; 0 is off.
+        ratio: Kind of ratio, see `log_ratio`.
+        correction: float32 [N, X], truncated importance weights of stale samples.
     """
     advantages = samples.advantages
     r = jnp.exp(log_ratio(samples, logps, old_logps, ratio))
@@ -92,12 +114,15 @@ def ratio_mask(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: s
     """Mask tokens that an update has moved too far from the policy that sampled them.
 
     Args:
-      logps, old_logps: float32 [N, X].
-      kind: "probability" masks tokens whose probability has changed by more than `limit`. "sequence" masks completions
-        with a negative advantage whose mean KL(old ‖ new) per token exceeds `limit`.
+        samples: The samples.
+        logps: float32 [N, X], new log-probabilities.
+        old_logps: float32 [N, X], old log-probabilities.
+        kind: "probability" masks tokens whose probability has changed by more than `limit`. "sequence" masks
+            completions with a negative advantage whose mean KL(old ‖ new) per token exceeds `limit`.
+        limit: The threshold.
 
     Returns:
-      float32 [N, X], 0 where a token contributes no gradient.
+        float32 [N, X], 0 where a token contributes no gradient.
     """
     if kind == "probability":
         kept = jnp.abs(jnp.exp(logps) - jnp.exp(old_logps)) <= limit
@@ -106,19 +131,20 @@ def ratio_mask(samples: Samples, logps: jax.Array, old_logps: jax.Array, kind: s
         mean_kl = samples.to_tokens(mean_kl / jnp.maximum(samples.completion_lengths, 1.0))
         kept = (samples.advantages >= 0) | (mean_kl <= limit)
     else:
-        raise ValueError(f"ratio_mask is {kind!r}, but must be one of: probability, sequence.")
+        raise ValueError(f"ratio_mask is {kind!r}, but must be one of: probability, sequence")
     return jax.lax.stop_gradient(kept.astype(jnp.float32))
 
 
 def truncated_importance(old_logps: jax.Array, behaviour_logps: jax.Array, limit: float) -> jax.Array:
-    """min(learner / sampler, limit) per token: how much a sample counts that another policy drew."""
+    """Compute min(learner / sampler, limit) per token, the importance weight of off-policy samples."""
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logps - behaviour_logps), limit))
 
 
 def kl(logps: jax.Array, ref_logps: jax.Array, kind: str) -> jax.Array:
-    """An estimate per token of KL(policy ‖ reference) from a token the policy drew.
+    """Estimate KL(policy ‖ reference) per token from tokens sampled by the policy.
 
-    k1 = log p/q (unbiased, may be negative); k2 = ½ (log p/q)²; k3 = q/p - 1 - log q/p (unbiased, never negative)
+    With p the policy and q the reference, k1 = log p/q is unbiased but may be negative, k2 = ½ (log p/q)² is biased,
+    and k3 = q/p - 1 - log q/p is unbiased and never negative.
     """
     difference = logps - ref_logps
     if kind == "k1":
@@ -127,11 +153,14 @@ def kl(logps: jax.Array, ref_logps: jax.Array, kind: str) -> jax.Array:
         return 0.5 * jnp.square(difference)
     if kind == "k3":
         return jnp.exp(-difference) - 1.0 + difference
-    raise ValueError(f"KL estimate is {kind!r}, but must be 'k1', 'k2', 'k3'")
+    raise ValueError(f"the KL estimator is {kind!r}, but must be one of: k1, k2, k3")
 
 
 def value_loss(values: jax.Array, old_values: jax.Array, returns: jax.Array, clip: float = 0.0) -> jax.Array:
-    """½ (value - return)² per entry; with `clip`, a move away from the old value beyond it earns nothing."""
+    """Compute ½ (value - return)² per entry.
+
+    With `clip`, moving further than `clip` from the old value does not lower the loss.
+    """
     loss = jnp.square(values - returns)
     if clip:
         near = old_values + jnp.clip(values - old_values, -clip, clip)
@@ -140,7 +169,10 @@ def value_loss(values: jax.Array, old_values: jax.Array, returns: jax.Array, cli
 
 
 def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array) -> jax.Array:
-    """1 - Var(return - value) / Var(return) over entries that count: 1 is a perfect critic, 0 a constant one."""
+    """Compute 1 - Var(return - value) / Var(return) over weighted entries.
+
+    The result is 1 for a perfect critic and 0 for a constant one.
+    """
     count = jnp.maximum(jnp.sum(weights), 1e-8)
 
     def variance(x):

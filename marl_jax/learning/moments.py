@@ -1,8 +1,8 @@
-"""Adam with small moments: kept in float32, bfloat16 or 8 bits, computed in float32.
+"""Adam with compact moments: stored in float32, bfloat16 or 8 bits, computed in float32.
 
-In 8 bits each row of a matrix has its own scale, and the steps between representable values grow with the value: a
-square-root scale for the first moment, a fourth-root scale, rounded up, for the second. The second moment stands below
-the line, so a small one must never become zero.
+In 8 bits, each row of a matrix has its own scale, and the spacing of representable values grows with the value: a
+square-root scale for the first moment, and a fourth-root scale, rounded up, for the second. The second moment is in the
+denominator, so a small one must never become zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ KINDS = ("float32", "bfloat16", "int8")
 
 
 class AdamState(NamedTuple):
-    """count int32 [], and both moments, shaped like the parameters (or `Packed`)."""
+    """State of `scale_by_adam`.
+
+    Attributes:
+        count: int32 [], number of updates.
+        mu: First moments, shaped like the parameters, or `Packed`.
+        nu: Second moments, likewise.
+    """
 
     count: jax.Array
     mu: Any
@@ -28,19 +34,31 @@ class AdamState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """8-bit codes with the shape of the array, and the greatest size in each row [..., 1]."""
+    """An array in 8 bits.
+
+    Attributes:
+        code: int8 or uint8 codes with the shape of the array.
+        top: float32 [..., 1], largest absolute value of each row.
+    """
 
     code: jax.Array
     top: jax.Array
 
 
 def scale_by_adam(b1: float, b2: float, eps: float, kind: str = "float32") -> optax.GradientTransformation:
-    """Adam's direction, with bias correction; `kind` says how moments are kept."""
+    """Build Adam's rescaling of gradients, with bias correction.
+
+    Args:
+        b1: Decay of the first moment.
+        b2: Decay of the second moment.
+        eps: Added to the denominator.
+        kind: Dtype of the stored moments, one of `KINDS`.
+    """
     if kind not in KINDS:
-        raise ValueError(f"moments are {kind!r}, but must be one of: {', '.join(KINDS)}")
+        raise ValueError(f"adam_state_dtype is {kind!r}, but must be one of: {', '.join(KINDS)}")
 
     def init(params):
-        # Made twice: the state is donated, and one buffer cannot be given away as both moments.
+        # Two separate trees: the state is donated, and one buffer cannot be donated twice.
         mu, nu = (jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params) for _ in range(2))
         return AdamState(jnp.zeros((), jnp.int32), _keep(mu, kind, signed=True), _keep(nu, kind, signed=False))
 
@@ -58,18 +76,20 @@ def scale_by_adam(b1: float, b2: float, eps: float, kind: str = "float32") -> op
 
 
 def _keep(tree, kind: str, signed: bool):
+    """Convert moments to their storage dtype."""
     if kind == "int8":
         return jax.tree.map(lambda x: pack(x, signed) if x.ndim > 1 else x, tree)
     return jax.tree.map(lambda x: x.astype(kind), tree)
 
 
 def _recall(tree, signed: bool):
+    """Convert stored moments to float32."""
     one = lambda x: unpack(x, signed) if isinstance(x, Packed) else x.astype(jnp.float32)  # noqa: E731
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Packed))
 
 
 def pack(x: jax.Array, signed: bool) -> Packed:
-    """float32 [..., n] in 8 bits; unsigned values are rounded up."""
+    """Quantize float32 [..., n] to 8 bits; unsigned values are rounded up."""
     top = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
     share = jnp.abs(x) / jnp.where(top > 0, top, 1.0)
     if signed:
@@ -78,7 +98,7 @@ def pack(x: jax.Array, signed: bool) -> Packed:
 
 
 def unpack(packed: Packed, signed: bool) -> jax.Array:
-    """float32 [..., n]."""
+    """Dequantize to float32 [..., n]."""
     code = packed.code.astype(jnp.float32)
     if signed:
         return jnp.sign(code) * jnp.square(code / 127) * packed.top

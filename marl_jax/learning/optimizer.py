@@ -12,7 +12,10 @@ from marl_jax.learning.moments import scale_by_adam
 
 
 def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
-    """Learning rate by update: up over the warm-up, then constant, or down to `min_lr_ratio` of it."""
+    """Build the learning-rate schedule, indexed by update.
+
+    The rate warms up linearly, then stays constant or decays to `min_lr_ratio` times its peak.
+    """
     start = optim.warmup_updates
     rest = max(updates - start, 1)
     if optim.schedule == "constant":
@@ -23,12 +26,18 @@ def schedule(optim: ConfigDict, updates: int) -> optax.Schedule:
         after = optax.cosine_decay_schedule(optim.lr, rest, alpha=optim.min_lr_ratio)
     if not start:
         return after
-    # The first update already moves: a rate of exactly 0 would waste a rollout.
+    # The warm-up does not start at 0, which would waste a rollout.
     return optax.join_schedules([optax.linear_schedule(optim.lr / start, optim.lr, max(start - 1, 1)), after], [start])
 
 
 def make_optimizer(optim: ConfigDict, steps: int, updates_per_step: int) -> optax.GradientTransformation:
-    """AdamW with clipping by the global norm; the critic may have its own learning rate."""
+    """Build AdamW with global-norm clipping and an optional learning rate for the critic.
+
+    Args:
+        optim: `config.optim`.
+        steps: Number of training steps.
+        updates_per_step: Number of optimizer updates per training step.
+    """
     optim = _by_updates(optim, updates_per_step)
     ratio = optim.critic_lr / optim.lr if optim.critic_lr else 1.0
 
@@ -45,21 +54,25 @@ def make_optimizer(optim: ConfigDict, steps: int, updates_per_step: int) -> opta
 
 
 def learning_rate(optim: ConfigDict, steps: int, updates_per_step: int, state: Any) -> jax.typing.ArrayLike | None:
-    """Return the scheduled rate of the next optimizer step; None for an optimizer without a schedule.
+    """Return the scheduled rate of the next optimizer step; None without a schedule.
 
     Args:
-      state: the optimizer's state, whose count says how far the schedule has advanced.
+        optim: `config.optim`.
+        steps: Number of training steps.
+        updates_per_step: Number of optimizer updates per training step.
+        state: The optimizer's state, which counts the updates so far.
     """
     is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_schedule) if is_schedule(x)]
-    return schedule(_by_updates(optim, updates_per_step), steps * updates_per_step)(found[0].count) if found else None
+    states = [x for x in jax.tree.leaves(state, is_leaf=is_schedule) if is_schedule(x)]
+    return schedule(_by_updates(optim, updates_per_step), steps * updates_per_step)(states[0].count) if states else None
 
 
 def _by_updates(optim: ConfigDict, updates_per_step: int) -> ConfigDict:
+    """Convert the warm-up from training steps to updates."""
     return ConfigDict({**optim, "warmup_updates": optim.warmup * updates_per_step})
 
 
 def decays(params: dict) -> dict:
-    """Which weights decay, as a tree of bools: matrices, and neither norms nor biases, stacked over layers or not."""
+    """Mark the weights that decay: matrices, but neither norms nor biases."""
     spared = lambda path: any(word in jax.tree_util.keystr(path[-1:]) for word in ("norm", "bias"))  # noqa: E731
     return jax.tree_util.tree_map_with_path(lambda path, x: x.ndim > 1 and not spared(path), params)

@@ -1,12 +1,12 @@
-"""Settings of an algorithm as a frozen dataclass. Importing this does not import JAX.
+"""Algorithm settings as frozen dataclasses. Importing this module does not import JAX.
 
 An algorithm declares its config fields as a subclass of `LearnerSettings`:
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class MySettings(LearnerSettings):
-        beta: float = setting(0.1, number(0, 1), "weight of the bonus")
+        beta: float = setting(0.1, number(0, 1), "Weight of the bonus")
 
-`fields_of(MySettings)` are the fields of `config.algo`, and `MySettings.from_config(config.algo)` are their values.
+`fields_of(MySettings)` returns the fields of `config.algo`, and `MySettings.from_config(config.algo)` their values.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def redefault(settings: type[LearnerSettings], name: str, default: Any) -> Any:
 
 
 def fields_of(settings: type[LearnerSettings]) -> dict[str, Field]:
-    """Return the config fields of a settings class; attributes without a rule are none."""
+    """Return the config fields of a settings class: its attributes with a rule."""
     declared = (field for field in dataclasses.fields(settings) if "rule" in field.metadata)
     return {field.name: Field(field.default, field.metadata["rule"], field.metadata["help"]) for field in declared}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerSettings:
-    """What the learner reads, whatever the algorithm.
+    """Settings that the learner reads for every algorithm.
 
-    Attributes without a rule are options that an algorithm may offer by declaring them again with `setting`. Their
+    Attributes without a rule are options that an algorithm can offer by declaring them again with `setting`. Their
     defaults here switch them off.
     """
 
-    epochs: int = setting(1, integer(1, 1000), "passes over the samples of a rollout")
-    minibatches: int = setting(4, integer(1, 1 << 20), "updates per pass over the samples of a rollout")
+    epochs: int = setting(1, integer(1, 1000), "Number of passes over the samples of a rollout")
+    minibatches: int = setting(4, integer(1, 1 << 20), "Number of updates per pass over the samples of a rollout")
     grad_accum_steps: int = setting(
-        1, integer(1, 1 << 20), "parts of a minibatch whose gradients are summed; more where memory is short"
+        1, integer(1, 1 << 20), "Number of gradient accumulation steps per minibatch; more need less memory"
     )
 
     pack: int = 0

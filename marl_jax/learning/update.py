@@ -1,9 +1,9 @@
-"""The update: epochs over minibatches in one XLA program, with the train state donated. It knows no algorithm by name.
+"""The update: epochs over minibatches in one XLA program, for any algorithm.
 
-A minibatch may be cut into parts whose gradients are added before the optimizer moves. Rows that do not contribute to
-the loss (bots, groups whose answers were all paid alike) are gathered in the last parts, and a part of nothing else is
-not read. A policy without an answer in a minibatch is not changed by it: neither its parameters nor its moments, which
-would go on moving it. An update whose loss or gradient is not finite changes nothing and is counted.
+A minibatch may be split into parts whose gradients are added before the optimizer step. Rows that do not contribute to
+the loss (bots, uninformative groups) are sorted into the last parts, and parts without other rows are skipped. A policy
+without a completion in a minibatch keeps its parameters and its moments, since decaying moments would still move it. An
+update whose loss or gradient is not finite changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from models.sharding import num_shards
 
 
 class Scheduled(NamedTuple):
-    """Values that change over a run: arrays, or numbers where they are constant."""
+    """Values that change over a run: arrays, or numbers if they are constant."""
 
     entropy_coef: jax.Array | float = 0.0
 
@@ -38,21 +38,27 @@ class Objective:
     """Base class of the losses of algorithms; `loss_weights_for` and `loss` are required."""
 
     def loss_weights_for(self, samples: Samples, algo: Any) -> Any:
-        """Compute the weights with which the terms of the loss are summed, a tree of arrays [N, …].
+        """Compute the weights of the terms of the loss, a tree of arrays [N, …].
 
-        Called once for a whole minibatch. The weights hold the means of the loss, so that the gradients of the parts of
-        a minibatch add up to its own.
+        Called once for a full minibatch. The weights contain the normalization of the loss, so that the gradients of
+        the parts of a minibatch add up to its gradient.
         """
         raise NotImplementedError
 
     def loss(
         self, samples: Samples, weighed: Any, scores: Scores, algo: Any, scheduled: Scheduled
     ) -> tuple[jax.Array, dict]:
-        """Compute the loss of some rows and metrics, sums with the given weights; "loss" is one of the metrics."""
+        """Compute the loss of some rows, and metrics as sums with the given weights.
+
+        "loss" is one of the metrics.
+        """
         raise NotImplementedError
 
     def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
-        """Compute metrics of one whole minibatch; entries of shape [n_policies] are reported per policy."""
+        """Compute metrics of one complete minibatch.
+
+        Entries of shape [n_policies] are reported per policy.
+        """
         return {}
 
     def summary(self, samples: Samples, algo: Any) -> dict[str, jax.Array]:
@@ -61,20 +67,21 @@ class Objective:
 
 
 EXTREMES = {"log_ratio_max": (jnp.maximum, jnp.max), "log_ratio_min": (jnp.minimum, jnp.min)}
-"""Metrics that are not summed over the parts of a minibatch and not averaged over minibatches."""
+"""Metrics that are reduced by an extremum instead of being summed over parts and averaged over minibatches."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that an update reads and writes.
+    """State that an update reads and writes.
 
-    trained    weights that learn: {"model" or "adapters", "critic"}
-    frozen     weights that are only read: {"model"} under LoRA, {"reference"} with a KL
-    optimizer  the optimizer's state
-    skipped    int32 [], updates skipped in a row because something was not finite
-    averages   what follows without a gradient: {"magnet", "baseline"}, see `averages.py`
-    lr_factor  float32 [n], factor on the learning rate of each policy, which the guard lowers; see `stability.py`
+    Attributes:
+        trained: Trained weights: {"model" or "adapters", "critic"}.
+        frozen: Frozen weights: {"model"} under LoRA, {"reference"} with a KL penalty.
+        optimizer: The optimizer's state.
+        skipped: int32 [], number of consecutive updates that were skipped because of values that are not finite.
+        averages: Moving averages: {"magnet", "baseline"}, see `averages.py`.
+        lr_factor: float32 [n], factor on the learning rate of each policy, which the guard lowers, see `stability.py`.
     """
 
     trained: dict
@@ -97,9 +104,14 @@ def new_train_state(
     mesh: Mesh | None = None,
     averages: Callable[[dict], dict] = lambda trained: {},
 ) -> TrainState:
-    """A train state before the first update; on a mesh, what belongs to a parameter lies where it does.
+    """Create the train state before the first update.
 
-    averages  from what is trained to what follows it without a gradient
+    Args:
+        trained: Trained weights.
+        frozen: Frozen weights.
+        optimizer: The optimizer.
+        mesh: On a mesh, optimizer state and averages are sharded like their parameters.
+        averages: Maps trained weights to their moving averages.
     """
 
     def begin(trained):
@@ -112,7 +124,7 @@ def new_train_state(
 
 
 def n_policies(trained: dict) -> int:
-    """Return the number of policies that share a set of trained weights: its adapters, or 1."""
+    """Return the number of policies in trained weights: the adapters, or 1."""
     adapters = jax.tree.leaves(trained.get("adapters", {}))  # [L, n, …, …]
     return adapters[0].shape[1] if adapters else 1
 
@@ -120,10 +132,12 @@ def n_policies(trained: dict) -> int:
 def make_update(
     policy: Policy, optimizer: optax.GradientTransformation, objective: Objective, algo: LearnerSettings
 ) -> Callable:
-    """Build `update(train_state, samples, key, lr_scale, scheduled) -> (train_state, metrics)`.
+    """Build the update function.
 
-    The samples have their advantages already. `lr_scale`, float32 [n] with one entry per policy, multiplies the step
-    of the optimizer; None leaves it as it is. `scheduled` are the values of this step, by default those of `algo`.
+    Returns:
+        `update(train_state, samples, key, lr_scale, scheduled) -> (train_state, metrics)`. The samples must have
+            advantages. `lr_scale`, float32 [n] with one entry per policy, multiplies the optimizer's step; None leaves
+            it unchanged. `scheduled` are the values of this step, by default those of `algo`.
     """
 
     def update(
@@ -149,15 +163,15 @@ def make_update(
         picks = orders[:, : size * algo.minibatches].reshape(algo.epochs * algo.minibatches, size)
         if algo.grad_accum_steps > 1 and not algo.pack:
             picks = active_first(picks, samples.active(), algo.grad_accum_steps)
-        state, found = jax.lax.scan(minibatch, state, picks)
-        active, skipped = found.pop("active"), found.pop("skipped")
-        extremes = {name: EXTREMES[name][1](found.pop(name)) for name in EXTREMES.keys() & found.keys()}
-        by_policy = {name: found.pop(name) for name in [name for name, x in found.items() if x.ndim > 1]}
-        metrics = {name: _mean(x, active) for name, x in found.items()} | extremes  # empty minibatches do not count
+        state, stacked = jax.lax.scan(minibatch, state, picks)
+        active, skipped = stacked.pop("active"), stacked.pop("skipped")
+        extremes = {name: EXTREMES[name][1](stacked.pop(name)) for name in EXTREMES.keys() & stacked.keys()}
+        by_policy = {name: stacked.pop(name) for name in [name for name, x in stacked.items() if x.ndim > 1]}
+        metrics = {name: _mean(x, active) for name, x in stacked.items()} | extremes  # empty minibatches do not count
         for name, values in by_policy.items():  # [minibatches, n]
             metrics |= {f"{name}_min": jnp.min(values, axis=0), f"{name}_max": jnp.max(values, axis=0)}
-        if "logprob_diff" in found:  # before the first step, learner and sampler should agree
-            metrics["logprob_diff"] = found["logprob_diff"][jnp.argmax(active)]
+        if "logprob_diff" in stacked:  # before the first step, where learner and sampler should agree
+            metrics["logprob_diff"] = stacked["logprob_diff"][jnp.argmax(active)]
         metrics |= {
             "skipped": jnp.sum(skipped),
             "skipped_in_a_row": state.skipped,
@@ -175,11 +189,11 @@ def rows_at_random(key: jax.Array, samples: Samples) -> jax.Array:
 
 
 def rows_by_group(key: jax.Array, samples: Samples) -> jax.Array:
-    """Draw a random order of the groups and return their rows in that order, int32 [N].
+    """Draw a random order of the rows in which groups stay together, int32 [N].
 
-    Minibatches cut from this order hold whole groups where their size is a multiple of the rows of a group. A group
-    that is split leaves one minibatch with its successes and another with its failures. Rows without a completion
-    are spread over all minibatches.
+    Minibatches taken from this order contain complete groups if their size is a multiple of the rows per group. A split
+    group could leave one minibatch with its successes and another with its failures. Rows without a completion are
+    spread over all minibatches.
     """
     exists = samples.completion_lengths[:, 0] > 0
     label = jnp.where(exists, samples.group[:, 0], samples.n_groups + jnp.arange(samples.n))
@@ -187,10 +201,10 @@ def rows_by_group(key: jax.Array, samples: Samples) -> jax.Array:
 
 
 def update_active_rows(update: Callable, state: TrainState, samples: Samples, key: jax.Array, max_rows: int) -> tuple:
-    """`update(state, samples, key)`, on the active rows only where at most `max_rows` of them are.
+    """Run `update(state, samples, key)` on the active rows only, if there are at most `max_rows`.
 
-    Rows of other models, bots and frozen policies would be read for nothing. How many there are is known only when the
-    program runs, so it has both ways in it.
+    Rows of other models, bots and frozen policies would be processed in vain. Their number is known only at run time,
+    so the program contains both cases.
     """
     if max_rows >= samples.n:
         return update(state, samples, key)
@@ -204,9 +218,12 @@ def update_active_rows(update: Callable, state: TrainState, samples: Samples, ke
 
 
 def active_first(picks: jax.Array, active: jax.Array, parts: int) -> jax.Array:
-    """Rows of minibatches, int32 [M, N], in the order from which `split` puts the active ones into its first parts.
+    """Reorder rows so that `split` puts active ones into its first parts.
 
-    active  bool [...], of every row by its number
+    Args:
+        picks: int32 [M, N], row indices of each minibatch.
+        active: bool [...], whether each row is active, by row index.
+        parts: Number of parts.
     """
     order = jnp.argsort(~active[picks], axis=1, stable=True)
     picks = jnp.take_along_axis(picks, order, axis=1).reshape(len(picks), parts, -1)
@@ -222,7 +239,7 @@ def summed_gradients(
     state: TrainState,
     samples: Samples,
 ):
-    """(gradients in float32, metrics) of a minibatch, by parts."""
+    """Compute float32 gradients and metrics of a minibatch, summed over its parts."""
     weighed = objective.loss_weights_for(samples, algo)
     trained = policy.cast_for_compute(state.trained)  # once, not in every layer of every part
 
@@ -246,7 +263,7 @@ def summed_gradients(
 
 
 def _over_packed_rows(part: Callable, algo: LearnerSettings, samples: Samples, weighed):
-    """The same over packed rows, as many parts as they fill, `algo.grad_accum_steps` at most."""
+    """Compute `summed_gradients` over packed rows, in at most `algo.grad_accum_steps` parts."""
     multiple = algo.grad_accum_steps * num_shards("B", samples.n)
     places = packing.plan(samples, algo.pack, samples.active(), multiple)
     size = len(places.table) // algo.grad_accum_steps
@@ -262,7 +279,10 @@ def _over_packed_rows(part: Callable, algo: LearnerSettings, samples: Samples, w
 
 
 def _sum_over(count: jax.Array, part: Callable, given: Callable[[int], tuple]):
-    """The sum of part(*given(i)) for i < count: a loop, because sums that go into a branch are copied there."""
+    """Sum part(*given(i)) for i < count.
+
+    A loop is used because sums passed into a branch would be copied.
+    """
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, *given(0)))
 
     def add(i, total):
@@ -275,11 +295,14 @@ def _sum_over(count: jax.Array, part: Callable, given: Callable[[int], tuple]):
 
 
 def learning(policy: Policy, samples: Samples) -> jax.Array:
-    """The adapters with an answer that contributes to the loss, bool [n]; without adapters bool [1], of the model."""
+    """Return the adapters with a completion that contributes to the loss, bool [n].
+
+    Without adapters the result is bool [1], for the model.
+    """
     if policy.lora is None:
         return jnp.any(samples.active())[None]
-    mine = samples.policy[:, None] == jnp.arange(policy.lora.n)
-    return jnp.any(mine & samples.active()[:, None], axis=0)
+    is_own = samples.policy[:, None] == jnp.arange(policy.lora.n)
+    return jnp.any(is_own & samples.active()[:, None], axis=0)
 
 
 @jax.named_scope("optimizer")
@@ -297,10 +320,15 @@ def apply_gradients(
     A loss or gradient that is not finite changes nothing.
 
     Args:
-      learns: bool [n], the policies with a completion in the minibatch. The others keep their parameters and moments.
-        The optimizer's counts, which the learning-rate schedule reads, always advance.
-      lr_scale: float32 [n], factor on the step of each policy. It is applied after Adam, which would undo a factor
-        on the gradients.
+        policy: The policy.
+        optimizer: The optimizer.
+        state: The train state.
+        grads: Gradients of the trained weights.
+        metrics: Metrics of the minibatch, with "loss".
+        learns: bool [n], the policies with a completion in the minibatch. The others keep their parameters and moments.
+            The optimizer's counts, which the learning-rate schedule reads, always advance.
+        lr_scale: float32 [n], factor on the step of each policy. It is applied after Adam, which would undo a factor on
+            the gradients.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
@@ -318,10 +346,12 @@ def apply_gradients(
 
 
 def map_policies(function: Callable, per_policy: jax.Array, tree: Any) -> Any:
-    """Apply `function(value, array)` to every array of a tree of trained weights, with the value of its policy.
+    """Apply `function(value, array)` to all arrays of trained weights, by policy.
 
     Args:
-      per_policy: [n]. Arrays of adapters are [L, n, …, …]; weights that all policies share get the largest value.
+        function: Receives the value of the policy and an array of its weights.
+        per_policy: [n]. Arrays of adapters are [L, n, …, …]; weights that all policies share get the largest value.
+        tree: Trained weights.
     """
 
     def one(path, x):
@@ -334,9 +364,10 @@ def where_policies(chosen: jax.Array, new: Any, old: Any, counts: jax.Array | No
     """Select the arrays of some policies from `new` and those of the others from `old`.
 
     Args:
-      chosen: bool [n]. Weights that all policies share are new if any policy is chosen.
-      new, old: trees of trained weights, or optimizer states over them.
-      counts: bool [], the same choice for the counts of an optimizer; by default whether any policy is chosen.
+        chosen: bool [n]. Weights that all policies share are new if any policy is chosen.
+        new: Trained weights, or an optimizer state over them.
+        old: The same before the step.
+        counts: bool [], the same choice for the counts of an optimizer; by default whether any policy is chosen.
     """
 
     def one(path, new, old):
@@ -349,8 +380,10 @@ def where_policies(chosen: jax.Array, new: Any, old: Any, counts: jax.Array | No
 
 
 def _named(name: str, path: tuple) -> bool:
+    """Return whether a tree path contains a dict key."""
     return any(getattr(key, "key", None) == name for key in path)
 
 
 def _mean(x, weights):
+    """Compute a weighted mean, 0 without weights."""
     return jnp.sum(x * weights) / jnp.maximum(jnp.sum(weights), 1e-8)

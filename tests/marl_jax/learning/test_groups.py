@@ -78,5 +78,5 @@ def test_any_leading_axes_and_shift_and_scale():
 
 
 def test_unknown_baseline_is_refused():
-    with pytest.raises(ValueError, match="baseline is 'median'; accepted: 'mean', 'leave_one_out'"):
+    with pytest.raises(ValueError, match="baseline is 'median', but must be one of: 'mean', 'leave_one_out'"):
         groups.advantages(REWARDS, baseline="median")

@@ -167,7 +167,7 @@ def test_whole_loss_against_a_loop_over_tokens():
     [
         (lambda: losses.token_weights(TWO, "mean"), "loss_agg is 'mean'"),
         (lambda: losses.log_ratio(TWO, TWO.logps, TWO.logps, "word"), "ratio is 'word'"),
-        (lambda: losses.kl(TWO.logps, TWO.logps, "k4"), "KL estimate is 'k4'"),
+        (lambda: losses.kl(TWO.logps, TWO.logps, "k4"), "the KL estimator is 'k4'"),
     ],
 )
 def test_unknown_kinds_are_refused(call, message):

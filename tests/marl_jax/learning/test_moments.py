@@ -49,5 +49,5 @@ def test_small_second_moments_never_become_zero():
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(ValueError, match="moments are 'int4'"):
+    with pytest.raises(ValueError, match="adam_state_dtype is 'int4'"):
         moments.scale_by_adam(0.9, 0.95, 1e-8, "int4")

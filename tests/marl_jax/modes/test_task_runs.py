@@ -140,7 +140,7 @@ def test_conversations_of_every_length_compile_the_learner_a_few_times(tmp_path,
     [learner] = learners
     assert 2 <= learner.jitted._cache_size() == len(sizes) <= 4, sizes  # for eight lengths
     lines = [record.getMessage() for record in caplog.records if record.name == "marl_jax.devices.aot"]
-    assert len(lines) == len(sizes) - 1 and all("the learner was compiled again, for" in line for line in lines)
+    assert len(lines) == len(sizes) - 1 and all("recompiled the learner for" in line for line in lines)
 
 
 @pytest.mark.nightly
@@ -273,7 +273,7 @@ def test_a_person_answers_for_a_role_or_watches(tmp_path):
     config.play.seat = 1
     assert task_terminal.play(setup, weights, io.StringIO("quit\n"), io.StringIO()).failed == "left"
     config.play.seat = 2
-    with pytest.raises(RunError, match="play.seat is 2; accepted: 0 to 1"):
+    with pytest.raises(RunError, match="play.seat is 2, but must be 0 to 1"):
         task_terminal.play(setup, weights)
     setup.close()
 
