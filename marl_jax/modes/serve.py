@@ -68,7 +68,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     folders = RunFolders([*([workdir] if (workdir / "config.json").is_file() else []), *config.serve.runs])
     if not serves_models(config, workdir):
         if config.serve.workers:
-            raise ConfigError([f"config.serve.workers is {config.serve.workers} without a model; accepted: 0"])
+            raise ConfigError([f"config.serve.workers is {config.serve.workers} without a model, but must be 0"])
         page = Page(folders, GameLobby(find_offers({}, [])))
         app = http.application(page.routes(), keys=keys, limits=limits, open_paths=page.open_paths)
         return server.serve(app, **_settings(config))
@@ -99,7 +99,7 @@ def _settings(config: ConfigDict) -> dict[str, Any]:
     def ready(url: str) -> None:
         log.info("page: %s/page/", url)
 
-    return dict(host=config.serve.host, port=config.serve.port, drain_seconds=config.serve.drain, ready=ready)
+    return dict(host=config.serve.host, port=config.serve.port, drain_seconds=config.serve.drain, on_ready=ready)
 
 
 def make_endpoint(

@@ -1,4 +1,7 @@
-"""A remote model as a bot of a game: it reads what models read here, as messages, and answers with free text."""
+"""A remote model as a bot of a game.
+
+It reads the same text as the models of this run, as chat messages, and answers with free text.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,16 @@ from marl_jax.serving.remote import RemoteError, RemoteModel
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RemoteBot:
-    """Asks a server for every move; an answer that names no legal action is replaced by a random one.
+    """A bot that requests every move from a server.
 
-    text         what is read, in the style of the run
-    temperature  of the answers
-    max_tokens   of an answer
+    A completion that names no legal action is replaced by a random action.
+
+    Attributes:
+        game: Game to play.
+        text: Text of the game in the style of the run.
+        remote: Model that picks the actions.
+        temperature: Sampling temperature.
+        max_tokens: Maximum number of tokens of a completion.
     """
 
     game: Game
@@ -33,36 +41,47 @@ class RemoteBot:
     max_tokens: int = 64
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
-        """One legal action: int32[]. Not for `vmap`; that is what `act_rows` is for."""
+        """Return a legal action: int32 []. Not for `vmap`; use `act_rows` for batches."""
         states, keys = jax.tree.map(lambda x: x[None], (state, key))
         return self.act_rows(states, keys, jnp.ones((1,), bool))[0]
 
-    def act_rows(self, state: State, keys: jax.Array, asked: jax.Array) -> jax.Array:
-        """int32 [B]; only rows that are `asked` (bool [B]) cost a request."""
+    def act_rows(self, state: State, keys: jax.Array, wanted: jax.Array) -> jax.Array:
+        """Return legal actions: int32 [B].
+
+        Args:
+            state: States of B games.
+            keys: Random keys [B] for completions that name no legal action.
+            wanted: bool [B]. Only these rows cost a request; the others get random actions.
+        """
         seats = jax.vmap(self.game.player)(state)
         legal = jax.vmap(self.game.legal)(state)
         indices = jax.vmap(self.text.indices)(state, seats)
-        shape = jax.ShapeDtypeStruct(asked.shape, jnp.int32)
-        named = io_callback(self._ask, shape, indices, seats, legal, asked)
+        shape = jax.ShapeDtypeStruct(wanted.shape, jnp.int32)
+        named = io_callback(self._ask, shape, indices, seats, legal, wanted)
         return jnp.where(named < 0, jax.vmap(pick)(legal, keys), named)
 
-    def _ask(self, indices, seats, legal, asked) -> np.ndarray:
-        """On the host: the action that each answer names, or -1."""
-        indices, seats, legal, asked = (np.asarray(x) for x in (indices, seats, legal, asked))
-        found = np.full(asked.shape, -1, np.int32)
-        rows = np.flatnonzero(asked)
+    def _ask(self, indices, seats, legal, wanted) -> np.ndarray:
+        """Return the action that each completion names, or -1; runs on the host."""
+        indices, seats, legal, wanted = (np.asarray(x) for x in (indices, seats, legal, wanted))
+        actions = np.full(wanted.shape, -1, np.int32)
+        rows = np.flatnonzero(wanted)
         chats = [chat_of(self.text, indices[row], int(seats[row])) for row in rows]
         answers = self.remote.ask_all(chats, temperature=self.temperature, max_tokens=self.max_tokens)
         for row, answer in zip(rows, answers, strict=True):
             action = self.text.parse(answer, legal[row].tolist())
-            found[row] = -1 if action is None else action
-        return found
+            actions[row] = -1 if action is None else action
+        return actions
 
 
 def chat_of(text: texts.Text, indices: np.ndarray, seat: int) -> list[dict[str, str]]:
-    """What a seat reads, as messages: rules and role are the system text, position and question the user's.
+    """Return the prompt of a seat as chat messages.
 
-    indices  of the observation, `text.indices(state, seat)`
+    Rules and role form the system message, position and question the user message.
+
+    Args:
+        text: Text of the game.
+        indices: Indices of the observation, `text.indices(state, seat)`.
+        seat: Seat to move.
     """
     rules = "\n".join(part for part in (text.rules, text.roles[seat]) if part)
     user = {"role": "user", "content": text.observation.text(indices.tolist()) + text.questions[seat]}
@@ -71,11 +90,11 @@ def chat_of(text: texts.Text, indices: np.ndarray, seat: int) -> list[dict[str, 
 
 @contextlib.contextmanager
 def remote_failures() -> Iterator[None]:
-    """Within it, a remote model that fails inside of a compiled program is the `RemoteError` that it was."""
+    """Re-raise the failure of a remote model inside a compiled program as `RemoteError`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        _, found, message = str(error).partition(f"{RemoteError.__name__}: ")
-        if not found:
+        _, marker, message = str(error).partition(f"{RemoteError.__name__}: ")
+        if not marker:
             raise
         raise RemoteError(message.splitlines()[0]) from None

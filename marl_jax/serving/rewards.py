@@ -1,10 +1,11 @@
-"""The reward server: a verifier's scores over HTTP.
+"""The reward server: scores of a verifier over HTTP.
 
     POST /predict   {"query_responses": [[{"role", "content"}, …], …]}  ->  {"result": [0.93, …], "model", "version"}
     GET  /health    {"status": "ok", "model", "version", …}
 
-Each chat ends with the answer to score, and the scores come in the order of the chats. Requests that arrive at the same
-time share batches: one thread owns the device and takes whatever waits whenever it is free.
+Each conversation ends with the completion to score. Scores are returned in the order of the conversations. Requests
+that arrive at the same time share batches: one thread owns the device and takes all waiting requests whenever it is
+free.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from marl_jax.serving.http.prometheus import ServerMetrics
 
 log = logging.getLogger(__name__)
 
-MAX_CHATS = 4096  # of one request
+MAX_CHATS = 4096  # conversations in one request
 STOP_SECONDS = 30.0
-MAX_WAITING = 1 << 16  # chats that wait for the device; more are asked to come again
+MAX_WAITING = 1 << 16  # waiting conversations; excess requests get status 429
 
 
 class _Job(NamedTuple):
@@ -43,10 +44,12 @@ class _Job(NamedTuple):
 
 
 class ScoringThread:
-    """Scores for many callers at once.
+    """A thread that scores conversations for many callers.
 
-    score       of a list of chats that were read, as `Scorer.score`
-    max_chats   that are scored in one go, so that nobody waits behind a pile of others' for ever
+    Args:
+        score: Scores tokenized conversations, like `Scorer.score`.
+        metrics: Metrics of the server.
+        max_chats: Number of conversations after which a batch takes no more requests, so that no caller waits forever.
     """
 
     def __init__(
@@ -58,18 +61,20 @@ class ScoringThread:
         self._thread = threading.Thread(target=self._run, name="scores", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread behind the jobs that wait; one that hangs is left behind."""
+        """Stop the thread after the waiting jobs; a thread that hangs is abandoned."""
         self._jobs.put(None)
         self._thread.join(STOP_SECONDS)
 
     async def score(self, readings: Sequence[Reading]) -> list[float]:
-        """The scores of some chats; called from the event loop."""
+        """Return the scores of some conversations; called from the event loop."""
         if self.waiting + len(readings) > MAX_WAITING:
-            raise ApiError(429, f"{self.waiting} chats wait already; try again later", headers={"Retry-After": "1"})
+            raise ApiError(
+                429, f"{self.waiting} conversations are already waiting; try again later", headers={"Retry-After": "1"}
+            )
         loop = asyncio.get_running_loop()
         job = _Job(readings, loop, loop.create_future())
         self.waiting += len(readings)
@@ -90,7 +95,7 @@ class ScoringThread:
                 last = more is None
                 if more is not None:
                     jobs, size = [*jobs, more], size + len(more.readings)
-            self._answer([job for job in jobs if not job.result.cancelled()])  # some callers have hung up
+            self._answer([job for job in jobs if not job.result.cancelled()])  # some callers have disconnected
             if last:
                 return
 
@@ -103,16 +108,16 @@ class ScoringThread:
             log.exception("scoring failed")
             scores, error = [], failure
         self._metrics.observe("reward_batch_seconds", "Seconds to score a batch.", time.perf_counter() - began)
-        self._metrics.count("reward_chats_total", "Chats scored.", len(scores))
+        self._metrics.count("reward_chats_total", "Conversations scored.", len(scores))
         self._metrics.count("reward_batches_total", "Batches scored.")
         for job in jobs:
-            mine, scores = scores[: len(job.readings)], scores[len(job.readings) :]
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                job.loop.call_soon_threadsafe(_settle, job.result, mine, error)
+            part, scores = scores[: len(job.readings)], scores[len(job.readings) :]
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                job.loop.call_soon_threadsafe(_settle, job.result, part, error)
 
 
 def _settle(result: asyncio.Future, scores: list[float], error: Exception | None) -> None:
-    if result.done():  # the caller has hung up
+    if result.done():  # the caller has disconnected
         return
     if error is None:
         result.set_result(scores)
@@ -123,7 +128,16 @@ def _settle(result: asyncio.Future, scores: list[float], error: Exception | None
 def reward_app(
     scorer: Scorer, *, model: str, version: str, keys: Keys, limits: Limits | None = None, step: int | None = None
 ) -> RequestGuard:
-    """The application; `model`, `version` and `step` tell clients what scores."""
+    """Return the application of a reward server.
+
+    Args:
+        scorer: Verifier that scores the conversations.
+        model: Name of the model, as reported to clients.
+        version: Version of the model, as reported to clients.
+        keys: Keys that clients may use.
+        limits: Limits on requests; None uses the defaults.
+        step: Training step of the model, as reported by /health; None omits it.
+    """
     metrics = ServerMetrics()
     thread = ScoringThread(scorer.score, metrics)
 
@@ -149,21 +163,21 @@ def reward_app(
 
 def _chats(body: dict[str, Any]) -> list[Any]:
     if unknown := sorted(body.keys() - {"query_responses"}):
-        raise ApiError(400, f"unknown field {unknown[0]!r}; expected query_responses", param=unknown[0][:100])
+        raise ApiError(400, f"the field is {unknown[0]!r}, but must be query_responses", param=unknown[0][:100])
     chats = body.get("query_responses")
     if not isinstance(chats, list):
-        raise ApiError(400, "query_responses is missing or no list of chats", param="query_responses")
+        raise ApiError(400, "query_responses must be a list of conversations", param="query_responses")
     if len(chats) > MAX_CHATS:
-        message = f"query_responses has {len(chats)} chats; {MAX_CHATS} is the limit"
+        message = f"query_responses has {len(chats)} conversations, but must have at most {MAX_CHATS}"
         raise ApiError(400, message, param="query_responses")
     return chats
 
 
 def _read(scorer: Scorer, chats: list[Any]) -> list[Reading]:
-    found = []
+    readings = []
     for i, chat in enumerate(chats):
         try:
-            found.append(scorer.read(chat))
+            readings.append(scorer.read(chat))
         except ChatError as error:
             raise ApiError(400, str(error), param=f"query_responses[{i}]", code="invalid_chat") from None
-    return found
+    return readings

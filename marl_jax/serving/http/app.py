@@ -1,10 +1,10 @@
-"""What every HTTP server here shares: an application behind keys and limits, with health and metrics.
+"""Application shared by all HTTP servers: routes with keys, limits, health and metrics.
 
     app = application([Route("/predict", predict, methods=["POST"])], keys=Keys.of(key), health=lambda: {"model": "…"})
     server.serve(app, "127.0.0.1", 8000)
 
-A handler raises `ApiError` for what the client did wrong; anything else it raises is logged with the id of the request
-and answered with status 500 and no details.
+Handlers raise `ApiError` for client errors. Any other exception is logged with the request id and answered with status
+500 and no details.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Route(routing.Route):
-    """Starlette's route without its handling of exceptions, which costs each piece of an answer and is the guard's."""
+    """A Starlette route without Starlette's exception handling.
+
+    `RequestGuard` handles exceptions, and Starlette's wrapper would cost time on every chunk of a response.
+    """
 
     def __init__(self, path: str, handler: Handler, methods: Iterable[str] = ("GET",)):
         super().__init__(path, _Handled(handler), methods=list(methods))
 
 
 class _Handled:
-    """A handler as an ASGI application."""
+    """ASGI application that calls a handler."""
 
     def __init__(self, handler: Handler):
         self._handler = handler
@@ -59,82 +62,91 @@ def application(
     open_paths: Iterable[str] = (),
     peer: Peer | None = None,
 ) -> RequestGuard:
-    """Routes behind keys and limits, with GET /health (open to all) and GET /metrics.
+    """Build an application with keys, limits, GET /health (no key needed) and GET /metrics.
 
-    `health` returns what /health shows besides {"status": "ok"}; with another "status" it is answered with 503.
-    `lifespan` makes an async context manager from the application, which is open while the server runs.
-    `open_paths` are answered without a key, as /health is.
-    `peer` is this process among those that serve together; None: it serves alone.
+    Args:
+        routes: Routes of the application.
+        keys: Keys that clients may use.
+        limits: Limits on requests; None uses the defaults.
+        metrics: Metrics that GET /metrics reports; None creates new ones.
+        health: Returns the fields that /health shows in addition to {"status": "ok"}. If it returns another "status",
+            /health answers with 503.
+        lifespan: Maps the application to an async context manager that is open while the server runs.
+        open_paths: Paths that need no key, like /health.
+        peer: This process among those that serve together; None if it serves alone.
     """
     limits, metrics, peer = limits or Limits(), metrics or ServerMetrics(), peer or Peer()
 
     async def get_health(request: Request) -> Response:
-        found = {"status": "ok", **health()}
-        return JSONResponse(found, 200 if found["status"] == "ok" else 503)
+        status = {"status": "ok", **health()}
+        return JSONResponse(status, 200 if status["status"] == "ok" else 503)
 
     async def get_metrics(request: Request) -> Response:
         text = metrics.text() if peer.snapshots is None else text_of(await peer.snapshots())
         return Response(text, media_type=CONTENT_TYPE)
 
     own = [Route("/health", get_health), Route("/metrics", get_metrics)]
-    # A redirect to a path with or without a slash would send the body, and the key, once more.
+    # A redirect that adds or removes a slash would make the client send the body and the key twice.
     router = routing.Router([*routes, *own], redirect_slashes=False, lifespan=lifespan)
     return RequestGuard(router, keys, limits, metrics, open_paths, peer.requests)
 
 
 def read_settings(settings: ConfigDict) -> tuple[Keys, Limits]:
-    """The keys and limits of `config.serve`; the key itself stands in the environment, never in a config."""
+    """Return the keys and limits of `config.serve`.
+
+    The key itself is read from the environment. It is never part of a config.
+    """
     keys = Keys.of(os.environ.get(settings.key_env, ""))
-    check_address(settings.host, keys, f"a key in the environment variable {settings.key_env}")
+    check_address(settings.host, keys, f"set a key in the environment variable {settings.key_env}")
     limits = Limits(
         body_bytes=int(settings.max_body * (1 << 20)), concurrent=settings.max_requests, seconds=settings.time_limit
     )
     return keys, limits
 
 
-# ---------------------------------------------------------------------------------------------------- for handlers
+# -------------------------------------------------------------------------------------------------------- handlers
 
 
 def owner(request: Request) -> Any:
-    """Whom the key of a request belongs to; None without a key."""
+    """Return the owner of the request's key, or None without a key."""
     return request.scope["owner"]
 
 
 def request_id(request: Request) -> str:
-    """The id of a request: the client's own X-Request-Id, or a new one."""
+    """Return the id of a request: the client's X-Request-Id, or a new one."""
     return request.scope["request_id"]
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body, a JSON object."""
+    """Return the request body, which must be a JSON object."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which a page in a browser cannot send to another site without asking
-        raise ApiError(415, f"Content-Type is {kind or 'missing'}; expected application/json")
+    if kind != "application/json":  # browsers send this type across sites only after a preflight request
+        raise ApiError(415, f"Content-Type is {kind or 'missing'}, but must be application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "compressed bodies are not accepted")
+        raise ApiError(415, "Content-Encoding is set, but compressed bodies are not supported")
     body = await request.body()
     try:
         value = _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-        if b"\\u" in body:  # escapes can spell half of a surrogate pair, which is no text
+        if b"\\u" in body:  # escapes can contain lone surrogates, which are not valid text
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body is a JSON {type(value).__name__}; expected an object")
+        raise ApiError(400, f"the body is a JSON {type(value).__name__}, but must be an object")
     return value
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of some work, which is cancelled when the client hangs up."""
+    """Return the result of `work`, which is cancelled if the client disconnects."""
     working, hang_up = asyncio.ensure_future(work), request.scope["hang_up"]
     try:
         with hang_up.calls(working.cancel):

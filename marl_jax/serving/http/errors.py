@@ -1,4 +1,4 @@
-"""Errors of requests, in OpenAI's shape: {"error": {message, type, param, code}}."""
+"""Errors of requests in OpenAI's format: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class ApiError(Exception):
-    """A request that is refused; the message is for the client."""
+    """A rejected request; the message is sent to the client."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = "",
@@ -22,10 +22,10 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> JSONResponse:
-        """The answer, in OpenAI's shape."""
+        """Return the response in OpenAI's format."""
         content = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return JSONResponse({"error": content}, self.status, self.headers)
 
 
 class ClientGone(Exception):
-    """The client hung up; there is nobody to answer."""
+    """The client disconnected before it was answered."""

@@ -1,4 +1,4 @@
-"""What stands around every request: its id, key, limits and metrics, and an answer whatever the handler raises."""
+"""ASGI middleware for request ids, keys, limits, metrics and error responses."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from marl_jax.serving.http.prometheus import ServerMetrics
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health",)  # need no key, in every application
-UNLIMITED_PATHS = ("/health", "/metrics")  # are answered also when too many requests are under way
+OPEN_PATHS = ("/health",)  # paths that never need a key
+UNLIMITED_PATHS = ("/health", "/metrics")  # paths exempt from the limit on concurrent requests
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a client may take.
+    """Limits on requests.
 
-    body_bytes    of a request; more is status 413
-    concurrent    requests under way; more is status 429
-    seconds       for an answer; then status 504, or the end of a stream that has begun
-    body_seconds  for the body to arrive; then status 408
-    retry_after   seconds that a client with status 429 is asked to wait
+    Attributes:
+        body_bytes: Maximum size of a request body; larger bodies get status 413.
+        concurrent: Maximum number of concurrent requests; excess requests get status 429.
+        seconds: Time limit for a response. After it the client gets status 504, or a stream that has begun ends.
+        body_seconds: Time limit for the body to arrive; after it the client gets status 408.
+        retry_after: Seconds that a client with status 429 should wait.
     """
 
     body_bytes: int = 8 << 20
@@ -46,7 +47,7 @@ class Limits:
 
 
 class RequestGuard:
-    """An ASGI application: a router's routes behind keys and limits."""
+    """An ASGI application that protects the routes of a router with keys and limits."""
 
     def __init__(
         self, router: Router, keys: Keys, limits: Limits, metrics: ServerMetrics, open_paths: Iterable[str] = (),
@@ -55,10 +56,11 @@ class RequestGuard:
         self.router, self.keys, self.limits, self.metrics = router, keys, limits, metrics
         self.open_paths = frozenset((*OPEN_PATHS, *open_paths))
         self.under_way = under_way or Gauge()
-        metrics.gauge("http_requests_under_way", "Requests not answered yet.", lambda: self.under_way.own)
+        metrics.gauge("http_requests_under_way", "Requests in progress.", lambda: self.under_way.own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # a router within an application raises what it refuses
+        """Answer a request."""
+        scope["app"] = self  # with an app in its scope, the router raises HTTPException for unknown paths
         if scope["type"] != "http":
             return await self.router(scope, receive, send)
         headers = dict(scope["headers"])
@@ -77,7 +79,7 @@ class RequestGuard:
             self._measure(exchange, time.perf_counter() - began)
 
     async def _answer(self, exchange: _Exchange, headers: dict[bytes, bytes]) -> ApiError | None:
-        """Lets the handler answer; an error that is still to be answered is returned."""
+        """Run the handler and return the error that is still to be sent."""
         scope, limits = exchange.scope, self.limits
         try:
             if scope["path"] not in self.open_paths:
@@ -98,7 +100,7 @@ class RequestGuard:
             await _no_route(scope, error).response()(scope, exchange.receive, exchange.send)
         except TimeoutError:
             if timer.expired():
-                return ApiError(504, f"no answer within {limits.seconds:g} s", code="timeout")
+                return ApiError(504, f"no response within {limits.seconds:g} s", code="timeout")
             return self._failed(scope)
         except (ClientGone, ClientDisconnect):
             raise
@@ -107,11 +109,14 @@ class RequestGuard:
         return None
 
     def _let_in(self, scope: Scope) -> int:
-        """Counts a request, if it counts; one too many is refused."""
+        """Count a request and reject it if there are too many.
+
+        Returns 1, or 0 for a path without a limit.
+        """
         if scope["path"] in UNLIMITED_PATHS:
             return 0
         if self.under_way.total >= self.limits.concurrent:
-            message = f"{self.limits.concurrent} requests are under way; try again later"
+            message = f"{self.limits.concurrent} requests are already in progress; try again later"
             wait = {"Retry-After": str(self.limits.retry_after)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
         self.under_way.add(1)
@@ -119,31 +124,33 @@ class RequestGuard:
 
     def _failed(self, scope: Scope) -> ApiError:
         log.exception("%s %s failed, request %s", scope["method"], scope["path"], scope["request_id"])
-        return ApiError(500, f"the server failed; its log has the request {scope['request_id']}", code="internal_error")
+        return ApiError(
+            500, f"internal server error; see request {scope['request_id']} in the server log", code="internal_error"
+        )
 
     def _measure(self, exchange: _Exchange, seconds: float) -> None:
-        route = exchange.scope.get("route")  # unknown paths are one, or a scan would fill the metrics
+        route = exchange.scope.get("route")  # unknown paths share one label, or a scanner would fill the metrics
         labels = dict(path=getattr(route, "path", "other"))
         self.metrics.count("http_requests_total", "Requests answered.", status=exchange.status, **labels)
-        self.metrics.observe("http_request_seconds", "Seconds from request to answer.", seconds, **labels)
+        self.metrics.observe("http_request_seconds", "Seconds from request to response.", seconds, **labels)
 
 
 class _Exchange:
-    """One request and its answer, seen from between server and handler."""
+    """One request and its response, between the server and the handler."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits):
         self.scope, self.limits = scope, limits
         self._receive, self._send = receive, send
-        self.status = 0  # 0: no answer has begun
+        self.status = 0  # 0 until the response has begun
         self._received, self._complete = 0, False
         self._deadline = asyncio.get_running_loop().time() + limits.body_seconds
 
     def too_large(self) -> ApiError:
-        """The error of a body beyond the limit."""
+        """Return the error for a body that exceeds the limit."""
         return ApiError(413, f"the body has more than {self.limits.body_bytes} bytes", code="body_too_large")
 
     async def receive(self) -> Message:
-        """The next message from the client, a part of the body within its limits."""
+        """Return the client's next message and enforce the limits on the body."""
         if self._complete:
             return await self._receive()
         try:
@@ -158,7 +165,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """A message to the client; the head of the answer gets the id of the request."""
+        """Send a message to the client and add the request id to the response headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = (b"x-request-id", self.scope["request_id"].encode())
@@ -166,7 +173,10 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, error: ApiError, headers: dict[bytes, bytes]) -> None:
-        """Answers with an error; what is left of a body is read first, because clients send before they read."""
+        """Send an error response.
+
+        The rest of the body is read first, because clients send their body before they read the response.
+        """
         rest = not self._complete and (b"content-length" in headers or b"transfer-encoding" in headers)
         if rest:
             error.headers["Connection"] = "close"
@@ -187,45 +197,49 @@ class _Exchange:
 
 
 def _no_route(scope: Scope, error: HTTPException) -> ApiError:
-    """What the router refuses, in OpenAI's shape."""
+    """Return an error of the router in OpenAI's format."""
     path = scope["path"]
-    message = {404: f"there is no {path}", 405: f"{path} does not take {scope['method']}"}
+    message = {404: f"{path} does not exist", 405: f"{path} does not support {scope['method']}"}
     text = message.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, text, headers=error.headers)
 
 
 def _check_host(header: bytes) -> None:
-    """Without keys only names of this machine are accepted, so that no web page reaches it under a name of its own."""
+    """Reject host names other than this machine's when no key is required.
+
+    This prevents DNS rebinding, where a web page reaches the server under the page's own host name.
+    """
     name = re.sub(r":\d*$", "", header.decode("latin-1"))
     if name and not is_loopback(name):
-        raise ApiError(403, f"Host is {name[:100]!r}; without a key, expected localhost or 127.0.0.1")
+        raise ApiError(403, f"Host is {name[:100]!r}, but must be localhost or 127.0.0.1 when no key is set")
 
 
 class Gauge:
-    """How many there are of something, in this process and in all."""
+    """A counter for this process with a total over all processes."""
 
     def __init__(self):
         self.own = 0
 
     def add(self, by: int) -> None:
-        """More or, with a negative number, fewer in this process."""
+        """Add a number, which may be negative, to the count of this process."""
         self.own += by
 
     @property
     def total(self) -> int:
-        """In all processes."""
+        """Sum over all processes."""
         return self.own
 
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """One of the processes that answer the requests of one server.
+    """One of the processes that serve the same address.
 
-    mark       stands in the ids and keys of its sessions, so that others know whose they are
-    port       on which it alone listens; None where it serves alone
-    requests   under way
-    sessions   that have not ended
-    snapshots  the metrics of all processes (`ServerMetrics.snapshot`); None where it serves alone
+    Attributes:
+        mark: Prefix of the ids and keys of its sessions, by which other processes recognize their owner.
+        port: Port on which only this process listens; None if it serves alone.
+        requests: Number of requests in progress.
+        sessions: Number of open sessions.
+        snapshots: Returns the metrics of all processes (`ServerMetrics.snapshot`); None if it serves alone.
     """
 
     mark: str = ""

@@ -1,4 +1,4 @@
-"""Keys of clients, and the addresses on which a server may listen without one."""
+"""API keys of clients, and the addresses that a server may use without one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from marl_jax.serving.http.errors import ApiError
 
 
 class Keys:
-    """Bearer keys and whom each belongs to; keys can come and go while the server runs.
+    """Bearer keys and their owners. Keys can be added and removed while the server runs.
 
-    Only digests are kept, and a key is found by its digest, so the time a look-up takes says nothing about the keys.
+    Only digests are stored and compared, so the time of a lookup reveals nothing about the keys.
     """
 
     def __init__(self, required: bool = True):
@@ -24,35 +24,41 @@ class Keys:
 
     @classmethod
     def of(cls, key: str) -> Keys:
-        """One key, whose owner is "admin"; none is required where it is ""."""
+        """Create keys with one key, owned by "admin".
+
+        If the key is "", no key is required.
+        """
         keys = cls(required=bool(key))
         if key:
             keys.add(key, "admin")
         return keys
 
     def add(self, key: str, owner: Any) -> None:
-        """Accepts a key from now on."""
+        """Accept a key from now on."""
         if not re.fullmatch(r"[!-~]{8,}", key):
-            raise ConfigError(["a key needs 8 or more characters, all of them printable ASCII without spaces"])
+            raise ConfigError(["the key must have at least 8 characters, all printable ASCII without spaces"])
         self._owners[_digest(key.encode())] = owner
 
     def remove(self, key: str) -> None:
-        """Accepts a key no more."""
+        """Stop accepting a key."""
         self._owners.pop(_digest(key.encode()), None)
 
     def find(self, key: bytes) -> Any:
-        """Whom a key belongs to; None where it is none of them."""
+        """Return the owner of a key, or None if the key is unknown."""
         return self._owners.get(_digest(key))
 
     def owner(self, header: bytes) -> Any:
-        """Whom the value of an Authorization header belongs to; None where no key is needed and none is known."""
+        """Return the owner of the key in an Authorization header.
+
+        Returns None if no key is required and the header has no known key. Raises `ApiError` if a key is required.
+        """
         scheme, _, key = header.partition(b" ")
         digest = _digest(key.strip())
         if scheme.lower() == b"bearer" and digest in self._owners:
             return self._owners[digest]
         if not self.required:
             return None
-        message = "this key is not accepted" if header else "a key is needed: the header 'Authorization: Bearer KEY'"
+        message = "invalid key" if header else "missing key; send the header 'Authorization: Bearer KEY'"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -62,16 +68,22 @@ def _digest(key: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 
 
-def check_address(host: str, keys: Keys, source: str = "a key") -> None:
-    """Refuses to listen on an address that others can reach where no key is required; `source` says how to set one."""
+def check_address(host: str, keys: Keys, source: str = "set a key") -> None:
+    """Reject an address that other machines can reach when no key is required.
+
+    Args:
+        host: Address to listen on.
+        keys: Keys of the server.
+        source: Advice on how to set a key.
+    """
     if not keys.required and not is_loopback(host):
         raise ConfigError(
-            [f"config.serve.host is {host!r}, which others can reach, but must be 127.0.0.1, or {source}"]
+            [f"config.serve.host is {host!r}, which other machines can reach. Set it to 127.0.0.1, or {source}."]
         )

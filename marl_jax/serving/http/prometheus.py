@@ -1,9 +1,11 @@
-"""Counters, gauges and histograms in the text format of Prometheus; safe to use from several threads.
+"""Thread-safe counters, gauges and histograms in the Prometheus text format.
 
-metrics = Metrics()
-metrics.count("http_requests_total", "Requests.", path="/predict", status=200)
-metrics.observe("http_request_seconds", "Seconds a request takes.", 0.02, path="/predict")
-metrics.text()                                                     # what GET /metrics answers
+Usage:
+
+    metrics = ServerMetrics()
+    metrics.count("http_requests_total", "Requests.", path="/predict", status=200)
+    metrics.observe("http_request_seconds", "Seconds a request takes.", 0.02, path="/predict")
+    metrics.text()  # the response to GET /metrics
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper bounds of the buckets of times."""
+"""Upper bounds of the histogram buckets for durations, in seconds."""
 
 
 class ServerMetrics:
-    """Metrics by name; each is created when it is first used, and a name has one kind."""
+    """Metrics by name. A metric is created at its first use and keeps its kind."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -30,19 +32,19 @@ class ServerMetrics:
         self._gauges: dict[str, Callable[[], float]] = {}
 
     def count(self, name: str, help: str, by: float = 1, /, **labels) -> None:
-        """Adds to a counter."""
+        """Add to a counter."""
         with self._lock:
             series, key = self._series(name, "counter", help), _key(labels)
             series[key] = series.get(key, 0) + by
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Adds a gauge, whose value is read when somebody asks for the metrics."""
+        """Add a gauge that is read whenever the metrics are requested."""
         with self._lock:
             self._series(name, "gauge", help)
             self._gauges[name] = read
 
     def observe(self, name: str, help: str, value: float, bounds: Sequence[float] = SECONDS, /, **labels) -> None:
-        """Adds a value to a histogram."""
+        """Add a value to a histogram."""
         with self._lock:
             self._series(name, "histogram", help)
             series, key = self._histograms.setdefault(name, {}), _key(labels)
@@ -51,16 +53,16 @@ class ServerMetrics:
             series[key].add(value)
 
     def value(self, name: str, /, **labels) -> float:
-        """The value of a counter, 0 if there is none yet."""
+        """Return the value of a counter, or 0 if it does not exist yet."""
         with self._lock:
             return self._values.get(name, {}).get(_key(labels), 0)
 
     def text(self) -> str:
-        """All metrics."""
+        """Return all metrics in the Prometheus text format."""
         return text_of([self.snapshot()])
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """All metrics as a JSON value, of which `text_of` takes several."""
+        """Return all metrics as a JSON value for `text_of`."""
         with self._lock:
             return [
                 {"name": name, "kind": kind, "help": help, "series": [list(pair) for pair in self._read(name, kind)]}
@@ -68,18 +70,18 @@ class ServerMetrics:
             ]
 
     def _read(self, name: str, kind: str) -> list[tuple[tuple, Any]]:
-        """Labels and value of each series; of a histogram its bounds, counts and sum."""
+        """Return the labels and value of each series; a histogram's value is (bounds, counts, sum)."""
         if kind == "gauge":
             return [((), self._gauges[name]())]
         if kind == "histogram":
-            found = self._histograms.get(name, {})
-            return [(key, (one.bounds, list(one.counts), one.sum)) for key, one in found.items()]
+            histograms = self._histograms.get(name, {})
+            return [(key, (one.bounds, list(one.counts), one.sum)) for key, one in histograms.items()]
         return list(self._values.get(name, {}).items())
 
     def _series(self, name: str, kind: str, help: str) -> dict[tuple, float]:
         known, _ = self._kinds.setdefault(name, (kind, help))
         if known != kind:
-            raise ValueError(f"the metric {name!r} is a {known}; it cannot be used as a {kind}")
+            raise ValueError(f"the metric {name!r} is a {known} and cannot be used as a {kind}")
         return self._values.setdefault(name, {})
 
 
@@ -93,7 +95,7 @@ class _Histogram:
 
 
 def text_of(snapshots: Sequence[list[dict[str, Any]]]) -> str:
-    """The text of one or several processes' metrics, whose values are summed."""
+    """Return the sum of several processes' metrics in the Prometheus text format."""
     merged: dict[str, tuple[str, str, dict[tuple, Any]]] = {}
     for one in (one for snapshot in snapshots for one in snapshot):
         _, _, series = merged.setdefault(one["name"], (one["kind"], one["help"], {}))
@@ -112,7 +114,7 @@ def text_of(snapshots: Sequence[list[dict[str, Any]]]) -> str:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Two values of a series; the buckets of a histogram are the same in all processes."""
+    """Add two values of a series. Histograms have the same buckets in all processes."""
     if isinstance(one, int | float):
         return one + other
     (bounds, counts, total), (_, more, others) = one, other
@@ -120,16 +122,16 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _histogram_lines(name: str, key: tuple, bounds: Sequence[float], counts: Sequence[int], total: float) -> list[str]:
-    found, below = [], 0
+    lines, below = [], 0
     for bound, count in zip((*bounds, math.inf), counts, strict=True):
         below += count
-        found.append(f"{name}_bucket{_braces((*key, ('le', _number(bound))))} {below}")
-    return [*found, f"{name}_sum{_braces(key)} {_number(total)}", f"{name}_count{_braces(key)} {below}"]
+        lines.append(f"{name}_bucket{_braces((*key, ('le', _number(bound))))} {below}")
+    return [*lines, f"{name}_sum{_braces(key)} {_number(total)}", f"{name}_count{_braces(key)} {below}"]
 
 
 def _key(labels: dict) -> tuple:
-    found = [(name, str(value)) for name, value in labels.items()]
-    return tuple(sorted(found) if len(found) > 1 else found)
+    pairs = [(name, str(value)) for name, value in labels.items()]
+    return tuple(sorted(pairs) if len(pairs) > 1 else pairs)
 
 
 def _braces(key: tuple) -> str:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by httptools, with two limits that uvicorn has not: the time a request's head may take, and its size."""
+"""HTTP/1.1 connections with limits on the time and size of request heads, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_SECONDS = 10.0  # for the head of a request to arrive
-MOST_HEAD = 1 << 16  # bytes of it
+HEAD_SECONDS = 10.0  # time limit for the head of a request
+MOST_HEAD = 1 << 16  # maximum size of the head, in bytes
 
 
 class HangUp:
-    """Whether the client of a connection has hung up; every request has it in its scope, as "hang_up".
+    """Notification that the client of a connection has disconnected.
 
-    ASGI's way to hear of it is a task for each request that waits for a message.
+    Every request has it in its scope as "hang_up". ASGI's own mechanism would need a task per request that waits for a
+    message.
     """
 
     def __init__(self):
@@ -24,7 +25,7 @@ class HangUp:
 
     @contextlib.contextmanager
     def calls(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Within it, the callback is called when the client hangs up, or at once where it has."""
+        """Call the callback when the client disconnects, or at once if it already has."""
         self._callbacks.append(callback)
         try:
             if self.happened:
@@ -34,27 +35,30 @@ class HangUp:
             self._callbacks.remove(callback)
 
     def happen(self) -> None:
-        """The connection is lost."""
+        """Record the disconnect and run the callbacks."""
         self.happened = True
         for callback in list(self._callbacks):
             callback()
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. Those on which no request arrives are closed, which uvicorn keeps open for ever."""
+    """One connection. It is closed if no request arrives; uvicorn would keep it open forever."""
 
     _deadline: asyncio.TimerHandle | None = None
     _last_cycle = None
     _in_head, _head = False, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Starts to watch the connection."""
+        """Start watching the connection."""
         super().connection_made(transport)
         self._hang_up = HangUp()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Watches no more. Timers end also after an error, where uvicorn's would keep the connection's objects."""
+        """Stop watching the connection.
+
+        Timers also end after an error. uvicorn's would keep the connection's objects alive.
+        """
         if self._deadline is not None:
             self._deadline.cancel()
         self._unset_keepalive_if_required()
@@ -62,21 +66,21 @@ class Protocol(HttpToolsProtocol):
         self._hang_up.happen()
 
     def data_received(self, data: bytes) -> None:
-        """Refuses a head that does not end."""
+        """Handle data and reject a request head that is too long."""
         super().data_received(data)
         if self._in_head:
             self._head += len(data)
             if self._head > MOST_HEAD and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too long.")
+                self.send_400_response("The request head is too long.")
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start counting the bytes of a request head."""
         self._in_head, self._head = True, 0
         super().on_message_begin()
         self.scope["hang_up"] = self._hang_up  # pyright: ignore[reportGeneralTypeIssues]  ASGI allows extra keys
 
     def on_headers_complete(self) -> None:
-        """It has ended."""
+        """Stop counting the bytes of the request head."""
         self._in_head = False
         super().on_headers_complete()
 
@@ -86,7 +90,7 @@ class Protocol(HttpToolsProtocol):
     def _check(self) -> None:
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.cycle is self._last_cycle and self.timeout_keep_alive_task is None:
-            self.transport.close()  # no head of a request since the last check
+            self.transport.close()  # no request head since the last check
             return
         self._last_cycle = self.cycle
         self._watch()

@@ -1,8 +1,10 @@
-"""Running an application: on an address until a signal comes, in a thread, or in an event loop beside other work.
+"""Run an application until a signal, in a thread, or in an existing event loop.
 
-serve(app, "127.0.0.1", 8000)                     # returns after SIGTERM or Ctrl-C, when all requests are answered
-with in_thread(app) as url: ...                   # on a free port of this machine
-async with in_loop(app) as url: ...               # the same in this event loop
+Usage:
+
+    serve(app, "127.0.0.1", 8000)         # returns after SIGTERM or Ctrl-C, once all requests are answered
+    with in_thread(app) as url: ...       # on a free port of this machine
+    async with in_loop(app) as url: ...   # the same in the running event loop
 """
 
 from __future__ import annotations
@@ -26,33 +28,40 @@ from marl_jax.serving.http.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 30  # that a connection is kept open between requests
-MAX_CONNECTIONS = 4096  # beyond them, or what the system allows, uvicorn answers 503
+IDLE_SECONDS = 30  # time that an idle connection is kept open
+MAX_CONNECTIONS = 4096  # above this, or the system's limit, uvicorn answers 503
 BACKLOG = 2048
 
 Started = tuple[Awaitable[None], Callable[[], None]]
-"""The work of a server, and what stops it."""
+"""(awaitable that runs the server, function that stops it)"""
 
 
 def serve(
-    app: ASGIApp, host: str, port: int, *, drain_seconds: float = 30, ready: Callable[[str], None] | None = None
+    app: ASGIApp, host: str, port: int, *, drain_seconds: float = 30, on_ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serves until SIGTERM or Ctrl-C; then nothing new is accepted, and what is under way has `drain_seconds`.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in progress.
 
-    A second signal ends at once. `ready` is called with the address once the server answers. Main thread only.
+    A second signal stops the server immediately. Must be called from the main thread.
+
+    Args:
+        app: Application to serve.
+        host: Address to listen on.
+        port: Port to listen on; 0 picks a free one.
+        drain_seconds: Time that requests in progress have to finish.
+        on_ready: Called with the URL once the server accepts requests.
     """
 
     def announce(url: str) -> None:
         log.info("listening on %s", url)
-        if ready is not None:
-            ready(url)
+        if on_ready is not None:
+            on_ready(url)
 
     server = Server(app, drain_seconds, announce)
     asyncio.run(until_signalled(server.run_on(listen(host, port)), server.stop))
 
 
 async def until_signalled(work: Awaitable[None], stop: Callable[[], None]) -> None:
-    """Awaits the work of a server, which SIGTERM and Ctrl-C stop."""
+    """Wait for a server and call `stop` on SIGTERM and Ctrl-C."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -65,11 +74,11 @@ async def until_signalled(work: Awaitable[None], stop: Callable[[], None]) -> No
 
 @contextlib.contextmanager
 def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> Iterator[str]:
-    """Serves in a thread while the context is open; gives the address."""
+    """Serve in a thread while the context is open and yield the URL."""
     listener = listen(host, port)
 
-    def start(ready: Callable[[str], None]) -> Started:
-        server = Server(app, drain_seconds, ready)
+    def start(on_ready: Callable[[str], None]) -> Started:
+        server = Server(app, drain_seconds, on_ready)
         return server.run_on(listener), server.stop
 
     with run_in_thread(start, drain_seconds + 10) as url:
@@ -78,19 +87,21 @@ def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_second
 
 @contextlib.contextmanager
 def run_in_thread(start: Callable[[Callable[[str], None]], Started], end_seconds: float) -> Iterator[str]:
-    """Runs a server in a thread while the context is open; gives its address.
+    """Run a server in a thread while the context is open and yield its URL.
 
-    start        begins in the thread's event loop, with what to call with the address once the server answers
-    end_seconds  it has to end
+    Args:
+        start: Starts the server in the thread's event loop. It receives a function to call with the URL once the server
+            accepts requests.
+        end_seconds: Time that the server has to stop.
     """
     started, failure, urls, stops = threading.Event(), [], [], []
 
-    def ready(url: str) -> None:
+    def on_ready(url: str) -> None:
         urls.append(url)
         started.set()
 
     async def main() -> None:
-        work, stop = start(ready)
+        work, stop = start(on_ready)
         stops.append(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
         await work
 
@@ -109,7 +120,7 @@ def run_in_thread(start: Callable[[Callable[[str], None]], Started], end_seconds
         if not failure:
             yield urls[0]
     finally:
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             for stop in stops:
                 stop()
         thread.join(end_seconds)
@@ -119,7 +130,10 @@ def run_in_thread(start: Callable[[Callable[[str], None]], Started], end_seconds
 
 @contextlib.asynccontextmanager
 async def in_loop(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_seconds: float = 5) -> AsyncIterator[str]:
-    """Serves in this event loop while the context is open, so that others in it reach the application's objects."""
+    """Serve in the running event loop while the context is open and yield the URL.
+
+    Other tasks in the loop can access the application's objects directly.
+    """
     started = asyncio.Event()
     server = Server(app, drain_seconds, lambda _: started.set())
     serving = asyncio.ensure_future(server.run_on(listen(host, port)))
@@ -127,7 +141,7 @@ async def in_loop(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_se
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not started.is_set():
-            await serving  # raises what went wrong
+            await serving  # raises the error
         yield server.url
     finally:
         waiting.cancel()
@@ -136,23 +150,26 @@ async def in_loop(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain_se
 
 
 def listen(host: str, port: int, reuse_port: bool = False) -> socket.socket:
-    """A socket that is bound to an address; one that cannot be is a `RunError`.
+    """Return a socket bound to an address; raise `RunError` if that is not possible.
 
-    reuse_port  several sockets may have this address, and share its connections
+    Args:
+        host: Address to bind to.
+        port: Port to bind to; 0 picks a free one.
+        reuse_port: Whether several sockets may bind to the address and share its connections.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         address = (host.strip("[]"), port)
-        found = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=reuse_port)
-        # Connections inherit it. Without it, the body of an answer waits 40 ms for the client to confirm its head.
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return found
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=reuse_port)
+        # Connections inherit it. Without it, a response body waits 40 ms for the client to acknowledge the head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise RunError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address of a bound socket."""
+    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -163,10 +180,10 @@ def _max_connections() -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its handling of signals, which would end the process by the signal after a clean stop."""
+    """A uvicorn server without signal handling, which would end the process after a clean stop."""
 
-    def __init__(self, app: ASGIApp, drain_seconds: float, ready: Callable[[str], None]):
-        self._app, self._failure, self._ready, self.url = app, None, ready, ""
+    def __init__(self, app: ASGIApp, drain_seconds: float, on_ready: Callable[[str], None]):
+        self._app, self._failure, self._ready, self.url = app, None, on_ready, ""
         super().__init__(
             uvicorn.Config(
                 self._watched,
@@ -187,28 +204,28 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: `serve` does it."""
+        """Do nothing; `serve` handles signals."""
         yield
 
     def stop(self) -> None:
-        """Stops accepting and drains; called again, ends at once."""
+        """Stop accepting requests and drain; a second call stops immediately."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def run_on(self, *listeners: socket.socket) -> None:
-        """Serves on bound sockets; what the application raised when it started is raised here."""
+        """Serve on bound sockets and raise the error of an application that fails to start."""
         self.url = url_of(listeners[0])
         try:
             with rare_collections():
                 await self.serve(sockets=list(listeners))
-        except SystemExit:  # uvicorn's answer to an application that does not start
+        except SystemExit:  # raised by uvicorn if the application does not start
             raise self._failure or RunError("the server did not start") from None
         finally:
             for listener in listeners:
                 listener.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the application, then says that it is ready."""
+        """Start the application, then report the URL."""
         await super().startup(sockets)
         self._ready(self.url)
 

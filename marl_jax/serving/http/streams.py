@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events that leave as the tokens come, in as few writes as possible."""
+"""Streamed responses: server-sent events sent as tokens arrive, in as few writes as possible."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class EventStream(Response):
-    """The events of a call; all that can be shown at a moment is one write.
+    """The server-sent events of a call.
 
-    tops        of an answered call, the likeliest tokens, or None
-    first_shown  called when the first piece with text is about to leave, with the call
-    answered     called when all is there, with the call
+    Everything that can be shown at one time is sent in one write. `begin` runs before the response is given to the
+    server, so an invalid request gets an error response instead of an error inside a stream. A client that disconnects
+    detaches from the call.
 
-    What is wrong with a request is an error of its own, not one inside of a stream: `begin` comes before the response
-    is handed to the server. A client that hangs up lets go of the call.
+    Args:
+        call: Call to stream.
+        tops: Returns the most likely tokens of an answered call, or None.
+        first_shown: Called with the call when the first piece of text is about to be sent.
+        answered: Called with the call when all completions are finished.
     """
 
     media_type = "text/event-stream"
@@ -41,7 +44,7 @@ class EventStream(Response):
         self.init_headers(HEADERS)
 
     async def begin(self) -> EventStream:
-        """Returns when sampling has begun, or raises why it does not."""
+        """Wait until sampling has begun, or raise the reason why it cannot."""
         call = self._call
         self._attached.enter_context(call.attached())
         try:
@@ -55,7 +58,7 @@ class EventStream(Response):
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Send the events."""
         with self._attached, scope["hang_up"].calls(self._call.changed):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_events(send, scope["hang_up"])
@@ -81,7 +84,7 @@ class EventStream(Response):
                 self._first_shown(call)
             self._answered(call)
             data += b"".join(pieces.end(await self._tops(call)))
-        except ApiError as error:  # the status is out already
-            found = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-            data += requests.event({"error": found})
+        except ApiError as error:  # the status has already been sent
+            details = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+            data += requests.event({"error": details})
         await send({"type": "http.response.body", "body": data, "more_body": False})

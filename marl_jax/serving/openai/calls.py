@@ -1,7 +1,7 @@
-"""A call: one request for answers of one model, from its prompt to the choices that the client gets.
+"""Calls: requests for completions of one model, from the prompt to the client's choices.
 
-It runs as a task of its own. Those who wait for it attach and detach; when the last one has left before the end (it
-hung up), the task is cancelled and its rows are freed.
+A call runs as a separate task. Clients attach to it and detach from it. When the last client detaches before the end,
+because it disconnected, the task is cancelled and its rows are freed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from models.chat import ChatTemplateError
 
 
 class ServingSampler(Sampler, Protocol):
-    """A sampler that can stream tokens and report the most likely ones: a `BatcherThread`."""
+    """A sampler that can stream tokens and report the most likely ones, such as `BatcherThread`."""
 
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
@@ -47,10 +47,13 @@ class ServingSampler(Sampler, Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model by the name that clients give: who answers for it, and how its prompts are written.
+    """A model under the name that clients use.
 
-    speaker      its `sampling` has the budget of a request that names none
-    json_output  makes its answers follow a schema
+    Attributes:
+        name: Name of the model.
+        speaker: Policy that generates the completions. Its `sampling` sets the budget of a request without one.
+        renderer: Renders the prompts.
+        json_output: Constrains completions to a JSON schema.
     """
 
     name: str
@@ -60,7 +63,13 @@ class ServedModel:
 
     @classmethod
     def of(cls, name: str, speaker: Speaker, vocab: int | None = None) -> ServedModel:
-        """With the tokenizer and the template options of the speaker; `vocab`: V of the model, if it is larger."""
+        """Create a model with the speaker's tokenizer and chat template options.
+
+        Args:
+            name: Name of the model.
+            speaker: Policy that generates the completions.
+            vocab: Vocabulary size of the model, if it is larger than the tokenizer's.
+        """
         tokenizer = speaker.tokenizer
         output = JsonOutput(tokenizer, vocab or tokenizer.vocab_size)
         return cls(name, speaker, Renderer(tokenizer, speaker.options), output)
@@ -73,11 +82,13 @@ class ServedModel:
 
 @dataclasses.dataclass(frozen=True)
 class CompletionChoice:
-    """One answer as the client sees it.
+    """One completion as the client sees it.
 
-    text    without stop strings and without the calls of tools
-    ids     of the calls of tools
-    finish  "stop", "length" or "tool_calls"
+    Attributes:
+        text: Text without stop strings and tool calls.
+        calls: Tool calls.
+        ids: Ids of the tool calls.
+        finish: "stop", "length" or "tool_calls".
     """
 
     text: str
@@ -86,34 +97,37 @@ class CompletionChoice:
     finish: str
 
     def message(self) -> dict[str, Any]:
-        """The message of the answer, in OpenAI's shape."""
+        """Return the assistant message in OpenAI's format."""
         return requests.assistant(self.text, self.calls, self.ids)
 
 
 class Call:
-    """One request and what has become of it.
+    """One request and its progress.
 
-    ids       of the prompt, and of `prefix`, the text with which an answer is made to begin
-    round     one more than that of the latest answer that was there when it began
-    after     the call and the number of its answer that this one continues, or None
-    fork      why it does not continue the last answer in its messages, or None
-    shown     ids of each answer that may be shown by now
-    answers   of the sampler; None until all are there
-    choices   the same as the client sees them
-    contents  their ids without the stop token
-    replies   the same with their rewards
-    changes   how often there was something new for those who follow
+    Attributes:
+        ids: Token ids of the prompt and of `prefix`.
+        prefix: Text with which a completion is forced to begin.
+        sampling: Settings of the sampler; None until sampling begins.
+        round: One more than the round of the latest call that was answered when this one began.
+        after: Call and choice index that this call continues, or None.
+        fork: Reason why it does not continue the last assistant message of its conversation, or None.
+        shown: Pieces of each completion that may be shown by now.
+        answers: Completions of the sampler; None until all are finished.
+        choices: Completions as the client sees them.
+        contents: Token ids of the completions without the stop token.
+        replies: Completions with their rewards.
+        changes: Number of times that there was something new for followers.
     """
 
-    def __init__(self, model: ServedModel, asked: CompletionRequest, round_: int = 0):
-        self.id = requests.new_id("chatcmpl" if asked.messages else "cmpl")
-        self.model, self.asked, self.round = model, asked, round_
+    def __init__(self, model: ServedModel, request: CompletionRequest, round_: int = 0):
+        self.id = requests.new_id("chatcmpl" if request.messages else "cmpl")
+        self.model, self.asked, self.round = model, request, round_
         self.ids: list[int] = []
         self.prefix: str = ""
         self.sampling: Sampling | None = None
         self.after: tuple[Call, int] | None = None
         self.fork: str | None = None
-        self.shown: list[list[Completion]] = [[] for _ in range(asked.n)]
+        self.shown: list[list[Completion]] = [[] for _ in range(request.n)]
         self.answers: list[Completion] | None = None
         self.choices: list[CompletionChoice] = []
         self.contents: list[list[int]] = []
@@ -123,32 +137,35 @@ class Call:
         self.changes = self._attached = 0
         self._following: list[asyncio.Future] = []
 
-    # For those who wait
+    # Waiting
 
     def start(self, work: Awaitable[None]) -> None:
-        """Begins to work on the answers."""
+        """Start working on the completions."""
         self.task = asyncio.ensure_future(work)
         self.task.add_done_callback(self._ended)
 
     async def wait(self) -> Call:
-        """Returns when all answers are there, or raises what went wrong."""
+        """Wait until all completions are finished, or raise the error."""
         with self.attached():
             await self.result()
         return self
 
     async def next_change(self, since: int) -> None:
-        """Returns when `changes` is no longer `since`: there is more to show, or the task is done."""
+        """Wait until `changes` differs from `since`, which also happens at the end."""
         if self.changes == since:
             self._following.append(asyncio.get_running_loop().create_future())
             await self._following[-1]
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended without answers, or is about to."""
+        """Whether it has ended without completions or is being cancelled."""
         return self.answers is None and (self.task.done() or self.task.cancelling() > 0)
 
     async def result(self) -> None:
-        """Returns when all answers are there, or raises what went wrong; only for those who are attached."""
+        """Wait until all completions are finished, or raise the error.
+
+        Must be called while attached.
+        """
         try:
             await asyncio.shield(self.task)
         except asyncio.CancelledError:
@@ -159,7 +176,7 @@ class Call:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Around whatever waits for it."""
+        """Keep the call running while the context is open."""
         self._attached += 1
         try:
             yield
@@ -170,11 +187,11 @@ class Call:
 
     def _ended(self, task: asyncio.Task) -> None:
         if not task.cancelled():
-            task.exception()  # whoever waits gets it; nobody may be waiting
+            task.exception()  # mark it as retrieved, since there may be no waiter
         self.changed()
 
     def changed(self) -> None:
-        """Wakes those who follow."""
+        """Wake up the followers."""
         self.changes += 1
         following, self._following = self._following, []
         for waiter in following:
@@ -182,7 +199,7 @@ class Call:
                 waiter.set_result(None)
 
     def show(self, k: int, new: Completion) -> None:
-        """More of answer k may be shown."""
+        """Add tokens that may be shown to completion k."""
         self.shown[k].append(new)
         self.changed()
 
@@ -190,80 +207,85 @@ class Call:
 # ---------------------------------------------------------------------------------------------------------- answering
 
 
-def prefix_of(model: ServedModel, asked: CompletionRequest) -> str:
-    """How the answer has to begin, where the request demands the call of a tool."""
-    return "" if asked.forced is None else model.renderer.parser.prefix(asked.forced or None)
+def prefix_of(model: ServedModel, request: CompletionRequest) -> str:
+    """Return the text that a completion must begin with to call a required tool."""
+    return "" if request.forced is None else model.renderer.parser.prefix(request.forced or None)
 
 
-async def opening(model: ServedModel, asked: CompletionRequest) -> list[int]:
-    """The ids of a request as it stands, without any history."""
-    if asked.prompts:
-        (prompt,) = asked.prompts
+async def opening(model: ServedModel, request: CompletionRequest) -> list[int]:
+    """Return the token ids of a request without any history."""
+    if request.prompts:
+        (prompt,) = request.prompts
         return model.speaker.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     try:
-        return await render(asked, model.renderer.opening)
-    except ChatTemplateError as error:  # without the name of the file, which is no client's business
+        return await render(request, model.renderer.opening)
+    except ChatTemplateError as error:  # without the file name, which clients should not see
         raise ApiError(400, error.problem[:500], param="messages") from None
     except ValueError as error:
         raise ApiError(400, str(error)[:500], param="messages") from None
 
 
-async def render(asked: CompletionRequest, function: Callable[..., list[int]], *args: Any) -> list[int]:
-    """Ids of the messages from a function of the renderer; where they are long, in a thread."""
-    short = not asked.tools and sum(len(message["content"]) for message in asked.messages) <= SHORT
-    args = (asked.messages, *args, asked.tools, asked.template)
+async def render(request: CompletionRequest, function: Callable[..., list[int]], *args: Any) -> list[int]:
+    """Return the token ids of a request's messages from a function of the renderer.
+
+    Long messages are rendered in a thread.
+    """
+    short = not request.tools and sum(len(message["content"]) for message in request.messages) <= SHORT
+    args = (request.messages, *args, request.tools, request.template)
     return function(*args) if short else await asyncio.to_thread(function, *args)
 
 
-def budget(model: ServedModel, asked: CompletionRequest, length: int) -> int:
-    """Tokens that the answer may have."""
+def budget(model: ServedModel, request: CompletionRequest, length: int) -> int:
+    """Return the maximum number of tokens of a completion."""
     limit = model.speaker.max_length
     room = limit - length
     if room < 1:
-        message = f"the prompt has {length} tokens; with an answer, {model.name} takes at most {limit}"
-        raise ApiError(400, message, param="messages" if asked.messages else "prompt", code="context_length_exceeded")
-    return min(asked.max_tokens or model.speaker.sampling.max_new_tokens, room)
+        message = f"the prompt has {length} tokens, but {model.name} supports at most {limit} including the completion"
+        raise ApiError(400, message, param="messages" if request.messages else "prompt", code="context_length_exceeded")
+    return min(request.max_tokens or model.speaker.sampling.max_new_tokens, room)
 
 
 def sampling_of(call: Call, seed: int) -> Sampling:
-    """The settings of the sampler for a call whose `ids` are set."""
-    model, asked = call.model, call.asked
-    tokens = budget(model, asked, len(call.ids))
-    constraint = None if asked.schema is None else model.json_output.constraint(asked.schema)
-    return asked.sampling(seed, tokens, model.speaker.tokenizer.stop_ids, constraint)
+    """Return the sampler's settings for a call whose `ids` are set."""
+    model, request = call.model, call.asked
+    tokens = budget(model, request, len(call.ids))
+    constraint = None if request.schema is None else model.json_output.constraint(request.schema)
+    return request.sampling(seed, tokens, model.speaker.tokenizer.stop_ids, constraint)
 
 
 async def answer_alone(call: Call) -> None:
-    """Answers a call that belongs to no session: nothing is remembered."""
-
-    model, asked = call.model, call.asked
-    call.prefix = prefix_of(model, asked)
-    call.ids = await opening(model, asked) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
-    call.sampling = sampling_of(call, secrets.randbits(32) if asked.seed is None else asked.seed)
-    await answer(call, CallTrace(TraceFile(None), "", call.id), asked.stream)
+    """Answer a call without a session; nothing is remembered."""
+    model, request = call.model, call.asked
+    call.prefix = prefix_of(model, request)
+    call.ids = await opening(model, request) + (model.speaker.tokenizer.encode(call.prefix) if call.prefix else [])
+    call.sampling = sampling_of(call, secrets.randbits(32) if request.seed is None else request.seed)
+    await answer(call, CallTrace(TraceFile(None), "", call.id), request.stream)
 
 
 async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
-    """Gets the answers to a call whose `ids` and `sampling` are set; each is recorded before it can be seen."""
+    """Sample the completions of a call whose `ids` and `sampling` are set.
+
+    Each completion is recorded in the trace before a client can see it.
+    """
     assert call.sampling is not None
     speaker, sampler = call.model.speaker, call.model.sampler
     more: dict[str, Any] = {}
     if streamed:
 
         def on_tokens(k: int, new: Completion) -> None:
-            with contextlib.suppress(TraceError):  # the answers themselves cannot be written either
+            with contextlib.suppress(TraceError):  # writing the completions will fail too and report the error
                 trace.add_tokens(k, new, functools.partial(call.show, k, new))
 
         more = {"on_tokens": on_tokens}
     call.changed()
     try:
         answers = await sampler.answer(call.ids, call.sampling, policy=speaker.policy, n=call.asked.n, **more)
-    except ValueError as error:  # refused by the sampler, such as ids beyond the vocabulary
+    except ValueError as error:  # rejected by the sampler, for example ids outside the vocabulary
         raise ApiError(400, str(error), param="messages" if call.asked.messages else "prompt") from None
     except BatcherClosed:
-        raise ApiError(503, "the server is ending", code="server_ending") from None
+        raise ApiError(503, "the server is shutting down", code="server_ending") from None
     if wrong := next((a.finish for a in answers if a.finish not in ("stop", "length")), None):
-        raise ApiError(500, f"the model gave no answer ({wrong})", code="answer_lost")
+        raise ApiError(500, f"the model did not finish its completion ({wrong})", code="answer_lost")
     written = [a.tokens.tolist() for a in answers]
     call.contents = [call.model.renderer.content(tokens) for tokens in written]
     choices = [choice(call, content, a.finish) for content, a in zip(call.contents, answers, strict=True)]
@@ -273,13 +295,13 @@ async def answer(call: Call, trace: CallTrace, streamed: bool) -> None:
 
 
 def choice(call: Call, content: list[int], finish: str) -> CompletionChoice:
-    """An answer as the client sees it."""
-    asked, parser = call.asked, call.model.renderer.parser
-    words = text.visible(call.model.speaker.tokenizer, content, asked.stops)
-    names = {tool["function"]["name"] for tool in asked.tools}
+    """Return a completion as the client sees it."""
+    request, parser = call.asked, call.model.renderer.parser
+    words = text.visible(call.model.speaker.tokenizer, content, request.stops)
+    names = {tool["function"]["name"] for tool in request.tools}
     calls: list[tool_calls.ToolCall] = []
-    if asked.forced:
-        words, calls = "", [tool_calls.forced(parser, asked.forced, words)]
+    if request.forced:
+        words, calls = "", [tool_calls.forced(parser, request.forced, words)]
     elif names:
         words, calls = parser.parse(call.prefix + words, names)
     ids = tuple(requests.new_id("call") for _ in calls)

@@ -1,4 +1,4 @@
-"""The choices of an answer in OpenAI's shape, whole and in pieces: for chats and for completions."""
+"""Chat and text completions in OpenAI's format, complete or as a stream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from marl_jax.serving.openai.calls import Call
 from marl_jax.serving.openai.prompts import Renderer
 from marl_jax.serving.openai.text import TextStream, tokens_within, visible
 
-LEAST = -9999.0  # stands for a log-prob of minus infinity, which JSON does not have
+LEAST = -9999.0  # replaces a log-prob of minus infinity, which JSON cannot represent
 
 
 def version(call: Call) -> int:
-    """The version of the weights that wrote the last token of a call."""
+    """Return the version of the weights that generated the last token of a call."""
     newest = 0
     for answer in call.answers or [shown[-1] for shown in call.shown if shown]:
         if len(answer.versions):
@@ -23,7 +23,7 @@ def version(call: Call) -> int:
 
 
 def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, Any]:
-    """A whole chat completion."""
+    """Return a complete chat completion."""
     choices = []
     for k, choice in enumerate(call.choices):
         logprobs = {"content": _entries(call, k, tops), "refusal": None} if call.asked.logprobs else None
@@ -33,7 +33,7 @@ def chat_completion(call: Call, tops: Sequence[Any] | None = None) -> dict[str, 
 
 
 def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any] | None] | None = None) -> dict[str, Any]:
-    """A whole completion of one or several prompts."""
+    """Return a complete text completion of one or more prompts."""
     choices = []
     for i, call in enumerate(calls):
         for k, choice in enumerate(call.choices):
@@ -46,34 +46,37 @@ def completion(calls: Sequence[Call], tops: Sequence[Sequence[Any] | None] | Non
 
 
 def total(calls: Sequence[Call]) -> dict[str, int]:
-    """Tokens of all prompts and answers; n answers read their prompt once."""
+    """Return the token usage of all prompts and completions; n completions share one prompt."""
     written = sum(len(answer.tokens) for call in calls for answer in call.answers or ())
     return requests.usage(sum(len(call.ids) for call in calls), written)
 
 
 class Pieces:
-    """The pieces of an answer as it is written: chunks in OpenAI's shape, as server-sent events."""
+    """The chunks of a streamed completion as server-sent events in OpenAI's format."""
 
     def __init__(self, call: Call):
         self.call, self.chat = call, bool(call.asked.messages)
         holds: Callable[[str], int] | None = call.model.renderer.parser.held_from if call.asked.tools else None
-        if call.asked.forced is not None:  # all of it is a call
+        if call.asked.forced is not None:  # the complete text is a tool call
             holds = _hold_all
         tokenizer, n = call.model.speaker.tokenizer, call.asked.n
         self._streams = [TextStream(tokenizer, call.asked.stops, holds) for _ in range(n)]
-        self._read = [0] * n  # of `call.shown`
+        self._read = [0] * n  # number of pieces of `call.shown` already read
         self._logprobs: list[list[float]] = [[] for _ in range(n)]
-        self._listed = [0] * n  # tokens whose log-probs were sent
-        self._envelopes: dict[int, tuple[bytes, bytes]] = {}  # around a choice, by version
-        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # around a text, by choice and version
+        self._listed = [0] * n  # number of tokens whose log-probs were sent
+        self._envelopes: dict[int, tuple[bytes, bytes]] = {}  # bytes around a choice, by version
+        self._frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # bytes around a text, by choice and version
 
     def begin(self) -> Iterator[bytes]:
-        """The first piece of every choice."""
+        """Yield the first chunk of every choice."""
         for k in range(self.call.asked.n if self.chat else 0):
             yield self._event(k, {"role": "assistant", "content": ""})
 
     def more(self) -> Iterator[bytes]:
-        """What can be shown since the last call; nothing where the likeliest tokens are wanted, found at the end."""
+        """Yield the text that can be shown since the last call.
+
+        With `top_logprobs` nothing is shown before the end, because they are computed from complete completions.
+        """
         if self.call.asked.top_logprobs:
             return
         for k, stream in enumerate(self._streams):
@@ -88,7 +91,7 @@ class Pieces:
                 yield self._text_event(k, text)
 
     def end(self, tops: Sequence[Any] | None = None) -> Iterator[bytes]:
-        """What is left when all answers are there, and how they ended."""
+        """Yield the rest of every choice and its finish reason."""
         for k, (stream, choice) in enumerate(zip(self._streams, self.call.choices, strict=True)):
             assert self.call.answers is not None
             answer = self.call.answers[k]
@@ -108,7 +111,7 @@ class Pieces:
         yield requests.event("[DONE]")
 
     def _new_entries(self, k: int, last: bool = False, tops: Sequence[Any] | None = None) -> dict | None:
-        """The log-probs of tokens whose text has been shown by now and was not before."""
+        """Return the log-probs of tokens whose text has been shown since the last call."""
         if not self.call.asked.logprobs:
             return None
         stream, begin = self._streams[k], self._listed[k]
@@ -124,7 +127,7 @@ class Pieces:
         return {"content": entries, "refusal": None} if self.chat else _columns(entries)
 
     def _text_event(self, k: int, text: str) -> bytes:
-        """The event of a text without log-probs: all but the text is the same for many pieces."""
+        """Return the event of a text without log-probs, reusing the bytes around the text."""
         key = k, version(self.call)
         if key not in self._frames:
             before, _, after = self._event(k, {"content": "\0"}).rpartition(b'"\\u0000"')
@@ -153,7 +156,7 @@ def _hold_all(text: str) -> int:
 
 
 def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """The log-probs of an answer's tokens, without those behind the text that the client gets."""
+    """Return the log-probs of a completion's tokens up to the end of the visible text."""
     assert call.answers is not None
     ids, answer, tokenizer = call.contents[k], call.answers[k], call.model.speaker.tokenizer
     n = len(ids)
@@ -168,9 +171,9 @@ def _entries(call: Call, k: int, tops: Sequence[Any] | None) -> list[dict[str, A
 
 
 def _entry(renderer: Renderer, token: int, logp: float, top: Sequence[tuple[int, float]] | None = None) -> dict:
-    """One token with its log-prob; `top` are the likeliest in its place."""
-    found = _token(renderer, token, logp)
-    return found | {"top_logprobs": [_token(renderer, i, p) for i, p in top or ()]}
+    """Return one token with its log-prob; `top` has the most likely tokens at its position."""
+    entry = _token(renderer, token, logp)
+    return entry | {"top_logprobs": [_token(renderer, i, p) for i, p in top or ()]}
 
 
 def _token(renderer: Renderer, token: int, logp: float) -> dict[str, Any]:
@@ -179,7 +182,7 @@ def _token(renderer: Renderer, token: int, logp: float) -> dict[str, Any]:
 
 
 def _columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The same as completions show it."""
+    """Return log-probs in the format of text completions."""
     offsets, at = [], 0
     for entry in entries:
         offsets.append(at)

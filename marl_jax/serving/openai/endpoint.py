@@ -1,8 +1,8 @@
-"""The OpenAI-compatible endpoint: chats and completions of any served model, and sessions for trainers.
+"""The OpenAI-compatible endpoint: chat and text completions of served models, and sessions.
 
     POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /health    GET /metrics
 
-Calls with a session's key belong to the session; `admin.py` has the routes of sessions.
+Calls with a session's key belong to the session. See `admin.py` for the routes of sessions.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ RETRY = "x-stainless-retry-count"
 
 
 class Endpoint:
-    """Models behind HTTP.
+    """An OpenAI-compatible endpoint for some models.
 
-    models           by the names that clients give
-    keys             that open it; sessions add theirs
-    traces           where sessions are written; None: nowhere
-    reload, control  as for `Admin`
-    session_idle     seconds after which a session that nobody uses is ended; None: never
-    routes           further ones, those of the page
-    open_paths       those of them that need no key
-    peer             the process among those that serve together; None: it serves alone
+    Args:
+        models: Models by the names that clients use.
+        keys: Keys that clients may use; sessions add their own. None requires no key.
+        limits: Limits on requests; None uses the defaults.
+        traces: File that sessions are recorded in; None records nothing.
+        reload: See `Admin`.
+        control: See `Admin`.
+        session_idle: Seconds after which an unused session is ended; None never ends one.
+        routes: Additional routes, such as those of the web page.
+        open_paths: Paths of `routes` that need no key.
+        peer: This process among those that serve together; None if it serves alone.
     """
 
     def __init__(
@@ -60,10 +63,10 @@ class Endpoint:
         self.routes, self.open_paths = tuple(routes), tuple(open_paths)
         self.created, self.session_idle = int(time.time()), session_idle
         open_sessions = self.sessions.open_sessions
-        self.metrics.gauge("serving_open_sessions", "Sessions that have not ended.", lambda: len(open_sessions))
+        self.metrics.gauge("serving_open_sessions", "Open sessions.", lambda: len(open_sessions))
 
     def application(self) -> RequestGuard:
-        """The routes behind keys and limits."""
+        """Return the application with its routes, keys and limits."""
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completion, methods=["POST"]),
@@ -79,7 +82,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: RequestGuard) -> AsyncIterator[None]:
-        """While the server runs, sessions that were left behind are ended."""
+        """End idle sessions while the server runs."""
 
         async def watch(seconds: float) -> None:
             while True:
@@ -93,13 +96,13 @@ class Endpoint:
             if watching is not None:
                 watching.cancel()
 
-    # Answers
+    # Completions
 
     async def _chat(self, request: Request) -> Response:
         body = await http.read_json(request)
-        asked = requests.read_chat(body)
-        call = await self._begin(request, asked)
-        if asked.stream:
+        parsed = requests.read_chat(body)
+        call = await self._begin(request, parsed)
+        if parsed.stream:
             return await self._streamed(call)
         await http.unless_gone(request, call.wait())
         self._count(call)
@@ -107,30 +110,30 @@ class Endpoint:
 
     async def _completion(self, request: Request) -> Response:
         body = await http.read_json(request)
-        asked = requests.read_completion(body)
-        if asked.echo and (asked.logprobs or asked.stream):
-            raise ApiError(400, "echo is true; with logprobs or stream, expected false", param="echo")
-        if asked.stream and len(asked.prompts) > 1:
-            raise ApiError(400, "prompt has several texts; with stream, expected one", param="prompt")
-        begun = [await self._begin(request, one, number) for number, one in enumerate(_one_by_one(asked))]
-        if asked.stream:
+        parsed = requests.read_completion(body)
+        if parsed.echo and (parsed.logprobs or parsed.stream):
+            raise ApiError(400, "echo is true, but must be false with logprobs or stream", param="echo")
+        if parsed.stream and len(parsed.prompts) > 1:
+            raise ApiError(400, "prompt is a list of prompts, but must be one prompt with stream", param="prompt")
+        begun = [await self._begin(request, one, number) for number, one in enumerate(_one_by_one(parsed))]
+        if parsed.stream:
             return await self._streamed(begun[0])
         await http.unless_gone(request, asyncio.gather(*(call.wait() for call in begun)))
         for call in begun:
             self._count(call)
         return JSONResponse(choices.completion(begun, [await self._tops(call) for call in begun]))
 
-    async def _begin(self, request: Request, asked: CompletionRequest, number: int = 0) -> Call:
-        """The call of a request: in the session of its key, or by itself."""
+    async def _begin(self, request: Request, parsed: CompletionRequest, number: int = 0) -> Call:
+        """Start the call of a request, in the session of its key if any."""
         owner = http.owner(request)
         if isinstance(owner, Session):
             content = request.scope["path"].encode() + b"\0%d\0" % number + await request.body()
             body = hashlib.sha256(content).hexdigest()
             retried = request.headers.get(RETRY, "0") not in ("", "0")
-            return owner.call(asked, body if retried else None, body)
-        if asked.model not in self.models:
-            raise unknown_model(asked.model, self.models)
-        call = Call(self.models[asked.model], asked)
+            return owner.call(parsed, body if retried else None, body)
+        if parsed.model not in self.models:
+            raise unknown_model(parsed.model, self.models)
+        call = Call(self.models[parsed.model], parsed)
         call.start(calls.answer_alone(call))
         return call
 
@@ -139,7 +142,7 @@ class Endpoint:
         return await stream.begin()
 
     async def _tops(self, call: Call) -> list[list] | None:
-        """For each answer and token, the likeliest tokens in its place; None where nobody asked for them."""
+        """Return the most likely tokens at each token of each completion, if requested."""
         speaker, sampler, k = call.model.speaker, call.model.sampler, call.asked.top_logprobs
         if not k:
             return None
@@ -166,35 +169,35 @@ class Endpoint:
         limit = self.models[name].speaker.max_length
         return {"id": name, "object": "model", "created": self.created, "owned_by": "marl_jax", "max_model_len": limit}
 
-    # Figures
+    # Health and metrics
 
     def failed_models(self) -> list[str]:
-        """The names of models whose sampler answers no more."""
+        """Return the names of models whose sampler has stopped."""
         return [name for name, model in self.models.items() if not getattr(model.speaker.sampler, "running", True)]
 
     def _health(self) -> dict[str, Any]:
         failed = self.failed_models()
-        found = {"models": list(self.models), "sessions": self.peer.sessions.total}
-        return found | ({"status": "failed", "failed": failed} if failed else {})
+        health = {"models": list(self.models), "sessions": self.peer.sessions.total}
+        return health | ({"status": "failed", "failed": failed} if failed else {})
 
     def _count(self, call: Call) -> None:
-        """Counts the tokens of a call that has been answered."""
+        """Count the tokens of an answered call."""
         figures, name = choices.total([call]), call.model.name
-        self.metrics.count("serving_prompt_tokens_total", "Tokens of prompts.", figures["prompt_tokens"], model=name)
+        self.metrics.count("serving_prompt_tokens_total", "Prompt tokens.", figures["prompt_tokens"], model=name)
         self.metrics.count(
-            "serving_completion_tokens_total", "Tokens of answers.", figures["completion_tokens"], model=name
+            "serving_completion_tokens_total", "Completion tokens.", figures["completion_tokens"], model=name
         )
         if isinstance(call.fork, str) or call.after is not None:
             kind = call.fork or "continued"
-            self.metrics.count("serving_continuations_total", "Calls of sessions with a history, by what came of it.",
+            self.metrics.count("serving_continuations_total", "Session calls with a history, by outcome.",
                                kind=kind, model=name)  # fmt: skip
 
     def _observe_first(self, call: Call) -> None:
-        """Notes how long a client has waited for the first piece of a stream."""
+        """Record how long a client waited for the first text of a stream."""
         seconds, name = time.monotonic() - call.began, call.model.name
-        self.metrics.observe("serving_first_token_seconds", "From request to first text.", seconds, model=name)
+        self.metrics.observe("serving_first_token_seconds", "Seconds from request to first text.", seconds, model=name)
 
 
-def _one_by_one(asked: CompletionRequest) -> list[CompletionRequest]:
-    """A completion of several prompts as several of one."""
-    return [dataclasses.replace(asked, prompts=(prompt,)) for prompt in asked.prompts]
+def _one_by_one(request: CompletionRequest) -> list[CompletionRequest]:
+    """Split a completion request with several prompts into requests with one prompt."""
+    return [dataclasses.replace(request, prompts=(prompt,)) for prompt in request.prompts]

@@ -1,9 +1,9 @@
-"""Answers that are JSON of a schema, by masks on the tokens from llguidance, an optional package.
+"""Completions constrained to a JSON schema by token masks from llguidance, an optional package.
 
     pip install llguidance
 
-Before every token the host says which ones may follow, so such answers are decoded one step at a time, in a batch of
-their own. Their log-probs are those of the masked distribution.
+The host computes a mask of allowed tokens before every token, so constrained completions are decoded one step at a
+time in a separate batch. Their log-probs are those of the masked distribution.
 """
 
 from __future__ import annotations
@@ -27,59 +27,68 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT: JsonCompileOptions = {"whitespace_flexible": True, "whitespace_pattern": r"\n? {0,16}"}
-"""Between the parts of JSON: any usual indentation. Without a limit a model can write spaces until its budget ends."""
+"""White space in JSON: any usual indentation. Without a limit a model can write spaces until its budget ends."""
 
 
 @dataclasses.dataclass(eq=False)
 class SchemaConstraint:
-    """The constraint of one answer (`marl_jax.sampling.settings.Constraint`)."""
+    """The constraint of one completion (`marl_jax.sampling.settings.Constraint`)."""
 
     matcher: Any
     vocab: int
     stop_id: int
 
     def mask(self) -> np.ndarray:
-        """bool [V]: what may follow; the end of the answer where nothing else may, or where the matcher gave up."""
+        """Return the allowed next tokens: bool [V].
+
+        Only the stop token is allowed if nothing else is, or if the matcher failed.
+        """
         try:
             bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-            found = np.unpackbits(bits, bitorder="little")[: self.vocab].astype(bool)
+            allowed = np.unpackbits(bits, bitorder="little")[: self.vocab].astype(bool)
         except (ValueError, RuntimeError) as error:
-            log.warning("a JSON schema is too much for llguidance, and an answer ends early: %s", error)
-            found = np.zeros((self.vocab,), bool)
-        if not found.any():
-            found[self.stop_id] = True
-        return found
+            log.warning("llguidance failed on a JSON schema, and a completion ends early: %s", error)
+            allowed = np.zeros((self.vocab,), bool)
+        if not allowed.any():
+            allowed[self.stop_id] = True
+        return allowed
 
     def advance(self, token: int) -> None:
-        """This token has come."""
+        """Update the matcher with a sampled token."""
         self.matcher.consume_token(token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SchemaConstraints:
-    """Makes a constraint for each answer that has to follow a schema."""
+    """A factory of constraints for completions that must follow a schema."""
 
     schema: dict
     make: Callable[[], SchemaConstraint]
 
     def __call__(self) -> SchemaConstraint:
+        """Create the constraint of one completion."""
         return self.make()
 
 
 class JsonOutput:
-    """Constraints for one model.
+    """A factory of schema constraints for one model.
 
-    vocab  V of the model, which may have more rows than the tokenizer has tokens
+    Args:
+        tokenizer: Tokenizer of the model.
+        vocab: Vocabulary size of the model, which may be larger than the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         self._tokenizer, self.vocab = tokenizer, vocab
 
     def constraint(self, schema: dict) -> SchemaConstraints:
-        """Makes the constraint of an answer by a JSON schema; one that cannot be followed is the client's error."""
+        """Return a factory of constraints for a JSON schema.
+
+        Raises `ApiError` if the schema is not supported.
+        """
         if importlib.util.find_spec("llguidance") is None:
             raise ApiError(
-                400, "response_format needs the package llguidance, which this server does not have",
+                400, "response_format needs the package llguidance, which is not installed on this server",
                 param="response_format",
             )  # fmt: skip
         from llguidance import LLMatcher
@@ -105,16 +114,17 @@ class JsonOutput:
 
 
 class _Vocabulary:
-    """A tokenizer in the form that llguidance takes."""
+    """A tokenizer in the format that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int):
         table = tokenizer.token_bytes()
         control = {i for i, token in tokenizer.rust.get_added_tokens_decoder().items() if token.special}
         self.eos_token_id, self.bos_token_id = tokenizer.stop_ids[0], tokenizer.bos_id
         self.special_token_ids = sorted({*control, *tokenizer.stop_ids})
-        # Rows of the model without a token have bytes that no text has, so that they never fit.
+        # Rows of the model without a token get bytes that occur in no text, so they are never allowed.
         self.tokens = [table.of(i) or b"\xff<|%d|>" % i for i in range(vocab)]
         self._encode = tokenizer.encode
 
     def __call__(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
         return self._encode(text)

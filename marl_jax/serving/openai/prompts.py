@@ -1,8 +1,8 @@
-"""Messages of a chat request as token ids, by the chat template of the model.
+"""Render the messages of a chat request to token ids with the model's chat template.
 
-A first request is rendered and tokenised as a whole. One that continues an earlier answer keeps the ids that were read
-and sampled before, and only what is new is tokenised: the answer's place in the template is marked, and what the
-template writes behind the mark, beginning with whatever closes an answer, is the new text.
+A first request is rendered and tokenized as a whole. A request that continues an earlier completion keeps the ids that
+were read and sampled before, and tokenizes only the new text. To find it, the completion is replaced by a marker. The
+text that the template writes after the marker, including the end of the assistant turn, is new.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from models.tokenizers import Tokenizer
 from models.tokenizers.token_bytes import TokenBytes
 
 Message = dict[str, Any]
-"""{"role", "content"} with texts, and "tool_calls" where an assistant has called tools: what templates expect."""
+"""{"role", "content"} with strings, and "tool_calls" if an assistant has called tools, as chat templates expect."""
 
 MARK = "kjqxzv0vzxqjk"
 SHORT = 8192
-"""Characters that are rendered and tokenised at once, in a millisecond or two; longer texts do not hold up others."""
+"""Length, in characters, of texts that are tokenized in the event loop. It takes a millisecond or two."""
 REMEMBERED = 256
-"""Short texts whose ids are kept: the sessions of a group ask the same question, and often the same again."""
+"""Number of short texts whose ids are cached. The sessions of a group ask the same question, often repeatedly."""
 ROLES = {"developer": "system", "function": "tool"}
 
 
 class Renderer:
-    """The prompts of one model.
+    """Prompts of one model.
 
-    options  of its chat template, such as enable_thinking
+    Args:
+        tokenizer: Tokenizer with the chat template.
+        options: Options of the chat template, such as enable_thinking.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Mapping[str, Any] | None = None):
@@ -47,27 +49,34 @@ class Renderer:
         self._control = re.compile("|".join(re.escape(t) for t in sorted(control, key=len, reverse=True)) or "(?!)")
 
     def opening(self, messages: Sequence[Message], tools: Sequence[dict] = (), options: Mapping | None = None):
-        """The ids of a whole conversation up to the next answer."""
+        """Return the token ids of a full conversation up to the next completion."""
         return self._ids(self._text(messages, tools, options))
 
     def continuation(
         self, messages: Sequence[Message], known: int, tools: Sequence[dict] = (), options: Mapping | None = None
     ) -> list[int]:
-        """The ids behind an answer up to the next one; `known` is the number of the answer's message."""
+        """Return the token ids between a completion and the next one.
+
+        Args:
+            messages: Messages of the conversation.
+            known: Index of the completion's message.
+            tools: Tools in OpenAI's format.
+            options: Options of the chat template.
+        """
         marked = [*messages[:known], {"role": "assistant", "content": MARK}, *messages[known + 1 :]]
         before, mark, rest = self._text(marked, tools, options).partition(MARK)
         if not mark or MARK in rest:
-            problem = "the chat template does not write an earlier answer once"
+            problem = "the chat template does not render an earlier completion exactly once"
             raise chat.ChatTemplateError(problem, self.tokenizer.template_source)
         return self._ids(rest)
 
     @functools.cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of every token; control tokens, which are not part of texts, have none."""
+        """Bytes of every token. Control tokens, which are not part of texts, have none."""
         return self.tokenizer.token_bytes(skip_special=True)
 
     def content(self, ids: list[int]) -> list[int]:
-        """The ids of an answer without the stop token at its end."""
+        """Return the ids of a completion without the stop token at its end."""
         return ids[:-1] if ids and ids[-1] in self.tokenizer.stop_ids else ids
 
     def _ids(self, text: str) -> list[int]:
@@ -82,7 +91,10 @@ class Renderer:
         return self.tokenizer.chat(messages, **named)
 
     def _clean(self, value: Any) -> Any:
-        """A JSON value without control tokens in its texts, so that no text can forge a turn."""
+        """Remove control tokens from all strings of a JSON value.
+
+        Without them no text can forge a turn.
+        """
         if isinstance(value, str):
             while (clean := self._control.sub("", value)) != value:
                 value = clean
@@ -94,7 +106,10 @@ class Renderer:
 
 @functools.lru_cache(maxsize=32)
 def takes_tools(template: str) -> bool:
-    """Whether a template shows the tools of a request; for others they are described in the system text."""
+    """Return whether a chat template renders the tools of a request.
+
+    For other templates the tools are described in the system message.
+    """
     tool = {"type": "function", "function": {"name": MARK, "description": "", "parameters": {}}}
     try:
         return MARK in chat.render(template, [{"role": "user", "content": "u"}], tools=[tool])
@@ -105,35 +120,35 @@ def takes_tools(template: str) -> bool:
 # ----------------------------------------------------------------------------------------------- messages of a body
 
 
-def read_messages(found: Any) -> list[Message]:
-    """The messages of a request in the form that templates expect; what is no message is refused with its place."""
-    if not isinstance(found, list) or not found:
-        raise _refusal("messages", found, "a list of at least one message")
-    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(found)]
+def read_messages(value: Any) -> list[Message]:
+    """Return the messages of a request in the format that chat templates expect."""
+    if not isinstance(value, list) or not value:
+        raise _refusal("messages", value, "a list of at least one message")
+    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(value)]
 
 
-def _read_message(found: Any, place: str) -> Message:
-    if not isinstance(found, dict):
-        raise _refusal(place, found, "an object with role and content")
-    given = found.get("role")
+def _read_message(value: Any, place: str) -> Message:
+    if not isinstance(value, dict):
+        raise _refusal(place, value, "an object with role and content")
+    given = value.get("role")
     role = ROLES.get(given, given) if isinstance(given, str) else None
     if role not in chat.ROLES:
-        raise _refusal(f"{place}.role", given, ", ".join((*chat.ROLES, *ROLES)))
-    message: Message = {"role": role, "content": _read_content(found.get("content"), f"{place}.content", role)}
-    if role == "assistant" and found.get("tool_calls"):
-        message["tool_calls"] = _read_tool_calls(found["tool_calls"], f"{place}.tool_calls")
+        raise _refusal(f"{place}.role", given, "one of: " + ", ".join((*chat.ROLES, *ROLES)))
+    message: Message = {"role": role, "content": _read_content(value.get("content"), f"{place}.content", role)}
+    if role == "assistant" and value.get("tool_calls"):
+        message["tool_calls"] = _read_tool_calls(value["tool_calls"], f"{place}.tool_calls")
     return message
 
 
-def _read_content(found: Any, place: str, role: str) -> str:
-    if isinstance(found, str):
-        return found
-    if found is None and role == "assistant":
+def _read_content(value: Any, place: str, role: str) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and role == "assistant":
         return ""
-    if not isinstance(found, list):
-        raise _refusal(place, found, "a text, or a list of parts of type text")
+    if not isinstance(value, list):
+        raise _refusal(place, value, "a string or a list of parts of type text")
     texts = []
-    for i, part in enumerate(found):
+    for i, part in enumerate(value):
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
         if not isinstance(text, str) or part.get("type") not in ("text", "refusal"):
             raise _refusal(f"{place}[{i}]", part, 'a part {"type": "text", "text": …}')
@@ -141,22 +156,22 @@ def _read_content(found: Any, place: str, role: str) -> str:
     return "".join(texts)
 
 
-def _read_tool_calls(found: Any, place: str) -> list[dict]:
+def _read_tool_calls(value: Any, place: str) -> list[dict]:
     calls = []
-    for i, call in enumerate(found if isinstance(found, list) else [found]):
+    for i, call in enumerate(value if isinstance(value, list) else [value]):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _refusal(f"{place}[{i}]", call, 'an object {"function": {"name", "arguments"}}')
         arguments = function.get("arguments", "{}")
-        if isinstance(arguments, str):  # templates write them as JSON again
+        if isinstance(arguments, str):  # templates serialize them again
             with contextlib.suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments or "{}")
         calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return calls
 
 
-def _refusal(place: str, found: Any, expected: str) -> ApiError:
-    return ApiError(400, f"{place} is {_short(found)}; expected {expected}", param=place.partition("[")[0])
+def _refusal(place: str, value: Any, expected: str) -> ApiError:
+    return ApiError(400, f"{place} is {_short(value)}, but must be {expected}", param=place.partition("[")[0])
 
 
 def _short(value: Any) -> str:

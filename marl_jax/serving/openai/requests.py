@@ -1,7 +1,8 @@
-"""What clients of OpenAI's API send and expect: the fields of a request, and the objects of an answer.
+"""Requests and responses of OpenAI's API.
 
-Fields that would change the answer and cannot be honoured are refused; others (`user`, `store`, `metadata` …) are
-ignored, as clients send many. Beyond OpenAI's, `top_k`, `repetition_penalty` and `chat_template_kwargs` are read.
+Fields that would change the completion but are not supported are rejected. Other fields (`user`, `store`, `metadata`,
+…) are ignored, because clients send many of them. In addition to OpenAI's fields, `top_k`, `repetition_penalty` and
+`chat_template_kwargs` are supported.
 """
 
 from __future__ import annotations
@@ -23,22 +24,34 @@ MOST_TOOLS = 128
 MOST_LEVELS = 64
 encode = json.JSONEncoder(ensure_ascii=False).encode
 RESERVED = ("self", "messages", "tools", "documents", "template", "bos_token", "eos_token", "add_generation_prompt")
-"""Names that chat templates are given, or that the functions on the way to them have."""
+"""Names of variables that the server passes to chat templates, and of parameters on the way to them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompletionRequest:
-    """A request, checked.
+    """A validated request.
 
-    messages       of a chat; empty for a completion
-    prompts        of a completion, texts or ids; empty for a chat
-    tools          that the model may call
-    forced         name of the tool it has to call, "" for any of them, None: it need not call one
-    max_tokens     of the answer; None: as many as the server allows
-    seed           of the client, or None
-    logprobs       whether log-probs are wanted, and of how many likely tokens besides
-    template       options of the chat template
-    schema         a JSON schema that the answer has to follow, or None
+    Attributes:
+        model: Name of the model.
+        messages: Messages of a chat; empty for a text completion.
+        prompts: Prompts of a text completion, as strings or token ids; empty for a chat.
+        tools: Tools that the model may call.
+        forced: Name of the tool that it must call, "" for any tool, or None if it need not call one.
+        n: Number of completions.
+        stream: Whether to stream the completions.
+        include_usage: Whether a stream ends with the token usage.
+        logprobs: Whether to return log-probs.
+        top_logprobs: Number of most likely tokens to return at each position.
+        temperature: Sampling temperature.
+        top_p: Probability mass of nucleus sampling.
+        top_k: Number of tokens to sample from; 0 means all.
+        repetition_penalty: Penalty on tokens that have already occurred.
+        stops: Stop strings.
+        seed: Seed of the client, or None.
+        max_tokens: Maximum number of tokens of a completion; None means the server's limit.
+        echo: Whether a text completion includes its prompt.
+        template: Options of the chat template.
+        schema: JSON schema that the completion must follow, or None.
     """
 
     model: str
@@ -65,7 +78,7 @@ class CompletionRequest:
     def sampling(
         self, seed: int, budget: int, stop_ids: Sequence[int], constraint: Callable[[], Constraint] | None = None
     ) -> Sampling:
-        """The settings of the sampler."""
+        """Return the sampler's settings."""
         return Sampling(
             self.temperature, budget, tuple(stop_ids), seed, self.top_k, self.top_p, self.repetition_penalty,
             self.stops, constraint,
@@ -76,7 +89,7 @@ class CompletionRequest:
 
 
 def read_chat(body: dict[str, Any]) -> CompletionRequest:
-    """The request of a chat completion."""
+    """Parse the request of a chat completion."""
     check_depth(body)
     field = _Fields(body)
     tools = field.tools()
@@ -86,11 +99,11 @@ def read_chat(body: dict[str, Any]) -> CompletionRequest:
     top = field.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
     logprobs = field.switch("logprobs")
     if top and not logprobs:
-        raise field.refusal("top_logprobs", "logprobs: true beside it")
+        raise field.refusal("top_logprobs", "0 unless logprobs is true")
     limits = [n for name in ("max_completion_tokens", "max_tokens") if (n := field.whole(name, 1, 2**31)) is not None]
     schema = field.response_format()
     if schema is not None and (top or forced is not None):
-        raise field.refusal("response_format", "text, where top_logprobs or a tool that must be called are wanted")
+        raise field.refusal("response_format", "text with top_logprobs or a tool_choice that requires a call")
     return CompletionRequest(
         messages=tuple(read_messages(body.get("messages"))), tools=tools, forced=forced, logprobs=logprobs,
         top_logprobs=top, max_tokens=min(limits, default=None), template=field.template_options(),
@@ -99,7 +112,7 @@ def read_chat(body: dict[str, Any]) -> CompletionRequest:
 
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:
-    """The request of a completion."""
+    """Parse the request of a text completion."""
     field = _Fields(body)
     prompt = body.get("prompt")
     prompts: tuple[Any, ...] = (prompt,)
@@ -107,9 +120,9 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
         prompts = tuple(prompt)
     for one in prompts:
         if not (isinstance(one, str) and one) and not (isinstance(one, list) and one and all(map(_is_id, one))):
-            raise field.refusal("prompt", "a text or a list of token ids, not empty, or a list of these")
+            raise field.refusal("prompt", "a non-empty string, a non-empty list of token ids, or a list of these")
     if body.get("suffix"):
-        raise field.refusal("suffix", "null: it is not supported")
+        raise field.refusal("suffix", "null, because it is not supported")
     top = field.whole("logprobs", 0, MOST_TOP_LOGPROBS)
     limit = field.whole("max_tokens", 1, 2**31)
     return CompletionRequest(
@@ -119,32 +132,38 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
 
 
 def check_depth(body: Any) -> None:
-    """Refuses values that are nested deeper than any request needs: what walks through them may recurse."""
+    """Reject values that are nested deeper than any request needs.
+
+    Functions that walk through them may be recursive.
+    """
     here = [body]
     for _ in range(MOST_LEVELS):
         inner = (x.values() if isinstance(x, dict) else x for x in here)
         here = [item for items in inner for item in items if isinstance(item, (dict, list))]
         if not here:
             return
-    raise ApiError(400, f"the body has more than {MOST_LEVELS} levels")
+    raise ApiError(400, f"the body has more than {MOST_LEVELS} levels of nesting")
 
 
 class _Fields:
-    """The fields of a body; each is checked as it is read, and null counts as absent."""
+    """The fields of a request body.
+
+    Each field is checked when it is read; null counts as absent.
+    """
 
     def __init__(self, body: dict[str, Any]):
         self.body = body
 
     def common(self) -> dict[str, Any]:
-        """What chats and completions share."""
+        """Return the fields that chat and text completions share."""
         model = self.body.get("model")
         if not isinstance(model, str):
             raise self.refusal("model", "the name of a model")
         for name in ("frequency_penalty", "presence_penalty"):
             if self.number(name, -2, 2, 0.0):
-                raise self.refusal(name, "0; repetition_penalty is supported instead")
+                raise self.refusal(name, "0; use repetition_penalty instead")
         if self.body.get("logit_bias"):
-            raise self.refusal("logit_bias", "null: it is not supported")
+            raise self.refusal("logit_bias", "null, because it is not supported")
         options = self.object("stream_options") or {}
         seed = self.whole("seed", -(2**63), 2**63 - 1)
         return dict(
@@ -161,7 +180,7 @@ class _Fields:
         )
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        """A whole number, or None."""
+        """Return an integer, or None if it is absent."""
         value = self.body.get(name)
         if value is None:
             return None
@@ -170,7 +189,7 @@ class _Fields:
         return value
 
     def number(self, name: str, low: float, high: float, default: float) -> float:
-        """A number."""
+        """Return a number."""
         value = self.body.get(name)
         if value is None:
             return default
@@ -179,52 +198,57 @@ class _Fields:
         return float(value)
 
     def switch(self, name: str) -> bool:
-        """True or false; false if it is absent."""
+        """Return a boolean; False if it is absent."""
         value = self.body.get(name)
         if not isinstance(value, bool | None):
             raise self.refusal(name, "true or false")
         return bool(value)
 
     def object(self, name: str) -> dict[str, Any] | None:
-        """An object, or None."""
+        """Return an object, or None if it is absent."""
         value = self.body.get(name)
         if not isinstance(value, dict | None):
             raise self.refusal(name, "an object")
         return value
 
     def template_options(self) -> dict[str, Any]:
-        """Options of the chat template, none of which takes the place of what a template is given anyway."""
-        found = self.object("chat_template_kwargs") or {}
-        for name, value in found.items():
+        """Return the options of the chat template; reject names that the server sets itself."""
+        options = self.object("chat_template_kwargs") or {}
+        for name, value in options.items():
             if not name.isidentifier() or name in RESERVED or isinstance(value, dict | list):
-                raise self.refusal("chat_template_kwargs", "names of options with texts, numbers or switches")
-        return found
+                raise self.refusal(
+                    "chat_template_kwargs", "an object from option names to strings, numbers or booleans"
+                )
+        return options
 
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
+        """Return the stop strings."""
         value = self.body.get("stop")
-        found = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(found, list) or len(found) > MOST_STOPS or not all(isinstance(x, str) and x for x in found):
-            raise self.refusal("stop", f"a text or a list of at most {MOST_STOPS} texts, none of them empty")
-        return tuple(found)
+        strings = [] if value is None else [value] if isinstance(value, str) else value
+        valid = isinstance(strings, list) and all(isinstance(x, str) and x for x in strings)
+        if not valid or len(strings) > MOST_STOPS:
+            raise self.refusal("stop", f"a non-empty string or a list of up to {MOST_STOPS} non-empty strings")
+        return tuple(strings)
 
     def tools(self) -> tuple[dict, ...]:
-        """Tools, in OpenAI's shape."""
-        found = self.body.get("tools") or []
-        if not isinstance(found, list) or len(found) > MOST_TOOLS:
+        """Return the tools in OpenAI's format."""
+        tools = self.body.get("tools") or []
+        if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
             raise self.refusal("tools", f"a list of at most {MOST_TOOLS} tools")
-        for tool in found:
+        for tool in tools:
             function = tool.get("function") if isinstance(tool, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise self.refusal("tools", 'objects {"type": "function", "function": {"name", "parameters"}}')
+                raise self.refusal(
+                    "tools", 'a list of objects {"type": "function", "function": {"name", "parameters"}}'
+                )
         shown = ("name", "description", "parameters")
         return tuple(
             {"type": "function", "function": {k: tool["function"][k] for k in shown if k in tool["function"]}}
-            for tool in found
+            for tool in tools
         )
 
     def tool_choice(self, tools: Sequence[dict]) -> str | None:
-        """The tool that has to be called, see `CompletionRequest.forced`."""
+        """Return the tool that must be called; see `CompletionRequest.forced`."""
         choice = self.body.get("tool_choice")
         names = [tool["function"]["name"] for tool in tools]
         if choice in (None, "none", "auto"):
@@ -234,48 +258,48 @@ class _Fields:
         function = choice.get("function") if isinstance(choice, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if name is None or name not in names:
-            offered = ", ".join(names) or "none are given"
+            offered = ", ".join(names) or "none were given"
             raise self.refusal("tool_choice", f"none, auto, required or one of the tools ({offered})")
         return name
 
     def response_format(self) -> dict | None:
-        """The JSON schema of the answer, or None."""
-        found = self.object("response_format")
-        if found is None or found.get("type") == "text":
+        """Return the JSON schema of the completion, or None."""
+        value = self.object("response_format")
+        if value is None or value.get("type") == "text":
             return None
-        kind = found.get("type")
+        kind = value.get("type")
         if kind == "json_object":
             return {"type": "object"}
-        schema = found.get("json_schema") if kind == "json_schema" else None
+        schema = value.get("json_schema") if kind == "json_schema" else None
         if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
-            raise self.refusal("response_format", "the type text, json_object, or json_schema with a schema")
+            raise self.refusal("response_format", "an object of type text, json_object, or json_schema with a schema")
         return schema["schema"]
 
-    def refusal(self, name: str, expected: str) -> ApiError:
-        """The error of a field."""
+    def refusal(self, name: str, rule: str) -> ApiError:
+        """Return the error of an invalid field."""
         text = json.dumps(self.body.get(name), ensure_ascii=False)
-        return ApiError(400, f"{name} is {text[:80]}; expected {expected}", param=name)
+        return ApiError(400, f"{name} is {text[:80]}, but must be {rule}", param=name)
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# ---------------------------------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------------------------- responses
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody guesses."""
+    """Return a random id that cannot be guessed."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
-    """Tokens that were read and written."""
+    """Return the numbers of prompt and completion tokens in OpenAI's format."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def envelope(kind: str, call: Any, version: int, choices: list, **more: Any) -> dict[str, Any]:
-    """An answer to a `Call`, or a piece of one."""
+    """Return a response to a `Call`, or one chunk of it."""
     return {
         "id": call.id, "object": kind, "created": call.created, "model": call.model.name,
         "system_fingerprint": f"v{version}", "choices": choices, **more,
@@ -283,7 +307,7 @@ def envelope(kind: str, call: Any, version: int, choices: list, **more: Any) -> 
 
 
 def assistant(text: str, calls: Sequence[Any], ids: Sequence[str]) -> dict[str, Any]:
-    """The message of an answer; `ids` are those of its tool calls."""
+    """Return an assistant message; `ids` are those of its tool calls."""
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
     if calls:
         message["tool_calls"] = [
@@ -294,5 +318,5 @@ def assistant(text: str, calls: Sequence[Any], ids: Sequence[str]) -> dict[str, 
 
 
 def event(value: Mapping[str, Any] | str) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return f"data: {value if isinstance(value, str) else encode(value)}\n\n".encode()

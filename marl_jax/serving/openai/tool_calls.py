@@ -1,9 +1,9 @@
-"""Tool calls in the text of an answer: one way of writing them for each family of chat templates.
+r"""Parsers of the tool calls in completions, one for each family of chat templates.
 
-    Hermes (Qwen and most others)   <tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>
-    LLaMA 3                         {"name": "add", "parameters": {"a": 1}}          the whole answer
+    Hermes (Qwen and most others)   <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>
+    LLaMA 3                         {"name": "add", "parameters": {"a": 1}}          the complete text
 
-For models whose template has no tools, the system text describes them in Hermes' format, which answers then use.
+For models whose chat template has no tools, the system message describes them in the format of Hermes.
 """
 
 from __future__ import annotations
@@ -17,29 +17,37 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-    """A call as the model wrote it; `arguments` is JSON text, if the model wrote JSON."""
+    """A tool call of a model.
+
+    Attributes:
+        name: Name of the tool.
+        arguments: Arguments as JSON, if the model wrote valid JSON.
+    """
 
     name: str
     arguments: str
 
 
 class Hermes:
-    """Calls between tags, after any text."""
+    """Parser of tool calls between tags, after any text."""
 
     closing = "</tool_call>"
     _call = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)", re.DOTALL)
 
     def prefix(self, name: str | None) -> str:
-        """How an answer begins that calls a tool: the named one, or any."""
+        """Return the beginning of a completion that calls the named tool, or any tool."""
         return '<tool_call>\n{"name": "' + (f'{name}", "arguments": ' if name else "")
 
     def held_from(self, text: str) -> int:
-        """Where in an unfinished answer a call may begin; what is before it may be shown."""
+        """Return the index in an unfinished completion from which text may belong to a call."""
         start = text.find("<tool_call>")
         return start if start >= 0 else len(text) - _overlap(text, "<tool_call>")
 
     def parse(self, text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
-        """The text around the calls, and the calls of these tools; anything else stays text."""
+        """Return the text around the calls, and the calls of known tools.
+
+        Anything else stays text.
+        """
         calls: list[ToolCall] = []
 
         def take(match: re.Match) -> str:
@@ -54,20 +62,20 @@ class Hermes:
 
 
 class Llama3:
-    """A call is the whole answer, a JSON object; several are separated by semicolons."""
+    """Parser of completions that are JSON objects, one for each call, separated by semicolons."""
 
     closing = ""
 
     def prefix(self, name: str | None) -> str:
-        """How an answer begins that calls a tool: the named one, or any."""
+        """Return the beginning of a completion that calls the named tool, or any tool."""
         return '{"name": "' + (f'{name}", "parameters": ' if name else "")
 
     def held_from(self, text: str) -> int:
-        """Where in an unfinished answer a call may begin."""
+        """Return the index in an unfinished completion from which text may belong to a call."""
         return 0 if not text.strip() or text.lstrip().startswith(("{", "<")) else len(text)
 
     def parse(self, text: str, names: Collection[str]) -> tuple[str, list[ToolCall]]:
-        """No text and the calls of these tools, or the text alone."""
+        """Return an empty text and the calls of known tools, or only the text."""
         decoder, rest, calls = json.JSONDecoder(), text.strip().removeprefix("<|python_tag|>").strip(), []
         while rest.startswith("{"):
             try:
@@ -86,12 +94,18 @@ Parser = Hermes | Llama3
 
 
 def parser_of(template: str) -> Parser:
-    """The way in which models of a chat template call tools."""
+    """Return the parser for the tool calls of a chat template."""
     return Llama3() if "<|start_header_id|>" in template and "<tool_call>" not in template else Hermes()
 
 
 def forced(parser: Parser, name: str, text: str) -> ToolCall:
-    """The call of a tool that the request names, also where the model did not write JSON; `text` has no prefix."""
+    """Return the call of a required tool, even if the model wrote invalid JSON.
+
+    Args:
+        parser: Parser of the model's tool calls.
+        name: Name of the required tool.
+        text: Completion without the forced prefix.
+    """
     _, calls = parser.parse(parser.prefix(name) + text, {name})
     if calls:
         return calls[0]
@@ -100,45 +114,45 @@ def forced(parser: Parser, name: str, text: str) -> ToolCall:
 
 
 def in_words(messages: Sequence[dict[str, Any]], tools: Sequence[dict]) -> list[dict[str, Any]]:
-    """Messages for a template that knows nothing of tools: these, their calls and their results become texts."""
-    found: list[dict[str, Any]] = []
+    """Describe tools, tool calls and results as text, for a chat template without tools."""
+    rewritten: list[dict[str, Any]] = []
     for message in messages:
         role, text = message["role"], message["content"]
         if role == "tool":
             result = f"<tool_response>\n{text}\n</tool_response>"
-            if found and found[-1].get("results"):  # results of calls made together are one turn
-                found[-1]["content"] += f"\n{result}"
+            if rewritten and rewritten[-1].get("results"):  # results of simultaneous calls form one turn
+                rewritten[-1]["content"] += f"\n{result}"
             else:
-                found.append({"role": "user", "content": result, "results": True})
+                rewritten.append({"role": "user", "content": result, "results": True})
             continue
         for call in message.get("tool_calls", ()):
             written = json.dumps(call["function"], ensure_ascii=False)
             text += f"{chr(10) if text else ''}<tool_call>\n{written}\n</tool_call>"
-        found.append({"role": role, "content": text})
-    found = [{"role": m["role"], "content": m["content"]} for m in found]
+        rewritten.append({"role": role, "content": text})
+    rewritten = [{"role": m["role"], "content": m["content"]} for m in rewritten]
     if not tools:
-        return found
+        return rewritten
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     words = (
         f"You may call these tools, given as JSON:\n{lines}\n\nTo call one, write\n<tool_call>\n"
         '{"name": NAME, "arguments": OBJECT}\n</tool_call>'
     )
-    if found and found[0]["role"] == "system":
-        return [{"role": "system", "content": f"{found[0]['content']}\n\n{words}"}, *found[1:]]
-    return [{"role": "system", "content": words}, *found]
+    if rewritten and rewritten[0]["role"] == "system":
+        return [{"role": "system", "content": f"{rewritten[0]['content']}\n\n{words}"}, *rewritten[1:]]
+    return [{"role": "system", "content": words}, *rewritten]
 
 
 def _read(text: str, names: Collection[str]) -> ToolCall | None:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    if not isinstance(found.get("name"), str) or found["name"] not in names or not isinstance(arguments, dict):
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(value.get("name"), str) or value["name"] not in names or not isinstance(arguments, dict):
         return None
-    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _overlap(text: str, word: str) -> int:
-    """The length of the longest end of the text with which the word begins."""
+    """Return the length of the longest suffix of `text` that starts `word`."""
     return next((n for n in range(min(len(word), len(text)), 0, -1) if text.endswith(word[:n])), 0)

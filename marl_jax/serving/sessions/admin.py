@@ -1,17 +1,17 @@
-"""What a trainer does through HTTP: sessions with their rewards, new weights, and pausing.
+"""Administrative routes for trainers: sessions, rewards, new weights, and pausing the sampler.
 
-For whoever has the key of the server, or, where it has none, whoever reaches it:
+They need the key of the server, if it has one:
 
     POST /v1/sessions {seed?, models?, policy_sampling?, metadata?}
-                                                     -> {id, key, base_url}: calls with that key belong to the
-                                                     session; they take the shortest way under that address
-    GET  /v1/sessions/ID                             its calls and conversations, token by token
+                                                     -> {id, key, base_url}: calls with this key belong to the
+                                                     session, and base_url is the fastest address for them
+    GET  /v1/sessions/ID                             calls and conversations of the session, with token ids
     POST /v1/sessions/ID/reward {reward, call?, choice?, level?}
     POST /v1/sessions/ID/end
-    POST /v1/weights {model, step?}                  reads the weights of a run again
-    POST /v1/pause, /v1/resume, /v1/drain            the sampler
+    POST /v1/weights {model, step?}                  reload the weights of a run
+    POST /v1/pause, /v1/resume, /v1/drain            control the sampler
 
-A session's own key opens its own routes, also under the ID "current", and no others.
+The key of a session gives access only to the session's routes, also under the ID "current".
 """
 
 from __future__ import annotations
@@ -35,19 +35,29 @@ CURRENT = "current"
 
 
 class Control(Protocol):
-    """What can be paused: a `BatcherThread`."""
+    """A sampler that can be paused, such as `BatcherThread`."""
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def drain(self) -> None: ...
+    def pause(self) -> None:
+        """See `BatcherThread.pause`."""
+        ...
+
+    def resume(self) -> None:
+        """See `BatcherThread.resume`."""
+        ...
+
+    def drain(self) -> None:
+        """See `BatcherThread.drain`."""
+        ...
 
 
 class Admin:
-    """The routes.
+    """The administrative routes.
 
-    reload   from a model's name and a step ("newest", "best" or a number) to the version that it has from now on:
-             reads weights again; None where there are none to read
-    control  pauses, resumes and drains the sampler; None where that is not possible
+    Args:
+        sessions: Sessions of the server.
+        reload: Reloads weights: maps a model and a step ("newest", "best" or a number) to the new version. None if no
+            weights can be reloaded.
+        control: Pauses, resumes and drains the sampler; None if that is not possible.
     """
 
     def __init__(
@@ -57,7 +67,7 @@ class Admin:
         self._sessions, self._reload, self._control = sessions, reload, control
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all routes."""
         return [
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions/{session}", self._show),
@@ -75,11 +85,11 @@ class Admin:
         check_depth(body)
         seed, models, own = body.get("seed"), body.get("models"), body.get("policy_sampling", False)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ApiError(400, f"seed is {seed!r}; expected an integer", param="seed")
+            raise ApiError(400, f"seed is {seed!r}, but must be an integer", param="seed")
         if models is not None and not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
-            raise ApiError(400, f"models is {models!r:.80}; expected a list of names", param="models")
+            raise ApiError(400, f"models is {models!r:.80}, but must be a list of names", param="models")
         if not isinstance(own, bool):
-            raise ApiError(400, f"policy_sampling is {own!r:.80}; expected true or false", param="policy_sampling")
+            raise ApiError(400, f"policy_sampling is {own!r:.80}, but must be true or false", param="policy_sampling")
         session = await self._sessions.open(
             seed=seed, models=models, policy_sampling=own, metadata=body.get("metadata")
         )
@@ -94,7 +104,7 @@ class Admin:
     async def _reward(self, request: Request) -> Response:
         session, body = self._session(request), await app.read_json(request)
         if not isinstance(body.get("call"), str | None):
-            raise ApiError(400, f"call is {body['call']!r:.80}; expected the id of an answer", param="call")
+            raise ApiError(400, f"call is {body['call']!r:.80}, but must be the id of a completion", param="call")
         amount: Any = body.get("reward")
         await session.reward(amount, body.get("call"), body.get("choice"), body.get("level", "team"))
         return JSONResponse({"id": session.id})
@@ -105,7 +115,7 @@ class Admin:
         return JSONResponse({"id": session.id, "ended": True})
 
     def _session(self, request: Request) -> Session:
-        """The session of a path, for whoever may see it."""
+        """Return the session of a path if the request has access to it."""
         owner, id_ = app.owner(request), request.path_params["session"]
         if isinstance(owner, Session) and id_ in (CURRENT, owner.id):
             return owner
@@ -121,7 +131,9 @@ class Admin:
         if model not in self._sessions.models:
             raise unknown_model(str(model), self._sessions.models)
         if self._reload is None:
-            raise ApiError(400, f"the weights of {model!r} come from no run", param="model")
+            raise ApiError(
+                400, f"the weights of {model!r} cannot be reloaded, because they do not come from a run", param="model"
+            )
         try:
             version = await self._reload(model, str(step))
         except RunError as error:
@@ -132,7 +144,7 @@ class Admin:
         async def run(request: Request) -> Response:
             check_admin(request)
             if self._control is None:
-                raise ApiError(400, f"this sampler has no {name}")
+                raise ApiError(400, f"the sampler of this server does not support {name}")
             await asyncio.to_thread(getattr(self._control, name))
             return JSONResponse({"status": name})
 
@@ -140,16 +152,16 @@ class Admin:
 
 
 def base_url(request: Request, port: int | None = None) -> str:
-    """The address that a client has asked, or with `port` the same machine at another port."""
+    """Return the URL that a client has used, with another port if `port` is given."""
     host, own = request.scope["server"][:2]
-    asked = request.headers.get("host") or (f"[{host}]:{own}" if ":" in host else f"{host}:{own}")
+    address = request.headers.get("host") or (f"[{host}]:{own}" if ":" in host else f"{host}:{own}")
     if port is not None:
-        asked = re.sub(r":\d*$", "", asked) + f":{port}"
-    return f"http://{asked}/v1"
+        address = re.sub(r":\d*$", "", address) + f":{port}"
+    return f"http://{address}/v1"
 
 
 def check_admin(request: Request) -> None:
-    """Refuses the key of a session."""
+    """Reject requests with the key of a session."""
     owner: Any = app.owner(request)
     if isinstance(owner, Session):
-        raise ApiError(403, "the key of a session does not open this", code="session_key")
+        raise ApiError(403, "the key of a session does not give access to this path", code="session_key")

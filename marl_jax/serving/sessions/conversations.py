@@ -1,4 +1,4 @@
-"""The calls of a session as conversations, in the form in which host tasks have their chats."""
+"""Calls of a session as conversations, in the format of host tasks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from marl_jax.serving.openai.calls import Call
 
 @dataclasses.dataclass
 class SessionConversation:
-    """A chat as `collate` takes it: the ids of everything said, and the turns that belong to it.
+    """A conversation in the format that `collate` expects.
 
-    seat     number of the model in the session
-    path     tells the conversations of a session apart: by what was asked first, so that their order does not depend
-             on who was answered first, and where that is equal by a number
-    prompt_len  tokens before the first answer, of a fork too
-    calls    ids of the calls, one for each turn
+    Attributes:
+        seat: Index of the model in the session.
+        path: Sort key of the conversation: its first prompt and a number. The order does not depend on which call was
+            answered first.
+        tokens: Token ids of the complete conversation.
+        prompt_len: Number of tokens before the first completion, also for a fork.
+        said: Turns of the conversation.
+        calls: Ids of the calls, one for each turn.
     """
 
     seat: int
@@ -29,36 +32,42 @@ class SessionConversation:
 
 
 def conversations(calls: Iterable[Call], seats: Mapping[str, int]) -> list[SessionConversation]:
-    """The answered calls as conversations, each answer in one of them; `seats` are the numbers of the models.
+    """Return the answered calls as conversations, with each completion in exactly one of them.
 
-    Answers to a call with n > 1 are candidates: the one that was continued first is kept, the others are branches. A
-    turn has the number of the call's round, so that turns of different conversations are in order of time.
+    The completions of a call with n > 1 are candidates: the one that was continued first is kept, and the others are
+    branches. The number of a turn is the round of its call, so turns of different conversations are ordered in time.
+
+    Args:
+        calls: Calls of the session, in order.
+        seats: Indices of the models by name.
     """
-    found: list[SessionConversation] = []
-    place: dict[str, SessionConversation] = {}  # of a call
+    merged: list[SessionConversation] = []
+    place: dict[str, SessionConversation] = {}  # by the id of a call
     for call in calls:
         if call.answers is None:
             continue
-        chat, opening = None, len(call.ids)
+        conversation, opening = None, len(call.ids)
         if call.after is not None:
             earlier, k = call.after
             before = place[earlier.id]
             opening = before.prompt_len
             if before.calls[-1] == earlier.id and before.said[-1].kept is None:
-                before.said[-1].kept, before.tokens, chat = k, list(call.ids), before
-        if chat is None:
-            path = (*call.ids, len(found))
-            chat = SessionConversation(seats[call.model.name], path, list(call.ids), opening)
-            found.append(chat)
+                before.said[-1].kept, before.tokens, conversation = k, list(call.ids), before
+        if conversation is None:
+            path = (*call.ids, len(merged))
+            conversation = SessionConversation(seats[call.model.name], path, list(call.ids), opening)
+            merged.append(conversation)
         speaker = call.model.speaker
-        if call.asked.schema is not None:  # drawn from another distribution than the policy's
+        if call.asked.schema is not None:  # not sampled from the policy's distribution
             speaker = dataclasses.replace(speaker, number=-1)
-        chat.said.append(Said(len(call.ids), call.round, None, speaker, call.answers, call.contents, call.replies))
-        chat.calls.append(call.id)
-        place[call.id] = chat
-    for chat in found:
-        last = chat.said[-1]
+        conversation.said.append(
+            Said(len(call.ids), call.round, None, speaker, call.answers, call.contents, call.replies)
+        )
+        conversation.calls.append(call.id)
+        place[call.id] = conversation
+    for conversation in merged:
+        last = conversation.said[-1]
         if last.kept is None and len(last.answers) == 1:
             last.kept = 0
-            chat.tokens = chat.tokens + last.contents[0]
-    return found
+            conversation.tokens = conversation.tokens + last.contents[0]
+    return merged

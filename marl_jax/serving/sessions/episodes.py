@@ -1,9 +1,9 @@
-"""The server of a rollout whose episodes are other programs: each role is a model, each episode a session.
+"""The server for rollouts whose episodes are external programs.
 
     runner = EpisodeRunner(task, speakers, seating, server=episode_server)
 
-It listens on the loopback address, on a free port, and only while episodes are played. Every request needs the key of
-a session, so that no answer is given that belongs to no episode.
+Each role is a model and each episode a session. The server listens on a free port of the loopback address while
+episodes are played. Every request needs the key of a session, so every completion belongs to an episode.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ from marl_jax.serving.sessions.conversations import SessionConversation
 from marl_jax.serving.sessions.sessions import Session
 
 LIMITS = Limits(concurrent=1 << 16, seconds=math.inf)
-"""Programs are the user's own: the batcher queues what they ask, and the episode's time limit ends it."""
+"""No limits: the programs are trusted, the batcher queues requests, and the time limit of the episode ends them."""
 
 
 class EpisodeSession:
-    """A session as a task has it (`envs.tasks.task.Session`)."""
+    """A session in the interface of tasks (`envs.tasks.task.Session`)."""
 
     def __init__(self, session: Session, url: str):
         self._session, self.url, self.key = session, f"{url}/v1", session.key
 
     @property
     def answers(self) -> int:
-        """How many answers were given so far."""
+        """Number of completions so far."""
         return sum(len(call.replies) for call in self._session.calls.values())
 
     @property
     def paid(self) -> float | None:
-        """Team rewards so far; None where no reward was given at all."""
+        """Sum of the team rewards so far; None if no reward was given."""
         replies = (reply for call in self._session.calls.values() for reply in call.replies)
         return sum(reply.rewards.team for reply in replies) if self._session.rewarded else None
 
     async def reward(self, amount: float, role: str | None = None) -> None:
-        """Pays the team for the last answer, or a role for its own last one."""
+        """Reward the team for the last completion, or a role for its own last one."""
         call = None
         if role is not None:
-            found = [c.id for c in self._session.calls.values() if c.model.name == role and c.replies]
-            if not found:
-                raise TaskError(f"reward(role={role!r}): this role has given no answer")
-            call = found[-1]
+            answered = [c.id for c in self._session.calls.values() if c.model.name == role and c.replies]
+            if not answered:
+                raise TaskError(f"role is {role!r}, but this role has no completion to reward yet")
+            call = answered[-1]
         try:
             await self._session.reward(amount, call=call, level="team" if role is None else "agent")
         except ApiError as error:
             raise TaskError(error.message) from None
 
     def conversations(self) -> list[SessionConversation]:
-        """The chats of the episode."""
+        """Return the conversations of the episode."""
         return self._session.conversations()
 
 
 @contextlib.asynccontextmanager
 async def episode_server(speakers: Mapping[str, Speaker]) -> AsyncIterator[Callable]:
-    """Serves the speakers by their names; gives a function from a seed to a session, as a context.
+    """Serve the speakers by name and yield a function that opens sessions.
 
-    A sampler that has failed ends the run, because every later episode would fail as well.
+    The function maps a seed to an async context manager of an `EpisodeSession`. A sampler that has failed ends the run,
+    because every later episode would fail too.
     """
     endpoint = Endpoint(
         {name: ServedModel.of(name, speaker) for name, speaker in speakers.items()}, keys=Keys(), limits=LIMITS

@@ -1,4 +1,4 @@
-"""The histories of a session: which earlier answer a call continues, judged by its messages or its ids."""
+"""Histories of a session: find the earlier completion that a call continues."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ _sorted = json.JSONEncoder(sort_keys=True).encode
 THOUGHTS = re.compile(r"<think>.*?</think>|^.*?</think>", re.DOTALL)
 
 Answered = tuple[Call, int]
-"""A call and the number of its answer."""
+"""A call and the index of its choice."""
 
 
 class Histories:
-    """What can be continued, by a digest of the messages: as they were given out, and without thoughts."""
+    """Completions that can be continued, by a digest of their messages with and without reasoning."""
 
     def __init__(self):
         self._known: dict[str, list[tuple[Call, int, str]]] = collections.defaultdict(list)
         self._thoughtless: set[str] = set()
 
     def find(self, call: Call) -> tuple[Answered | None, str | None]:
-        """The last answer that a chat continues, or None; and why it does not continue the last one it shows."""
+        """Return the completion that a conversation continues, and the reason for a fork.
+
+        The first is None if there is no such completion. The second is None if it is the last assistant message.
+        """
         messages, tools, fork = call.asked.messages, _tools_key(call.asked), None
         ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-        for end in reversed(ends):  # an answer that is not ours may stand behind one that is
+        for end in reversed(ends):  # a foreign assistant message may follow one of this session
             reason = "edited"
             for earlier, k, offered in reversed(self._known.get(_digest(messages[:end]), [])):
                 if earlier.model is call.model and offered == tools:
@@ -43,7 +46,7 @@ class Histories:
         return None, fork
 
     def remember(self, call: Call) -> None:
-        """Makes the answers of a chat histories that others can continue."""
+        """Add the completions of a chat, so that later calls can continue them."""
         for k, choice in enumerate(call.choices):
             said: Message = {"role": "assistant", "content": choice.text}
             if choice.calls:
@@ -58,27 +61,31 @@ class Histories:
 
 
 def continued_ids(call: Call, earlier_calls: Iterable[Call]) -> Answered | None:
-    """For a completion: the longest earlier answer whose ids the prompt begins with."""
-    prompt, found, longest = call.asked.prompts[0], None, 0
+    """Return the longest earlier completion whose ids the prompt of a text completion starts with."""
+    prompt, longest_match, longest = call.asked.prompts[0], None, 0
     if isinstance(prompt, str):
         prompt = call.model.speaker.tokenizer.encode(prompt)
     for earlier in earlier_calls:
         for k, content in enumerate(earlier.contents if earlier.answers is not None else ()):
             whole = earlier.ids + content
             if earlier.model is call.model and longest < len(whole) < len(prompt) and prompt[: len(whole)] == whole:
-                found, longest = (earlier, k), len(whole)
-    return found
+                longest_match, longest = (earlier, k), len(whole)
+    return longest_match
 
 
-def _tools_key(asked: CompletionRequest) -> str:
-    """What of a request besides its messages is part of the prompt."""
-    return _sorted([asked.tools, asked.template]) if asked.tools or asked.template else ""
+def _tools_key(request: CompletionRequest) -> str:
+    """Return the parts of a prompt other than its messages as a string."""
+    return _sorted([request.tools, request.template]) if request.tools or request.template else ""
 
 
 def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
-    """A digest of messages: the ends of texts and the spelling of a tool call's JSON do not matter.
+    """Return a digest of messages.
 
-    thoughts  False: neither does what assistants thought
+    Outer white space and the JSON spelling of tool calls do not matter.
+
+    Args:
+        messages: Messages of a conversation.
+        thoughts: Whether the reasoning of assistants counts.
     """
     canonical = []
     for message in messages:
@@ -91,10 +98,10 @@ def _digest(messages: Sequence[Message], thoughts: bool = True) -> str:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    found = function.get("arguments")
-    if isinstance(found, str):
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
         try:
-            return json.loads(found)
+            return json.loads(arguments)
         except (ValueError, RecursionError):
-            return found
-    return found
+            return arguments
+    return arguments

@@ -1,17 +1,18 @@
-"""Traces: everything that happens in sessions, as JSON lines in one file.
+"""Traces: all events of sessions as JSON lines in one file.
 
     {"event": "open", "session", "seed", "models", "metadata"}
     {"event": "call", "session", "call", "model", "after": [call, k] | null, "fork": reason | null,
-     "start", "prompt": [ids that follow the answer `after`], "n", "sampling"}
-    {"event": "tokens", "session", "call", "k", "tokens", "logps", "versions"}         while an answer is streamed
+     "start", "prompt": [ids that follow the completion `after`], "n", "sampling"}
+    {"event": "tokens", "session", "call", "k", "tokens", "logps", "versions"}         while a completion is streamed
     {"event": "answer", "session", "call", "answers": [{"tokens", "logps", "versions", "finish", "text"}]}
     {"event": "cancelled", "session", "call", "reason"}
     {"event": "reward", "session", "call", "k", "level", "amount"}
     {"event": "end", "session"}
 
-A line is with the operating system before the bytes that depend on it are sent, and on disk (fsync) before an answer is
-complete for its client. So a process that is killed loses no answer that a client has; its last line may be torn.
-Log-probs have nine digits, which tell every float32 from its neighbours: `read_traces` gives back the exact values.
+A line is passed to the operating system before the bytes that depend on it are sent, and it is on disk (fsync) before
+a completion is finished for its client. A killed process therefore loses no completion that a client has received,
+although its last line may be truncated. Log-probs have nine digits, which identify every float32, so `read_traces`
+returns the exact values.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class TraceError(RunError):
 
 
 class TraceFile:
-    """Appends events to a file.
+    """A file that events are appended to.
 
-    path    None: nothing is kept
-    shared  the file has been opened by another process, and several append to it; lines are not torn, because each
-            write of a batch of whole lines is one of the system's
+    It belongs to one event loop at a time.
 
-    A file belongs to one event loop at a time.
+    Args:
+        path: Path of the file; None records nothing.
+        shared: Whether another process has opened the file and several append to it. Lines stay intact, because each
+            batch of complete lines is one system call.
     """
 
     def __init__(self, path: str | Path | None, shared: bool = False):
@@ -65,17 +67,17 @@ class TraceFile:
         self._lines = LineWriter(file, f"the traces {self.path}", TraceError)
 
     async def write(self, event: dict[str, Any], sync: bool = False) -> None:
-        """Returns when the event is written; with `sync` it is on disk. Events keep their order."""
+        """Write an event in order; with `sync`, wait until it is on disk."""
         if self._lines is not None:
             await self._lines.write(encode(event), sync)
 
     async def write_line(self, line: str) -> None:
-        """Returns when an event that is JSON already is on disk."""
+        """Write an event that is already JSON and wait until it is on disk."""
         if self._lines is not None:
             await self._lines.write(line, sync=True)
 
     def add(self, line: str, then: Callable[[], None] | None = None) -> None:
-        """Writes an event that is JSON already; `then` is called when that is done, and not if it fails."""
+        """Write an event that is already JSON; `then` is called if it succeeds."""
         if self._lines is not None:
             self._lines.add(line, False, then)
         elif then is not None:
@@ -83,70 +85,76 @@ class TraceFile:
 
     @property
     def kept(self) -> bool:
-        """Whether anything is written."""
+        """Whether events are recorded."""
         return self._lines is not None
 
     def close(self) -> None:
-        """Closes the file; what was written is complete."""
+        """Close the file after all events are written."""
         if self._lines is not None:
             self._lines.close()
 
 
 def encode_floats(values: Sequence[float]) -> str:
-    """Values of a float32 array as JSON, without brackets: a quarter of the time that the shortest digits take."""
+    """Encode float32 values as JSON without brackets.
+
+    Takes a quarter of the time of finding the shortest digits.
+    """
     text = ", ".join(("%.9g",) * len(values)) % tuple(values)
-    return encode(values)[1:-1] if "n" in text else text  # infinities and NaN have names of their own
+    return encode(values)[1:-1] if "n" in text else text  # infinities and NaN have special names
 
 
 def decode_floats(values: Sequence[float]) -> list[float]:
-    """What `encode_floats` was given, from the numbers that JSON has."""
+    """Return the exact values that `encode_floats` encoded, from parsed JSON numbers."""
     return np.asarray(values, np.float32).tolist()
 
 
 class CallTrace:
-    """The events of one call of a session. Numbers are written as JSON once, however many events have them."""
+    """Events of one call of a session.
+
+    Numbers are encoded as JSON once, even if several events contain them.
+    """
 
     def __init__(self, traces: TraceFile, session: str, call: str):
         self._traces = traces
         self._head = encode({"session": session, "call": call})[:-1]
-        self._parts: dict[int, list[tuple[str, str, str]]] = {}  # of answer k: its columns as JSON without brackets
+        self._parts: dict[int, list[tuple[str, str, str]]] = {}  # columns of completion k as JSON without brackets
         self._counts: dict[int, int] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        """Writes an event for which nobody has to wait: those that come later are behind it."""
+        """Write an event without waiting; later events are written after it."""
         if self._traces.kept:
             self._traces.add(f"{self._head}, {encode(event)[1:]}")
 
     def add_tokens(self, k: int, new: Completion, then: Callable[[], None]) -> None:
-        """Writes what is new of answer k; `then` is called when it is with the operating system."""
+        """Write new tokens of completion k and call `then` once the system has them."""
         if not self._traces.kept:
             return then()
         self._traces.add(f'{self._head}, "event": "tokens", "k": {k}, {_members(self._encode(k, new))}}}', then)
 
     async def write_answers(self, answers: Sequence[Completion], texts: Sequence[str]) -> None:
-        """Returns when the answers are on disk; what has been streamed of each is its beginning."""
+        """Write the completions, whose streamed tokens are encoded already, and wait for the disk."""
         if not self._traces.kept:
             return
-        found = []
+        encoded = []
         for k, (answer, text) in enumerate(zip(answers, texts, strict=True)):
             n = self._counts.get(k, 0)
             self._encode(k, Completion(answer.tokens[n:], answer.logps[n:], answer.finish, answer.versions[n:]))
             columns = [", ".join(parts) for parts in zip(*self._parts.get(k, [("", "", "")]), strict=True)]
-            found.append(f'{{{_members(columns)}, "finish": "{answer.finish}", "text": {encode(text)}}}')
-        await self._traces.write_line(f'{self._head}, "event": "answer", "answers": [{", ".join(found)}]}}')
+            encoded.append(f'{{{_members(columns)}, "finish": "{answer.finish}", "text": {encode(text)}}}')
+        await self._traces.write_line(f'{self._head}, "event": "answer", "answers": [{", ".join(encoded)}]}}')
 
     def _encode(self, k: int, new: Completion) -> tuple[str, str, str]:
-        """The columns of what is new, which are kept for the whole answer."""
+        """Encode the columns of new tokens and keep them for the final event."""
         tokens = new.tokens.tolist()
-        found = str(tokens)[1:-1], encode_floats(new.logps.tolist()), str(new.versions.tolist())[1:-1]
+        columns = str(tokens)[1:-1], encode_floats(new.logps.tolist()), str(new.versions.tolist())[1:-1]
         if tokens:
-            self._parts.setdefault(k, []).append(found)
+            self._parts.setdefault(k, []).append(columns)
             self._counts[k] = self._counts.get(k, 0) + len(tokens)
-        return found
+        return columns
 
 
 def _members(columns: Sequence[str]) -> str:
-    """The numbers of an answer as members of a JSON object."""
+    """Return the columns of a completion as members of a JSON object."""
     tokens, logps, versions = columns
     return f'"tokens": [{tokens}], "logps": [{logps}], "versions": [{versions}]'
 
@@ -156,7 +164,7 @@ def _members(columns: Sequence[str]) -> str:
 
 @dataclasses.dataclass
 class TracedAnswer:
-    """One answer; `finish` is None while it is incomplete."""
+    """One completion; `finish` is None while it is incomplete."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     logps: list[float] = dataclasses.field(default_factory=list)
@@ -168,7 +176,10 @@ class TracedAnswer:
 
 @dataclasses.dataclass
 class TracedCall:
-    """One call with its whole prompt; `after` is the answer (call, k) that it continues, or None."""
+    """One call with its full prompt.
+
+    `after` is the (call, k) that it continues, or None.
+    """
 
     model: str
     prompt: list[int]
@@ -180,7 +191,7 @@ class TracedCall:
 
 @dataclasses.dataclass
 class SessionTrace:
-    """One session as its events tell it; calls by their ids, in order."""
+    """One session from its events, with its calls by id, in order."""
 
     session: str
     models: tuple[str, ...] = ()
@@ -190,7 +201,10 @@ class SessionTrace:
 
 
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The events of a file in order; a last line that was cut short is left out, a damaged one elsewhere refused."""
+    """Yield the events of a file in order.
+
+    A truncated last line is skipped. An invalid line elsewhere raises `TraceError`.
+    """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -198,11 +212,11 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise TraceError(f"{path}:{number} is no JSON: {error}") from error
+                raise TraceError(f"{path}:{number} is not JSON: {error}") from error
 
 
 def read_traces(path: str | Path) -> dict[str, SessionTrace]:
-    """Every session of a file."""
+    """Return all sessions of a file by id."""
     traces: dict[str, SessionTrace] = {}
     for event in read_events(path):
         _apply(traces.setdefault(event["session"], SessionTrace(event["session"])), event)
@@ -246,7 +260,7 @@ def _apply_to_call(call: TracedCall, event: dict[str, Any]) -> None:
 
 
 def _whole_bytes(path: Path) -> int:
-    """The size of a file without a last line that was cut short."""
+    """Return the size of a file without a truncated last line."""
     if not path.exists():
         return 0
     with open(path, "rb") as file:
@@ -254,8 +268,8 @@ def _whole_bytes(path: Path) -> int:
         while at > 0:
             step = min(at, 1 << 16)
             file.seek(at - step)
-            found = file.read(step).rfind(b"\n")
-            if found >= 0:
-                return at - step + found + 1
+            newline = file.read(step).rfind(b"\n")
+            if newline >= 0:
+                return at - step + newline + 1
             at -= step
     return 0

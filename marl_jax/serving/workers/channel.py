@@ -1,4 +1,4 @@
-"""A socket between two processes of one server: messages in both directions, and calls of functions by name."""
+"""A socket between two processes of a server: messages and function calls in both directions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Handlers = Mapping[str, Callable[..., Awaitable[Any]]]
 
 
 class Channel(asyncio.Protocol):
-    """One end, in the event loop that opened it.
+    """One end of a channel, in the event loop that opened it.
 
-    handlers  functions that the other end may call: JSON values in, a JSON value out
-    lost      done when the other end is gone, or has sent what is no message
+    Messages sent in one iteration of the event loop are combined into one write.
 
-    Messages that are sent in one round of the event loop leave in one write.
+    Attributes:
+        handlers: Functions that the other end may call. Arguments and results are JSON values.
+        lost: Done when the other end is gone or has sent invalid data.
     """
 
     def __init__(self, handlers: Handlers):
@@ -35,19 +36,19 @@ class Channel(asyncio.Protocol):
         self._handling: set[asyncio.Task] = set()
 
     async def open(self, connection: socket.socket) -> Channel:
-        """Takes over one end of a socket pair."""
+        """Take over one end of a socket pair."""
         await self.loop.create_unix_connection(lambda: self, sock=connection)
         return self
 
     def close(self) -> None:
-        """Closes it; whoever waits for an answer gets a `BatcherClosed`."""
+        """Close the channel; pending calls raise `BatcherClosed`."""
         if self._transport is not None:
             self._transport.close()
 
-    # Asking
+    # Requests
 
     async def call(self, name: str, *args: Any) -> Any:
-        """What a function of the other end returns, or raises."""
+        """Call a function of the other end and return its result."""
         number, answered = self.expect()
         self.send(serialization.json_message(serialization.CALL, number, [name, args]))
         try:
@@ -56,11 +57,11 @@ class Channel(asyncio.Protocol):
             self._waiting.pop(number, None)
 
     def call_in_thread(self, name: str, *args: Any) -> Any:
-        """The same for another thread, which waits."""
+        """Call a function of the other end from another thread, which blocks."""
         return asyncio.run_coroutine_threadsafe(self.call(name, *args), self.loop).result()
 
     def expect(self) -> tuple[int, asyncio.Future]:
-        """A number for a request, and the future of its answer."""
+        """Return a number for a request and the future of its answer."""
         if self.lost.done():
             raise self._closed()
         number, answered = next(self._numbers), self.loop.create_future()
@@ -68,17 +69,17 @@ class Channel(asyncio.Protocol):
         return number, answered
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop the future of a request."""
         self._waiting.pop(number, None)
 
     def send(self, data: bytes) -> None:
-        """Sends a message."""
+        """Send a message."""
         if not self._out:
             self.loop.call_soon(self._flush)
         self._out.append(data)
 
     def settle(self, number: int, value: Any) -> None:
-        """The answer to a request has come; an exception is raised where it is awaited."""
+        """Set the result of a request; an exception is raised by its future."""
         answered = self._waiting.pop(number, None)
         if answered is None or answered.done():
             return
@@ -88,27 +89,27 @@ class Channel(asyncio.Protocol):
             answered.set_result(value)
 
     def received(self, kind: int, payload: bytes) -> None:
-        """A message of a kind that only one of the two ends understands."""
-        raise serialization.WireError(f"a message of kind {kind} to the wrong end")
+        """Handle a message of a kind that only one of the two ends understands."""
+        raise serialization.WireError(f"the message has kind {kind}, which this end does not handle")
 
-    # asyncio's protocol
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """The socket is in the event loop."""
+        """Store the transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Handles what is complete."""
+        """Handle all complete messages."""
         try:
             for kind, payload in self._messages.feed(data):
                 self._handle(kind, payload)
-        except Exception:  # damaged: nothing that follows can be trusted
-            log.exception("a damaged message between the processes of the server")
+        except Exception:  # after invalid data nothing can be trusted
+            log.exception("invalid message between the processes of the server")
             if self._transport is not None:
                 self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other end is gone: nobody will be answered."""
+        """Fail all pending requests, because the other end is gone."""
         if not self.lost.done():
             self.lost.set_result(None)
         waiting, self._waiting = self._waiting, {}
@@ -136,7 +137,10 @@ class Channel(asyncio.Protocol):
             self.received(kind, payload)
 
     def handle(self, number: int, work: Callable[..., Awaitable[None]], *args: Any) -> asyncio.Task:
-        """Does the work that a message asks for, unless the channel is lost; what it raises is the answer."""
+        """Run the work that a message requests, and send its exception as the answer.
+
+        The work is cancelled if the channel is lost.
+        """
 
         async def run() -> None:
             try:

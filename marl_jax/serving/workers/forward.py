@@ -1,7 +1,7 @@
-"""Requests that another process has to answer: they are sent there, and its answer is streamed back.
+"""Forward requests to the process that has to answer them and stream its response back.
 
-The key and the id of a session begin with the number of the worker that has it. Where a request about it reaches
-another worker, that one forwards it. Keys and limits are checked where a request is answered.
+The key and id of a session begin with the number of the worker that owns it. A worker that receives a request for
+another worker's session forwards it. Keys and limits are checked by the process that answers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from marl_jax.serving.sessions.sessions import Session
 Address = tuple[str, int]
 
 FORWARDED = b"x-forwarded-by-worker"
-"""A request with this header is answered where it is."""
+"""Header of forwarded requests, which are never forwarded again."""
 
 MOST_AHEAD = 4
-"""Sessions that a worker may have more than another before it passes new ones on."""
+"""Number of extra sessions that a worker may have before it forwards new ones to another worker."""
 
 OPEN = "/v1/sessions"
 KEY = re.compile(rb"sk-(\d{1,4})-")
@@ -34,17 +34,18 @@ OF_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"expect", 
 
 
 def mark(worker: int) -> str:
-    """What the ids and keys of a worker's sessions begin with."""
+    """Return the prefix of the ids and keys of a worker's sessions."""
     return f"{worker}-"
 
 
 class Forwarding:
-    """The application of a worker; what belongs to the sessions of others is forwarded.
+    """The application of a worker, which forwards requests for other workers' sessions.
 
-    app        answers for this worker
-    worker     its number
-    addresses  of all workers
-    sessions   how many each of them has
+    Args:
+        app: Application of this worker.
+        worker: Index of this worker.
+        addresses: Addresses of all workers.
+        sessions: Returns the number of open sessions of each worker.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Forwarding:
         self._sessions, self._given = sessions, [0] * len(addresses)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
+        """Answer or forward a request (ASGI)."""
         opens, owner = False, None
         if scope["type"] == "http" and FORWARDED not in (headers := dict(scope["headers"])):
             opens = scope["path"] == OPEN and scope["method"] == "POST"
@@ -69,20 +70,21 @@ class Forwarding:
             self._given[owner] -= opens
 
     def _owner(self, path: str, authorization: bytes, otherwise: int | None) -> int | None:
-        """The worker that has the session of a request; None: any."""
+        """Return the worker that owns the session of a request, or `otherwise` without a session."""
         scheme, _, key = authorization.partition(b" ")
         of_key = KEY.match(key.strip()) if scheme.lower() == b"bearer" else None
         if of_key is not None:
             whose = self._app.keys.find(key.strip())
-            if whose is None or isinstance(whose, Session):  # not the server's own key, which may look like that
+            if whose is None or isinstance(whose, Session):  # not the key of the server, which may have the same form
                 return int(of_key[1])
         of_path = SESSION.match(path)
         return otherwise if of_path is None else int(of_path[1])
 
     def _least_busy(self) -> int:
-        """Who gets a new session: this worker, unless it has many more than another.
+        """Return the worker for a new session.
 
-        A client may open all of its sessions on one connection, which is one worker's.
+        It is this worker, unless it has many more sessions than another. A client may open all its sessions on one
+        connection, which belongs to one worker.
         """
         counts = [a + b for a, b in zip(self._sessions(), self._given, strict=True)]
         least = min(range(len(counts)), key=counts.__getitem__)
@@ -90,18 +92,21 @@ class Forwarding:
 
 
 class Forwarded(Response):
-    """The answer of another process."""
+    """The response of another process."""
 
     def __init__(self, address: Address):
         self._address = address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request."""
+        """Forward the request."""
         await forward(self._address, scope, receive, send)
 
 
 async def forward(address: Address, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends a request to another process and passes its answer on; a client that hangs up does so there too."""
+    """Send a request to another process and stream its response back.
+
+    If the client disconnects, the connection to the other process is closed too.
+    """
     try:
         reader, writer = await asyncio.open_connection(*address)
     except OSError:
@@ -109,7 +114,7 @@ async def forward(address: Address, scope: Scope, receive: Receive, send: Send) 
     head, chunked = _head(scope)
     writer.write(head)
     sending = asyncio.ensure_future(_send_body(receive, writer, chunked))
-    own = {b"x-request-id"} if "request_id" in scope else set()  # set already by the guard around a route
+    own = {b"x-request-id"} if "request_id" in scope else set()  # already set by the guard around a route
     answer = _Answer(scope["method"], OF_CONNECTION | own)
     try:
         with scope["hang_up"].calls(writer.close):
@@ -124,7 +129,7 @@ async def forward(address: Address, scope: Scope, receive: Receive, send: Send) 
 
 
 async def _pass_on(reader: asyncio.StreamReader, answer: _Answer, send: Send) -> None:
-    """Returns when the answer is complete, or the connection has ended."""
+    """Pass on the response until it is complete or the connection ends."""
     parser = httptools.HttpResponseParser(answer)
     answer.status = parser.get_status_code
     while not answer.complete:
@@ -142,7 +147,7 @@ async def _pass_on(reader: asyncio.StreamReader, answer: _Answer, send: Send) ->
 
 
 async def _send_body(receive: Receive, writer: asyncio.StreamWriter, chunked: bool | None) -> None:
-    """Passes the body of a request on as it arrives."""
+    """Pass on the body of a request as it arrives."""
     more = chunked is not None
     while more:
         message = await receive()
@@ -156,7 +161,10 @@ async def _send_body(receive: Receive, writer: asyncio.StreamWriter, chunked: bo
 
 
 def _head(scope: Scope) -> tuple[bytes, bool | None]:
-    """The head of a request as it is forwarded, and whether its body is chunked; None: it has none."""
+    """Return the head of the forwarded request, and whether its body is chunked.
+
+    The second value is None if the request has no body.
+    """
     target = scope.get("raw_path") or scope["path"].encode()
     target += b"?" + scope["query_string"] if scope["query_string"] else b""
     names = {name for name, _ in scope["headers"]}
@@ -169,7 +177,7 @@ def _head(scope: Scope) -> tuple[bytes, bool | None]:
 
 
 class _Answer:
-    """What httptools reads of an answer, as messages of ASGI."""
+    """Callbacks for httptools that convert a response to ASGI messages."""
 
     def __init__(self, method: str, dropped: Collection[bytes]):
         self._dropped = dropped
@@ -180,29 +188,29 @@ class _Answer:
         self._messages: list[dict] = []
 
     def take(self) -> list[dict]:
-        """What is new."""
-        found, self._messages = self._messages, []
-        return found
+        """Return the new messages."""
+        messages, self._messages = self._messages, []
+        return messages
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the answer."""
+        """Add a header of the response."""
         if name.lower() not in self._dropped:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Its head is complete."""
+        """Begin the response."""
         self.begun = True
         self._messages.append({"type": "http.response.start", "status": self.status(), "headers": self._headers})
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
+        """Add a part of the body."""
         self._messages.append({"type": "http.response.body", "body": body, "more_body": True})
 
     def on_message_complete(self) -> None:
-        """It has ended."""
+        """End the response."""
         self.complete = True
         self._messages.append({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _unreachable() -> ApiError:
-    return ApiError(503, "the process that has to answer this cannot be reached", code="worker_unreachable")
+    return ApiError(503, "the process that handles this request cannot be reached", code="worker_unreachable")

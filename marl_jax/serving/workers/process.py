@@ -2,7 +2,7 @@
 
     python -m marl_jax.serving.workers.process NUMBER FDS        # started by `pool`, never by hand
 
-It ends when that process says so, or is gone.
+It ends when that process calls `stop` or is gone.
 """
 
 from __future__ import annotations
@@ -39,25 +39,31 @@ from models.tokenizers.byte import drop_cache
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 2.0  # for clients to get the errors of their requests
+END_SECONDS = 2.0  # time for clients to receive their errors
 
 
 class Worker:
-    """The endpoint of one worker, between its listeners and the channel."""
+    """The endpoint of one worker, connected to the process with the models.
 
-    def __init__(self, number: int, spec: Spec, board: SharedCounters):
-        self.number, self.spec, self.board, self.status = number, spec, board, 0
+    Args:
+        number: Index of the worker.
+        spec: Settings that all workers receive.
+        counters: Counters that all workers share.
+    """
+
+    def __init__(self, number: int, spec: Spec, counters: SharedCounters):
+        self.number, self.spec, self.counters, self.status = number, spec, counters, 0
         self.samplers: dict[int, WorkerSampler] = {}
         self.server: Server  # set by `run`, like `channel` and `endpoint`
 
     async def run(self, connection: socket.socket, *listeners: socket.socket) -> int:
-        """Serves until the other process calls `stop`; the exit status."""
+        """Serve until the other process calls `stop`; return the exit status."""
         handlers = {"stop": self._stop, "metrics": self._metrics, "sampler_ended": self._sampler_ended}
         self.channel = SamplerChannel(handlers)
         traces = TraceFile(self.spec.traces, shared=True)
         self.endpoint = self._endpoint(traces)
         app = Forwarding(
-            self.endpoint.application(), self.number, self.spec.addresses, lambda: self.board.each("sessions")
+            self.endpoint.application(), self.number, self.spec.addresses, lambda: self.counters.each("sessions")
         )
         self.server = Server(app, self.spec.drain_seconds, self._ready)
         await self.channel.open(connection)
@@ -68,28 +74,28 @@ class Worker:
         return self.status
 
     def _endpoint(self, traces: TraceFile) -> Endpoint:
-        spec, shared = self.spec, self.board
+        spec, shared = self.spec, self.counters
         peer = Peer(
             mark(self.number), spec.addresses[self.number][1], shared.count(self.number, "requests"),
             shared.count(self.number, "sessions"), lambda: self.channel.call("metrics"),
         )  # fmt: skip
         routes = [Route(path, self._to_main, methods=methods) for path, methods in spec.routes]
-        found = Endpoint(
+        endpoint = Endpoint(
             self._models(), keys=spec.keys, limits=spec.limits, traces=traces, peer=peer,
             reload=self._reload if spec.reloads else None, control=_Control(self.channel) if spec.controls else None,
             session_idle=spec.session_idle, routes=routes, open_paths=spec.open_paths,
         )  # fmt: skip
-        found.created = spec.created
-        return found
+        endpoint.created = spec.created
+        return endpoint
 
     def _models(self) -> Mapping[str, ServedModel]:
-        found = {}
+        models = {}
         for name, speaker, vocab in self.spec.models:
             number = cast(int, speaker.sampler)  # see `Spec.models`
             sampler = self.samplers.setdefault(number, WorkerSampler(self.channel, number))
             drop_cache(speaker.tokenizer)
-            found[name] = ServedModel.of(name, dataclasses.replace(speaker, sampler=sampler), vocab)
-        return found
+            models[name] = ServedModel.of(name, dataclasses.replace(speaker, sampler=sampler), vocab)
+        return models
 
     async def _to_main(self, request: Request) -> Response:
         check_admin(request)
@@ -102,7 +108,7 @@ class Worker:
         self._calling = asyncio.ensure_future(self.channel.call("ready"))
 
     async def _watch(self) -> None:
-        """Ends when the process with the models is gone: nobody can be answered any more."""
+        """Stop the server when the process with the models is gone."""
         await self.channel.lost
         if not self.server.should_exit:
             log.error("worker %d: the process with the models is gone", self.number)
@@ -111,7 +117,7 @@ class Worker:
         await asyncio.sleep(END_SECONDS)
         self.server.force_exit = True
 
-    # For the process with the models
+    # Functions for the process with the models
 
     async def _stop(self) -> None:
         self.server.stop()
@@ -124,35 +130,35 @@ class Worker:
 
 
 class _Control:
-    """The samplers of the other process, to be paused and drained."""
+    """Control over the samplers of the other process."""
 
     def __init__(self, channel: SamplerChannel):
         self._channel = channel
 
     def pause(self) -> None:
-        """As `BatcherThread.pause`."""
+        """See `BatcherThread.pause`."""
         self._channel.call_in_thread("control", "pause")
 
     def resume(self) -> None:
-        """As `BatcherThread.resume`."""
+        """See `BatcherThread.resume`."""
         self._channel.call_in_thread("control", "resume")
 
     def drain(self) -> None:
-        """As `BatcherThread.drain`."""
+        """See `BatcherThread.drain`."""
         self._channel.call_in_thread("control", "drain")
 
 
 def main(number: int, fds: Mapping[str, Any]) -> int:
-    """Runs a worker; `fds` are the files that it has inherited."""
-    for one in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all processes
+    """Run a worker; `fds` are the file descriptors that it has inherited, by name."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor may send them to all processes
         signal.signal(one, signal.SIG_IGN)
     size = os.fstat(fds["spec"]).st_size
     spec = pickle.loads(os.pread(fds["spec"], size, 0))  # written by the process that started this one
     os.close(fds["spec"])
     logging.basicConfig(format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("marl_jax").setLevel(spec.log_level)
-    sys.setswitchinterval(SWITCH)  # lines are written by a thread, for which tokens wait
-    worker = Worker(number, spec, SharedCounters(len(spec.addresses), fds["board"]))
+    sys.setswitchinterval(SWITCH)  # streamed tokens wait for the thread that writes traces
+    worker = Worker(number, spec, SharedCounters(len(spec.addresses), fds["counters"]))
     sockets = [socket.socket(fileno=fds[name]) for name in ("channel", "own", "shared")]
     return asyncio.run(worker.run(*sockets))
 

@@ -1,4 +1,4 @@
-"""Samplers that are in another process, for an endpoint in this one."""
+"""Samplers of another process, for an endpoint in this one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from marl_jax.serving.workers.channel import Channel, Handlers
 
 
 class SamplerChannel(Channel):
-    """A worker's end of a channel: asks for answers, and hands out tokens as they come."""
+    """A worker's end of a channel: requests completions and passes on their tokens."""
 
     def __init__(self, handlers: Handlers):
         super().__init__(handlers)
         self._on_tokens: dict[int, OnTokens] = {}
 
     async def ask(self, ids: Sequence[int], fields: dict, on_tokens: OnTokens | None = None) -> list[Completion]:
-        """The answers; cancelling it frees their rows."""
+        """Return the completions of a prompt; cancelling it frees their rows."""
         number, answered = self.expect()
         try:
             self.send(serialization.ask(number, ids, fields | {"stream": on_tokens is not None}))
@@ -34,7 +34,7 @@ class SamplerChannel(Channel):
             self._on_tokens.pop(number, None)
 
     def received(self, kind: int, payload: bytes) -> None:
-        """Tokens or answers."""
+        """Handle tokens or finished completions."""
         if kind == serialization.ANSWERS:
             self.settle(*serialization.read_answers(payload))
         elif kind == serialization.TOKENS:
@@ -47,14 +47,16 @@ class SamplerChannel(Channel):
     def _show(self, on_tokens: Callable, k: int, new: Completion) -> None:
         try:
             on_tokens(k, new)
-        except Exception as error:  # is that of one request
+        except Exception as error:  # concerns only one request
             self.loop.call_exception_handler({"message": f"{on_tokens} failed", "exception": error})
 
 
 class WorkerSampler:
-    """A `BatcherThread` of another process, by its number there.
+    """A `BatcherThread` of another process.
 
-    running  whether it takes requests, as far as is known here
+    Attributes:
+        number: Number of the sampler in the other process.
+        running: Whether the sampler accepts requests, as far as this process knows.
     """
 
     def __init__(self, channel: SamplerChannel, number: int):
@@ -64,7 +66,10 @@ class WorkerSampler:
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None,
         on_tokens: OnTokens | None = None,
     ) -> list[Completion]:  # fmt: skip
-        """As `BatcherThread.answer`; processes of one machine have the same clock for deadlines."""
+        """See `BatcherThread.answer`.
+
+        Deadlines are valid here too, because processes of one machine share the clock.
+        """
         fields = {
             "sampler": self.number, "policy": policy, "n": n, "deadline": deadline,
             "sampling": serialization.sampling_fields(sampling),
@@ -76,8 +81,8 @@ class WorkerSampler:
             raise
 
     def top_logprobs(self, ids: Sequence[int], start: int, sampling: Sampling, policy: int = 0, k: int = 5):
-        """As `BatcherThread.top_logprobs`, in a thread that waits for the other process."""
-        found = self._channel.call_in_thread(
+        """See `BatcherThread.top_logprobs`; blocks until the other process has answered."""
+        rows = self._channel.call_in_thread(
             "top_logprobs", self.number, list(ids), start, serialization.sampling_fields(sampling), policy, k
         )
-        return [[(token, logp) for token, logp in row] for row in found]
+        return [[(token, logp) for token, logp in row] for row in rows]

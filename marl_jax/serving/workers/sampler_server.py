@@ -1,4 +1,4 @@
-"""The samplers' side of a channel: what a worker asks is given to the samplers of this process."""
+"""The samplers' end of a channel: passes a worker's requests on to the samplers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marl_jax.serving.workers.channel import Channel, Handlers
 
 
 class NumberedSamplers:
-    """The samplers behind some models, each with a number that workers know it by."""
+    """The samplers of some models, each with a number by which workers refer to it."""
 
     def __init__(self, models: Mapping[str, ServedModel]):
         self.all: list[Any] = []
@@ -26,11 +26,11 @@ class NumberedSamplers:
             self._models[self.number(speaker.sampler), speaker.policy] = model
 
     def number(self, sampler: Any) -> int:
-        """The number of a sampler."""
+        """Return the number of a sampler."""
         return next(i for i, one in enumerate(self.all) if one is sampler)
 
     def sampling(self, number: int, policy: int, fields: Mapping[str, Any]) -> Sampling:
-        """Settings that have come from a worker. A schema is one of the policy's model."""
+        """Decode the settings from a worker; a schema is compiled by the policy's model."""
         schema = fields["schema"]
         if schema is None:
             return serialization.read_sampling(fields)
@@ -39,10 +39,10 @@ class NumberedSamplers:
     async def top_logprobs(
         self, number: int, ids: Sequence[int], start: int, fields: Mapping[str, Any], policy: int, k: int
     ) -> list[list[tuple[int, float]]]:
-        """As `BatcherThread.top_logprobs`."""
+        """See `BatcherThread.top_logprobs`."""
         sampling = self.sampling(number, policy, fields)
-        found = await asyncio.to_thread(self.all[number].top_logprobs, ids, start, sampling, policy, k)
-        return [[(int(token), float(logp)) for token, logp in row] for row in found]
+        rows = await asyncio.to_thread(self.all[number].top_logprobs, ids, start, sampling, policy, k)
+        return [[(int(token), float(logp)) for token, logp in row] for row in rows]
 
 
 class SamplerServer(Channel):
@@ -50,16 +50,17 @@ class SamplerServer(Channel):
 
     def __init__(self, samplers: NumberedSamplers, handlers: Handlers):
         super().__init__(handlers)
-        self._samplers, self._asked = samplers, {}
+        self._samplers = samplers
+        self._running: dict[int, asyncio.Task] = {}
 
     def received(self, kind: int, payload: bytes) -> None:
-        """A request, or its end."""
+        """Handle a request or its cancellation."""
         if kind == serialization.ASK:
             number, fields, ids = serialization.read_ask(payload)
-            task = self._asked[number] = self.handle(number, self._answer, fields, ids)
-            task.add_done_callback(lambda _: self._asked.pop(number))
+            task = self._running[number] = self.handle(number, self._answer, fields, ids)
+            task.add_done_callback(lambda _: self._running.pop(number))
         elif kind == serialization.CANCEL:
-            if (task := self._asked.get(serialization.read_number(payload))) is not None:
+            if (task := self._running.get(serialization.read_number(payload))) is not None:
                 task.cancel()
         else:
             super().received(kind, payload)
@@ -73,5 +74,7 @@ class SamplerServer(Channel):
 
             more = {"on_tokens": on_tokens}
         sampling = self._samplers.sampling(fields["sampler"], policy, fields["sampling"])
-        found = await sampler.answer(ids, sampling, policy=policy, n=fields["n"], deadline=fields["deadline"], **more)
-        self.send(serialization.answers(number, found))
+        completions = await sampler.answer(
+            ids, sampling, policy=policy, n=fields["n"], deadline=fields["deadline"], **more
+        )
+        self.send(serialization.answers(number, completions))

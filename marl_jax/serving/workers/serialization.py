@@ -1,17 +1,17 @@
 """Messages between the process with the models and a worker, as bytes.
 
-A message is its length, its kind and a payload. Tokens, which are most of it, are arrays as they lie in memory; both
-ends are on one machine. The rest is JSON.
+A message consists of its length, its kind and a payload. Tokens, which are most of the data, are sent as arrays in
+memory layout, because both ends are on one machine. The rest is JSON.
 
     ASK      number, {sampler, policy, n, deadline, stream, sampling}, ids of the prompt      from a worker
-    CANCEL   number: nobody waits for the answers any more                                    from a worker
-    TOKENS   number, k, what answer k has more
-    ANSWERS  number, all answers
+    CANCEL   number: the completions are no longer needed                                     from a worker
+    TOKENS   number, k, new tokens of completion k
+    ANSWERS  number, all completions
     CALL     number, [name, arguments]                                                        from either
-    VALUE    number, a JSON value: what a call has returned
-    FAILED   number, [kind, message]: why a request or a call has failed
+    VALUE    number, a JSON value: the result of a call
+    FAILED   number, [kind, message]: the error of a request or a call
 
-Numbers are those of whoever asks.
+Numbers are assigned by the end that sends the request.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ FINISHES = ("going", "stop", "length", "cancelled", "deadline", "invalid")
 ERRORS: dict[str, type[Exception]] = {
     "closed": BatcherClosed, "failed": BatcherFailed, "run": RunError, "value": ValueError, "other": RuntimeError,
 }  # fmt: skip
-"""What can be raised in another process, by kind; the first that fits counts."""
+"""Exceptions that can be raised in another process, by kind; the first match counts."""
 
-HEAD = struct.Struct("<IB")  # bytes of the payload, kind
+HEAD = struct.Struct("<IB")  # size of the payload in bytes, kind
 NUMBER = struct.Struct("<I")
 PAIR = struct.Struct("<II")
 TRIPLE = struct.Struct("<III")
-LONGEST = 1 << 28  # bytes of a payload; a longer one is damage
+LONGEST = 1 << 28  # bytes of a payload; a longer one is invalid
 MOST_ID = (1 << 31) - 1
 
 _encode = json.JSONEncoder(ensure_ascii=True).encode
 
 
 class WireError(Exception):
-    """Bytes that are no message."""
+    """Invalid bytes instead of a message."""
 
 
 class Messages:
-    """Cuts a stream of bytes into messages."""
+    """A parser that splits a stream of bytes into messages."""
 
     def __init__(self):
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The kind and the payload of every message that is complete now."""
+        """Yield the kind and the payload of every message that is complete now."""
         self._data += data
         at = 0
         try:
             while len(self._data) - at >= HEAD.size:
                 size, kind = HEAD.unpack_from(self._data, at)
                 if size > LONGEST or not ASK <= kind <= FAILED:
-                    raise WireError(f"a message of kind {kind} with {size} bytes")
+                    raise WireError(f"invalid message of kind {kind} with {size} bytes")
                 begin = at + HEAD.size
                 if len(self._data) < begin + size:
                     break
@@ -74,83 +74,83 @@ class Messages:
 
 
 def message(kind: int, *parts: bytes) -> bytes:
-    """A message of a payload that comes in parts."""
+    """Build a message from the parts of its payload."""
     return b"".join((HEAD.pack(sum(map(len, parts)), kind), *parts))
 
 
 def json_message(kind: int, number: int, value: Any) -> bytes:
-    """A CALL, VALUE or FAILED."""
+    """Build a CALL, VALUE or FAILED message."""
     return message(kind, NUMBER.pack(number), _encode(value).encode())
 
 
 def read_json(payload: bytes) -> tuple[int, Any]:
-    """The number and the value of such a message."""
+    """Return the number and the value of a CALL, VALUE or FAILED message."""
     return NUMBER.unpack_from(payload)[0], json.loads(payload[NUMBER.size :])
 
 
 def read_number(payload: bytes) -> int:
-    """The number of any message."""
+    """Return the number of any message."""
     return NUMBER.unpack_from(payload)[0]
 
 
-# ----------------------------------------------------------------------------------------------- requests and answers
+# ----------------------------------------------------------------------------------------------- requests and results
 
 
 def ask(number: int, ids: Sequence[int], fields: Mapping[str, Any]) -> bytes:
-    """A request for answers."""
+    """Build a request for completions."""
     if ids and max(ids) > MOST_ID:
-        raise ValueError(f"the prompt has the id {max(ids)}, which no vocabulary has")
+        raise ValueError(f"the prompt has the token id {max(ids)}, but ids must be <= {MOST_ID}")
     text = _encode(fields).encode()
     return message(ASK, PAIR.pack(number, len(text)), text, np.asarray(ids, np.int32).tobytes())
 
 
 def read_ask(payload: bytes) -> tuple[int, dict[str, Any], list[int]]:
-    """Its number, fields and ids."""
+    """Return the number, fields and prompt ids of a request for completions."""
     number, size = PAIR.unpack_from(payload)
     begin = PAIR.size + size
     return number, json.loads(payload[PAIR.size : begin]), np.frombuffer(payload, np.int32, offset=begin).tolist()
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Settings as a JSON value; of a constraint, its schema."""
-    found = {name: value for name, value in vars(sampling).items() if name != "constraint"}
-    return found | {"schema": None if sampling.constraint is None else sampling.constraint.schema}
+    """Return settings as a JSON value, with the schema in place of a constraint."""
+    fields = {name: value for name, value in vars(sampling).items() if name != "constraint"}
+    return fields | {"schema": None if sampling.constraint is None else sampling.constraint.schema}
 
 
 def read_sampling(fields: Mapping[str, Any], constraint: Any = None) -> Sampling:
-    """The settings, without their schema."""
+    """Return settings from a JSON value, with the given constraint."""
     own: dict[str, Any] = {name: value for name, value in fields.items() if name != "schema"}
     tuples: dict[str, Any] = {name: tuple(own[name]) for name in ("stop_ids", "stop_strings")}
     return Sampling(**own | tuples, constraint=constraint)
 
 
 def tokens(number: int, k: int, new: Completion) -> bytes:
-    """What is new of answer k."""
+    """Build a message with new tokens of completion k."""
     return message(TOKENS, TRIPLE.pack(number, k, len(new.tokens)), *_columns(new))
 
 
 def read_tokens(payload: bytes) -> tuple[int, int, Completion]:
-    """Number, k, and what is new."""
+    """Return the number, k and the new tokens."""
     number, k, n = TRIPLE.unpack_from(payload)
     return number, k, _read_columns(payload, TRIPLE.size, n, "going")
 
 
-def answers(number: int, found: Sequence[Completion]) -> bytes:
-    """All answers to a request."""
-    parts = [PAIR.pack(number, len(found))]
-    for one in found:
+def answers(number: int, completions: Sequence[Completion]) -> bytes:
+    """Build a message with all completions of a request."""
+    parts = [PAIR.pack(number, len(completions))]
+    for one in completions:
         parts += [PAIR.pack(len(one.tokens), FINISHES.index(one.finish)), *_columns(one)]
     return message(ANSWERS, *parts)
 
 
 def read_answers(payload: bytes) -> tuple[int, list[Completion]]:
-    """Number and answers."""
-    (number, count), at, found = PAIR.unpack_from(payload), PAIR.size, []
+    """Return the number and the completions."""
+    (number, count), at, completions = PAIR.unpack_from(payload), PAIR.size, []
     for _ in range(count):
         n, finish = PAIR.unpack_from(payload, at)
-        found.append(_read_columns(payload, at + PAIR.size, n, FINISHES[finish]))
+        completions.append(_read_columns(payload, at + PAIR.size, n, FINISHES[finish]))
         at += PAIR.size + 12 * n
-    return number, found
+    return number, completions
 
 
 def _columns(answer: Completion) -> tuple[bytes, bytes, bytes]:
@@ -170,7 +170,10 @@ def _read_columns(payload: bytes, at: int, n: int, finish: str) -> Completion:
 
 
 def error_value(error: BaseException) -> list[str]:
-    """The kind and the message of an error; one of another kind brings the name of its class."""
+    """Return the kind and message of an error.
+
+    An error of another kind includes the name of its class.
+    """
     for kind, cls in ERRORS.items():
         if isinstance(error, cls) and kind != "other":
             return [kind, str(error)]
@@ -178,6 +181,6 @@ def error_value(error: BaseException) -> list[str]:
 
 
 def read_error(value: Sequence[str]) -> Exception:
-    """The same error again."""
+    """Return the error from its kind and message."""
     kind, text = value
     return ERRORS[kind](text)

@@ -1,4 +1,4 @@
-"""Numbers in memory that all workers share: each writes its own, and reads those of all."""
+"""Counters in shared memory: each worker writes its own and reads those of all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ FIELDS = ("requests", "sessions")
 
 
 class SharedCounters:
-    """int64 [workers, fields] in a file without a name, which worker processes inherit."""
+    """Counters of all workers: int64 [workers, fields].
+
+    They are mapped from an unnamed file that worker processes inherit.
+
+    Args:
+        workers: Number of workers.
+        fd: File descriptor of the inherited file; None creates the file.
+    """
 
     def __init__(self, workers: int, fd: int | None = None):
         if fd is None:
@@ -26,23 +33,23 @@ class SharedCounters:
         self.numbers = np.frombuffer(memory, np.int64).reshape(workers, len(FIELDS))
 
     def count(self, worker: int, field: str) -> SharedCount:
-        """The count that a worker keeps under this name."""
+        """Return the counter of a worker with this name."""
         return SharedCount(self.numbers[:, FIELDS.index(field)], worker)
 
     def each(self, field: str) -> list[int]:
-        """The counts of all workers under this name."""
+        """Return the counters of all workers with this name."""
         return self.numbers[:, FIELDS.index(field)].tolist()
 
     def close(self) -> None:
-        """Closes the file; the numbers stay where they are mapped."""
+        """Close the file; the memory stays mapped."""
         os.close(self.fd)
 
 
 class SharedCount(Count):
-    """One count of one worker.
+    """One counter of one worker.
 
-    Two workers that look at the same moment do not see each other: a limit on the total can be exceeded by one for each
-    of the other workers.
+    Workers that read at the same moment do not see each other's updates, so a limit on the total can be exceeded by one
+    for each of the other workers.
     """
 
     def __init__(self, numbers: np.ndarray, worker: int):
@@ -51,7 +58,7 @@ class SharedCount(Count):
 
     @property
     def own(self) -> int:
-        """In this process."""
+        """Count of this process."""
         return int(self._numbers[self._worker])
 
     @own.setter
@@ -60,5 +67,5 @@ class SharedCount(Count):
 
     @property
     def total(self) -> int:
-        """In all processes."""
+        """Sum over all processes."""
         return int(self._numbers.sum())

@@ -1,4 +1,4 @@
-"""What the workers of a server are given when they start."""
+"""Settings that the workers of a server receive when they start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ from marl_jax.serving.workers.forward import Address
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What all workers of a server are given.
+    """Settings of all workers of a server.
 
-    models     name, speaker with the number of its sampler, and V
-    traces     the file that sessions are written to, or None
-    routes     paths and methods that the process with the models answers, at `main`
-    addresses  of the workers
-    reloads    whether weights can be read again, and `controls` whether samplers can be paused
+    Attributes:
+        models: (name, speaker, vocabulary size) of each model. The number of a sampler replaces the speaker's sampler.
+        keys: Keys of the server.
+        limits: Limits on requests.
+        traces: Path of the file that sessions are recorded in, or None.
+        session_idle: Seconds after which an unused session is ended; None never ends one.
+        created: Time at which the server was started.
+        routes: Paths and methods that the process with the models answers, at `main`.
+        open_paths: Paths that need no key.
+        main: Address of the process with the models.
+        addresses: Addresses of the workers.
+        reloads: Whether weights can be reloaded.
+        controls: Whether samplers can be paused.
+        drain_seconds: Time that requests in progress have to finish.
+        log_level: Log level of the workers.
     """
 
     models: tuple[tuple[str, Speaker, int], ...]

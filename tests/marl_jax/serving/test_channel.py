@@ -1,4 +1,4 @@
-"""What goes between a worker and the process with the models: messages, answers, cancellations and errors."""
+"""Traffic between a worker and the process with the models: messages, completions, cancellations and errors."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ def test_damage_is_no_message(damage):
 
 @contextlib.asynccontextmanager
 async def linked(models):
-    """(a worker's end, the samplers' end) of a channel."""
+    """Yield the two ends of a channel: (worker, samplers)."""
     samplers = NumberedSamplers(models)
     desk = SamplerServer(samplers, {"top_logprobs": samplers.top_logprobs})
     worker, (one, other) = SamplerChannel({}), socket.socketpair()
@@ -129,7 +129,7 @@ def test_a_remote_sampler_answers_as_the_sampler_does():
                 for k, one in enumerate(expected):
                     shown = [token for new in pieces.get((i, k), []) for token in new.tokens.tolist()]
                     assert shown == one.tokens.tolist()[:-1]
-            with pytest.raises(ValueError, match="which no vocabulary has"):
+            with pytest.raises(ValueError, match="ids must be <= "):
                 await remote.answer([1 << 40], Sampling())
 
     asyncio.run(run())
@@ -161,7 +161,7 @@ def test_cancelling_frees_the_rows_and_the_rest_goes_on():
             one.cancel()
             await until(lambda: parrot.under_way == 1)
             assert parrot.cancelled == 1 and len(await two) == 1
-            worker.close()  # as a worker that dies
+            worker.close()  # like a worker that dies
             three = asyncio.ensure_future(Parrot(delay=0).answer([1], Sampling()))
             await until(desk.lost.done)
             await three
@@ -196,7 +196,7 @@ def test_errors_arrive_as_they_were_raised(error):
     "last", [b"", serialization.json_message(serialization.VALUE, 1, [1] * 50)[:20], b"nonsense that is no message"]
 )
 def test_whoever_waits_hears_of_an_end_that_is_gone(last, caplog):
-    """The other end closes, also within a message, or sends what is none."""
+    """The other end closes, possibly inside a message, or sends invalid data."""
 
     async def run():
         one, other = socket.socketpair()

@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md do what the page says."""
+"""The examples of docs/serving.md work as described."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A small round of `benchmarks.drift` with OpenAI's client: nothing drifts, and the checks notice what would."""
+"""A small run of `benchmarks.drift` with OpenAI's client: nothing drifts, and the checks detect drift."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ TURNS = 10
 
 
 class Noise:
-    """Answers of any tokens, control tokens and halves of characters among them."""
+    """Sampler of arbitrary tokens, including control tokens and incomplete characters."""
 
     async def answer(self, ids, sampling, policy=0, n=1, on_tokens=None):
         rng = np.random.default_rng(sampling.seed)
@@ -35,7 +35,7 @@ class Noise:
 
 @pytest.fixture(scope="module")
 def talked():
-    """(what was counted, the sessions) of talks in every template, with and without tools and streams."""
+    """Return (counts, sessions) of conversations in every template, with and without tools and streams."""
     count, sessions = drift.Count(drift.Recorder(Noise())), []
 
     async def talk():
@@ -71,7 +71,7 @@ def test_the_checks_notice_drift(talked):
     samples = drift.samples_of(sessions[0])
     row = int(np.argmax(samples.completion_lengths.sum(1)))
     changed = samples.tokens.copy()
-    changed[row, 0] += 1  # read by all answers of the row
+    changed[row, 0] += 1  # read by all completions of the row
     found = list(drift.answers_in(samples.replace(tokens=changed)))
     lost, extra = drift.drift(drift.answers_in(samples), found)
     assert lost == extra == samples.completion_lengths[row].sum()
@@ -87,7 +87,7 @@ def test_the_checks_notice_drift(talked):
 
 
 def test_threads_do_not_mix_sessions():
-    """Two clients at once, each with its key: the conversations of each are its own."""
+    """Two concurrent clients with separate keys have separate conversations."""
     count = drift.Count(drift.Recorder())
 
     async def talk():

@@ -1,4 +1,4 @@
-"""Conversations that LlamaIndex and AG2 had with a server (`benchmarks.drift_record`), sent again: nothing drifts."""
+"""Recorded conversations of LlamaIndex and AG2 with a server (`benchmarks.drift_record`), replayed: nothing drifts."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from marl_jax.serving.openai.endpoint import Endpoint
 pytestmark = pytest.mark.nightly
 
 GOLDEN = Path(__file__).parent / "golden"
-HERMES = ("qwen2.5", "qwen3", "smollm2")  # templates with the calls of tools that were recorded
+HERMES = ("qwen2.5", "qwen3", "smollm2")  # templates with the recorded format of tool calls
 
 
 def send(url, key, body):
-    """The content of a reply, whole or in pieces."""
+    """Return the content of a reply, complete or streamed."""
     head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as response:
@@ -29,7 +29,7 @@ def send(url, key, body):
 
 
 def replay(calls, conversations, template, change=lambda body: body):
-    """What came of the calls of a talk, and the replies."""
+    """Return the counts of a conversation's calls, and the replies."""
     count = drift.Count(drift.Recorder(drift_record.Replayed([call["answer"] for call in calls]), share=0.0))
 
     async def talk():
@@ -60,7 +60,7 @@ def test_a_recorded_talk_is_trained_on_as_it_was_sampled(framework, talk):
 
 
 def test_an_answer_that_the_client_changed_is_a_fork():
-    """The check above can fail: one word changed in the last answer of a request is noticed."""
+    """The check above can fail: one changed word in the last completion of a request is detected."""
     conversations, calls = drift_record.read(GOLDEN / "drift_ag2.jsonl")["whole"]
 
     def change(body):

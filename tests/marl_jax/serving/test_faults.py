@@ -1,4 +1,4 @@
-"""What goes wrong: clients that hang up, repeat themselves, send nonsense or have the wrong key, and a kill."""
+"""Faults: clients that disconnect, retry, send nonsense or have the wrong key, and a killed server."""
 
 import asyncio
 import dataclasses
@@ -65,7 +65,7 @@ def test_a_storm_of_retries_makes_one_answer():
         assert len(sampler.asked) == 1 and len({json.dumps(answer) for answer in answers}) == 1
         assert answers[0][0] == 200
         post(url, "/v1/chat/completions", HELLO, session["key"], {"x-stainless-retry-count": "0"})
-        assert len(sampler.asked) == 2  # the same body for the first time again is another question
+        assert len(sampler.asked) == 2  # the same body without a retry header is a new request
 
 
 def test_keys_of_sessions_open_their_sessions_only():
@@ -132,7 +132,7 @@ JUNK = [None, True, -1, 0, 1e300, "", "x" * 50, [], {}, [[]], {"a": 1}, [None], 
 
 
 def test_nonsense_by_the_thousand_is_refused_and_leaves_no_trace(caplog):
-    """Valid requests with anything in the place of anything, and bytes cut and changed: an answer or a 4xx each."""
+    """Valid requests with arbitrary values or damaged bytes each get a completion or status 4xx."""
     rng = random.Random(0)
     bodies = []
     for _ in range(500):
@@ -227,13 +227,13 @@ def test_a_kill_loses_no_answer_that_a_client_has(tmp_path):
     for thread in threads:
         thread.join()
     with open(tmp_path / "traces.jsonl", "ab") as file:
-        file.write(b'{"event": "answ')  # as if it had been killed while it wrote
+        file.write(b'{"event": "answ')  # as if killed while writing
     calls = read_traces(tmp_path / "traces.jsonl")[known["session"]].calls
     for id_, texts in got.items():
         assert [answer.text for answer in calls[id_].answers] == texts
     tokenizer = Parrot().tokenizer
     for id_, text in partial.items():
-        if not text:  # the event before the first token, which does not wait for the line that says the call began
+        if not text:  # the event before the first token does not wait for the line of the call
             continue
         (answer,) = calls[id_].answers
         assert tokenizer.decode(answer.tokens, skip_special=True).startswith(text)

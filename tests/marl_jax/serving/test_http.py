@@ -73,7 +73,7 @@ def address():
 
 
 def call(address, path, body=None, key="", headers=(), method=None):
-    """(status, JSON or text, headers) of one request."""
+    """Send one request and return (status, JSON or text, headers)."""
     connection = http.client.HTTPConnection(address, timeout=20)
     own = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **dict(headers)}
     data = json.dumps(body).encode() if isinstance(body, dict | list) else body
@@ -88,7 +88,7 @@ def call(address, path, body=None, key="", headers=(), method=None):
 
 
 def is_error(answer, status, kind="invalid_request_error"):
-    """Whether an answer is an error in OpenAI's shape."""
+    """Check that a response is an error in OpenAI's format."""
     error = answer[1]["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert "Traceback" not in error["message"]
@@ -120,7 +120,7 @@ def test_no_body_breaks_the_server(address, body):
     except ValueError:
         expected = 400
     status = call(address, "/echo", body)[0]
-    assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is refused here
+    assert status == expected or (status == 400 and expected == 200 and b"N" in body)  # NaN is rejected here
 
 
 @settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
@@ -129,7 +129,7 @@ def test_no_body_breaks_the_server(address, body):
     st.lists(st.floats(0, 1), max_size=4),
 )
 def test_requests_on_one_connection_are_answered_in_order_however_they_arrive(address, kinds, cuts):
-    """Several in a packet or one in several packets."""
+    """Several requests share a packet, or one is split over several packets."""
     data, expected = b"", []
     for i, kind in enumerate(kinds):
         body = b"{" if kind == "wrong" else json.dumps({"number": i}).encode()
@@ -158,7 +158,7 @@ def test_requests_on_one_connection_are_answered_in_order_however_they_arrive(ad
 
 
 def test_other_kinds_of_bodies_are_refused(address):
-    """A web page can send text/plain to this machine without asking; it must not be read as JSON."""
+    """A web page can send text/plain to this machine without a preflight request; it must not be read as JSON."""
     assert is_error(call(address, "/echo", b"{}", headers={"Content-Type": "text/plain"}), 415)
     assert is_error(call(address, "/echo", b"{}", headers={"Content-Encoding": "gzip"}), 415)
 
@@ -212,7 +212,7 @@ def test_only_this_machine_is_served_without_a_key():
     assert not is_loopback("0.0.0.0") and not is_loopback("localhost.evil.example") and not is_loopback("")
     check_address("0.0.0.0", Keys.of(KEY))
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
-        with pytest.raises(ConfigError, match="which others can reach"):
+        with pytest.raises(ConfigError, match="which other machines can reach"):
             check_address(host, Keys.of(""))
 
 

@@ -1,4 +1,4 @@
-"""A server that has answered a request keeps nothing of it: objects are counted, by their types.
+"""A server keeps nothing of an answered request: objects are counted by type.
 
 `benchmarks.serving_memory` shows the memory of the process over many thousand requests.
 """
@@ -28,13 +28,13 @@ from models import tokenizers
 from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, merging_tokenizer
 
-WARM, REQUESTS = 300, 300  # cancelled timers and other such things pile up to some hundred at first
-LEAK = REQUESTS // 2  # between the few dozen timers by which two counts differ, either way, and one of each request
+WARM, REQUESTS = 300, 300  # cancelled timers and similar objects grow to a few hundred at first
+LEAK = REQUESTS // 2  # between the noise of a few dozen timers and one object per request
 REMEMBERED = 4  # ended sessions
 
 
 class Blank(FakeEngine):
-    """An engine that reads nothing, writes letters and remembers neither."""
+    """An engine that reads nothing, generates letters and stores neither."""
 
     def __init__(self):
         super().__init__(policies=1)
@@ -65,7 +65,7 @@ async def streams(client, port, i):
 
 
 async def sessions(client, port, i):
-    """Two turns, so that a history is found."""
+    """Play two turns, so that a history is continued."""
     opened = await client.ask("/v1/sessions", {"seed": i})
     async with Client(port, opened["key"]) as own:
         said = (await own.ask("/v1/chat/completions", body(i)))["choices"][0]["message"]
@@ -74,13 +74,13 @@ async def sessions(client, port, i):
 
 
 async def hang_up(client, port, i):
-    """A client that leaves before its answer."""
+    """Disconnect before the completion."""
     async with Client(port) as own:
         await own.send("/v1/chat/completions", body(i, stream=True))
 
 
 def collected():
-    """Blocks of Python's memory in use, those of texts and numbers included, after a collection."""
+    """Return the number of memory blocks in use after a collection, including strings and numbers."""
     for _ in range(3):
         gc.collect()
     return sys.getallocatedblocks()
@@ -91,7 +91,7 @@ def types_of_objects():
 
 
 def growth(case, keep=None):
-    """By how much the number of objects of each type, and of blocks of memory, has grown over REQUESTS."""
+    """Return the growth of the number of objects of each type, and of memory blocks, over REQUESTS."""
     tokenizer = merging_tokenizer()
 
     async def count():
@@ -112,11 +112,11 @@ def growth(case, keep=None):
                     blocks = collected()
                     for i in range(WARM, WARM + REQUESTS):
                         await case(client, port, i)
-                    await asyncio.sleep(0.05)  # those who hung up
+                    await asyncio.sleep(0.05)  # clients that disconnected
                     blocks = collected() - blocks
                     return types_of_objects() - before + collections.Counter(blocks=blocks)
 
-    gc.freeze()  # what other tests have left takes seconds to search
+    gc.freeze()  # objects left by other tests take seconds to search
     return asyncio.run(count())
 
 
@@ -130,15 +130,15 @@ def test_nothing_is_kept_of_a_request(case, monkeypatch):
 
 @pytest.mark.skipif(malloc_mib() is None, reason="the C library has no mallinfo2")
 def test_texts_that_were_tokenised_are_not_kept():
-    """The tokenizers' library remembers words, which are whole texts for bytes."""
+    """The tokenizers library caches words, which are complete texts for bytes."""
     tokenizer, before = tokenizers.load("tiny"), malloc_mib()
     for i in range(2000):
         tokenizer.encode(f"<|im_start|>user\nnumber {i}<|im_end|>\n")
-    assert malloc_mib() - before < 0.3  # with a memory it is above 1
+    assert malloc_mib() - before < 0.3  # with a cache it is above 1
 
 
 def test_one_object_that_is_kept_of_every_request_is_found():
-    """The check above can fail: here every call's id is kept, a text that the garbage collector does not know."""
+    """The check above can fail: here every call's id is kept, a string that the garbage collector does not track."""
     kept = []
 
     def keep(endpoint):

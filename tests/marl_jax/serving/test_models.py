@@ -1,4 +1,4 @@
-"""What `--mode=serve` loads: each model answers with its own weights, whatever it came from."""
+"""Models of `--mode=serve`: each uses its own weights, whatever their source."""
 
 import asyncio
 import dataclasses
@@ -36,7 +36,7 @@ PROMPT = list(b"hello")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Programs are compiled without optimisation."""
+    """Compile programs without optimization."""
     monkeypatch.setattr(served_models, "Engine", QuickEngine)
     monkeypatch.setattr("marl_jax.agents.team_sampler.Engine", QuickEngine)
 
@@ -48,7 +48,7 @@ def serve_config(*places):
 
 
 def greedy(params, steps=6):
-    """The most likely answer of parameters, every token from a forward pass over the whole row."""
+    """Return the greedy completion, with every token from a forward pass over the full row."""
     model, row = build(CONFIG), list(PROMPT)
     padded = np.zeros((1, 16), np.int32)
     for _ in range(steps):
@@ -65,7 +65,7 @@ _logits = quick_jit(_run_logits, static_argnums=0)
 
 
 def answer(model):
-    """What a served model answers."""
+    """Return the completion of a served model."""
     speaker, sampling = model.speaker, Sampling(0.0, max_new_tokens=6)
     (found,) = asyncio.run(speaker.sampler.answer(PROMPT, sampling, policy=speaker.policy))
     return found.tokens.tolist(), int(found.versions[-1])
@@ -91,7 +91,7 @@ def test_adapters_of_any_rank_share_a_model(tmp_path):
 
 
 def moves_of_the_run(room):
-    """The first moves of a served run in games on the page, in which the person answers with the first legal action."""
+    """Return the first moves of a served run on the page, against a user who plays the first legal action."""
     game = next(iter(room.offers))
     assert room.offers[game].opponents[:2] == ["trained policies", "model: mine"]
 
@@ -104,7 +104,7 @@ def moves_of_the_run(room):
 
 
 def first_moves(made, folder, step):
-    """The same by the policy itself: in every position the likeliest legal answer of a forward pass over its prompt."""
+    """Return the same moves from the policy: the most likely legal action of a forward pass over each prompt."""
     weights = restore_weights(made, folder, step)[1]["main"]["model"]
     state, moves, prompt = made.game.reset(jax.random.key(0)), [], made.backbone.prompt
     for turn in range(3):
@@ -161,7 +161,7 @@ def test_places_are_read_and_refused(tmp_path):
     assert ModelPlace.parse("random:tiny").name == "tiny"
     assert ModelPlace.parse("x/base+y/adapter").name == "adapter"
     for wrong, message in (
-        (("a=",), "accepted: PLACE or NAME=PLACE"),
+        (("a=",), "must be PLACE or NAME=PLACE"),
         (("nothing/there",), "is not there"),
         (("random:nothing",), "is not there"),
         (("tiny",), "has no published weights"),

@@ -1,4 +1,4 @@
-"""Prompts, texts and tool calls of served models, each against a plainer way to the same thing."""
+"""Prompts, texts and tool calls of served models, each against a simpler implementation."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def with_template(template):
 
 
 def published(name):
-    """The chat template that was published with a model."""
+    """Return the published chat template of a model."""
     return json.loads(shared_data(f"tokenizers/{name}_tokenizer_config.json").read_text())["chat_template"]
 
 
@@ -52,13 +52,13 @@ def test_ids_that_are_remembered_are_those_of_the_text(texts):
         messages = [{"role": "user", "content": text}]
         ids = renderer.opening(messages)
         assert ids == tokenizer.encode(renderer._text(messages, (), None))
-        ids.clear()  # it is the caller's
+        ids.clear()  # the caller owns the list
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [(), TOOLS])
 def test_what_follows_an_answer_is_what_the_template_writes_there(name, tools):
-    """Prompt, answer and continuation are together the rendering of the whole, where texts need no cleaning."""
+    """Prompt, completion and continuation together equal the full rendering if texts need no cleaning."""
     renderer = Renderer(with_template(template_of(name)))
     decode = renderer.tokenizer.decode
     first = [{"role": "system", "content": "S"}, {"role": "user", "content": "U ab"}]
@@ -120,9 +120,9 @@ def test_messages_are_read_as_clients_write_them():
     st.data(),
 )  # fmt: skip
 def test_pieces_of_a_text_are_the_text(ids, stops, data):
-    """Whatever is shown never has to be taken back, characters of several bytes and stop strings included."""
+    """Shown text is never retracted, even with multi-byte characters and stop strings."""
     tokenizer = merging_tokenizer()
-    ids = [97 + i % 2 if i < 150 else i for i in ids]  # mostly a and b, besides bytes that are no characters
+    ids = [97 + i % 2 if i < 150 else i for i in ids]  # mostly a and b, with some bytes that are not characters
     stream, shown = TextStream(tokenizer, stops), ""
     at = 0
     while at < len(ids):

@@ -1,4 +1,4 @@
-"""Remote models as players: a bot behind HTTP plays as the same bot here does, and tasks take them for any role."""
+"""Remote models as players: a bot over HTTP plays like the local bot, and tasks accept them in any role."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ from tests.marl_jax.tiny_serving import Parrot, endpoint
 
 @dataclasses.dataclass(frozen=True)
 class First:
-    """Takes the first free cell."""
+    """A bot that takes the first free cell."""
 
     game: object
 
@@ -49,7 +49,7 @@ class First:
 
 
 def first_free(prompt):
-    """What a model writes that takes the first free cell, read from the board of its prompt."""
+    """Return the completion of a model that takes the first free cell on the board of its prompt."""
     board = prompt.rpartition("Board:")[2].partition("Which")[0]
     return f"I take {re.search(r'[1-9]', board)[0]}."
 
@@ -70,7 +70,7 @@ def test_a_remote_bot_plays_as_the_same_bot_here(game):
         np.testing.assert_array_equal(played.total.agent, expected.total.agent)
         mover = np.arange(9)[:, None] % 2 == np.argmax(np.asarray(seating) == 0, axis=1)
         going = np.arange(9)[:, None] < np.asarray(played.length)
-        assert len(sampler.asked) == (mover & going).sum()  # nothing is asked for others or after the end
+        assert len(sampler.asked) == (mover & going).sum()  # no requests for other rows or after the end
 
 
 def test_a_remote_model_sits_at_the_terminal(game, capsys, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_remote_model_answers_for_all_roles_of_a_task(tmp_path):
         assert (mine["games"], remote["games"], remote["failed"]) == (4, 4, 0)
         assert len(sampler.asked) == len(own.asked) > 4
         assert remote["completion_length"] > mine["completion_length"]
-        (alone,) = evaluation({})  # while a run trains, nobody else is asked
+        (alone,) = evaluation({})  # no other opponents during training
         assert alone == mine and len(sampler.asked) == len(own.asked) // 2
 
         config.play.seat, config.play.opponent, said = 0, f"{url}/v1#two", io.StringIO()
@@ -137,7 +137,7 @@ def test_messages_are_found_again_in_a_chat():
 
 @contextlib.contextmanager
 def mute():
-    """The address of a server that takes connections and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_is_a_line_at_once(mode, tmp_path, capsys, ow
     begin = time.monotonic()
     assert launch.main(["launch.py", *command, f"--config.{field}={value}", "--config.eval.every=1"]) == 1
     address = url.removeprefix("http://")
-    expected = f"launch.py: config.{field} has {name!r}, no connection to {address}: Connection refused"
+    expected = f"launch.py: config.{field} has {name!r}, but {address} cannot be reached: Connection refused"
     assert capsys.readouterr().err.splitlines()[-1] == expected
     assert time.monotonic() - begin < 30
 
@@ -165,18 +165,18 @@ def test_a_wait_for_a_slow_server_is_logged_and_its_end_is_a_line(monkeypatch, c
         assert launch.main(["launch.py", *command, f"--config.play.opponent={url}/v1#m"]) == 1
     shown = capsys.readouterr().err
     assert "/v1#m: 0 of 1 answers after 0 s" in shown and "Traceback" not in shown
-    assert shown.endswith("gave no answer in 0.5 s; last: timed out\n")
+    assert shown.endswith("returned no completion in 0.5 s; last error: timed out\n")
 
 
 def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
     for wrong in ("http://", "http://host/v1", "ftp://host/v1#m", "runs/mine", "http://h:99999/v1#m"):
-        with pytest.raises(RemoteError, match="accepted: http"):
+        with pytest.raises(RemoteError, match="must be http"):
             RemoteModel.parse(wrong)
     down = dataclasses.replace(RemoteModel.parse("http://127.0.0.1:9/v1#m"), deadline=0.3)
-    with pytest.raises(RemoteError, match="no answer in 0.3 s"):
+    with pytest.raises(RemoteError, match="no completion in 0.3 s"):
         down.ask([{"role": "user", "content": "x"}])
     bot = RemoteBot(game, make_text(game), down)
-    with pytest.raises(RemoteError, match="no answer in 0.3 s"), remote_failures():
+    with pytest.raises(RemoteError, match="no completion in 0.3 s"), remote_failures():
         jax.block_until_ready(jax.jit(bot.act)(game.reset(jax.random.key(0)), jax.random.key(1)))
     with endpoint(Parrot(), keys=Keys.of("the-admins-key"), limits=Limits(concurrent=1)) as (url, _):
         remote = RemoteModel.parse(f"{url}/v1#one")
@@ -185,7 +185,7 @@ def test_what_a_remote_model_cannot_do_is_said(game, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "the-admins-key")
         with pytest.raises(RemoteError, match="status 404"):
             RemoteModel.parse(f"{url}/v1#nine").ask([{"role": "user", "content": "x"}])
-        # More at once than the server takes: those that come too soon come again.
+        # More concurrent requests than the server accepts: rejected ones are retried.
         answers = remote.ask_all([[{"role": "user", "content": f"{i}"}] for i in range(4)], seed=1)
         assert len(answers) == 4
 

@@ -1,4 +1,4 @@
-"""Conformance: the endpoint as OpenAI's own client sees it, over a real model and over a scripted sampler."""
+"""Conformance of the endpoint with OpenAI's client, with a real model and a scripted sampler."""
 
 import asyncio
 import functools
@@ -28,7 +28,7 @@ from tests.marl_jax.tiny_host import CONFIG, MAX_LENGTH, free_policy, merging_to
 from tests.marl_jax.tiny_serving import Parrot, client, endpoint
 from tests.models.tiny_models import random_params
 
-openai = pytest.importorskip("openai", reason="openai is not installed (requirements-serving-test.txt)")
+openai = pytest.importorskip("openai", reason="openai is not installed (pip install -e .[test])")
 
 HELLO = [{"role": "user", "content": "hello ab"}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -37,7 +37,7 @@ SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "o
 
 @pytest.fixture(scope="module")
 def sampler():
-    """A model of two small layers."""
+    """Return a model with two small layers."""
     model = build(CONFIG)
     engine = QuickEngine(model, random_params(model, 0), dtype=jnp.float32, bucket=128, chunk=4)
     with BatcherThread(Batcher(engine, rows=8, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer())) as found:
@@ -46,7 +46,7 @@ def sampler():
 
 @pytest.fixture(scope="module")
 def server(sampler):
-    """(address, endpoint) of a server with that model."""
+    """Yield (URL, endpoint) of a server with that model."""
     speaker = Speaker(sampler, merging_tokenizer(), Sampling(max_new_tokens=32), MAX_LENGTH)
     found = Endpoint({"tiny": ServedModel.of("tiny", speaker, CONFIG.vocab_size)})
     with in_thread(found.application()) as url:
@@ -55,7 +55,7 @@ def server(sampler):
 
 @pytest.fixture(scope="module")
 def real(server):
-    """A client of that server."""
+    """Return a client of that server."""
     return client(server[0], timeout=120)
 
 
@@ -196,7 +196,7 @@ def post_json(url, body):
 
 
 def test_answers_are_json_of_a_schema(real):
-    pytest.importorskip("llguidance", reason="llguidance is not installed (requirements-serving-test.txt)")
+    pytest.importorskip("llguidance", reason="llguidance is not installed (pip install -e .[test])")
     fields = {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}}
     schema = {
         "type": "object", "properties": fields,
@@ -228,7 +228,7 @@ def test_json_without_its_package_is_refused(real, monkeypatch):
     assert ask(real, response_format={"type": "text"}).choices
 
 
-# ------------------------------------------------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------------------------------------------------- responses
 
 
 def scripted(text, **settings):
@@ -263,7 +263,7 @@ def test_calls_of_tools():
         assert [(p.index, p.function.name, json.loads(p.function.arguments)) for p in pieces] == [(0, "add", {"a": 1})]
         assert "".join(choice.delta.content or "" for choice in streamed).strip() == "Sure."
         assert streamed[-1].finish_reason == "tool_calls"
-        # A tool that was not offered, or none: the text as it stands.
+        # A tool that was not offered, or none: the unchanged text.
         for more in (dict(tools=[SUB]), dict(tools=[ADD], tool_choice="none"), {}):
             answer = c.chat.completions.create(model="one", messages=HELLO, **more).choices[0]
             assert answer.message.content == text and not answer.message.tool_calls
@@ -289,7 +289,7 @@ def say(content):
 
 def test_what_is_refused_and_how():
     limits = Limits(body_bytes=20_000, concurrent=2)
-    sampler = Parrot(lambda prompt: "ab" * 20, delay=0.02)  # long enough for all to come meanwhile
+    sampler = Parrot(lambda prompt: "ab" * 20, delay=0.02)  # long enough for all requests to arrive
     with endpoint(sampler, keys=Keys.of("the-admins-key"), limits=limits) as (url, _):
         c = client(url, key="the-admins-key")
         create = c.chat.completions.create

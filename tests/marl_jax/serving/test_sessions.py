@@ -1,4 +1,4 @@
-"""Sessions: conversations exact to the token, forks with their reason, retries, rewards, and each answer once."""
+"""Sessions: token-exact conversations, forks with their reason, retries, rewards, and each completion once."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ async def ask(session, messages, model="one", **more):
 
 
 def in_session(play, sampler=None, traces=None, models=None, **options):
-    """Runs `play(session)` and returns (session, its result)."""
+    """Run `play(session)` and return (session, its result)."""
     sampler = sampler or Parrot()
 
     async def run():
@@ -55,7 +55,7 @@ def in_session(play, sampler=None, traces=None, models=None, **options):
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_conversation_has_the_ids_of_a_chat_of_tasks(template):
-    """The oracle is `Speaker`, which builds the chats of tasks by other means."""
+    """The reference is `Speaker`, which builds the conversations of tasks independently."""
     tokenizer = dataclasses.replace(merging_tokenizer(), template=BUILTIN[template])
     sampler = Parrot(tokenizer=tokenizer)
     models = served(sampler, tokenizer=tokenizer)
@@ -80,7 +80,7 @@ def test_a_conversation_has_the_ids_of_a_chat_of_tasks(template):
     assert not session.forks
 
 
-# What a client does next: continue answer k of an earlier call, rewrite the history of one, begin, or change the model.
+# Actions of a client: continue completion k of an earlier call, edit its history, begin anew, or change the model.
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["continue", "continue", "continue", "edit", "begin", "model", "tools"]),
@@ -92,7 +92,7 @@ STEPS = st.lists(
 
 
 def continues(call, earlier, k):
-    """Whether a call continues answer k of an earlier one, by the definition."""
+    """Return whether a call continues completion k of an earlier one, by definition."""
     if call.model is not earlier.model or call.asked.tools != earlier.asked.tools:
         return False
     past = [*earlier.asked.messages, {"role": "assistant", "content": earlier.choices[k].text}]
@@ -147,7 +147,7 @@ def test_every_answer_is_in_one_conversation_behind_exactly_what_the_sampler_rea
 
 
 def check_samples(session, conversations):
-    """The learner sees every answer once, behind its prompt."""
+    """Check that every completion appears once, after its prompt."""
     episode = Episode(Job(0, 0, 0, None), conversations)
     samples = collate([episode], sizes_for([episode]), n_seats=len(session.models))
     found = []
@@ -192,7 +192,7 @@ def test_tool_calls_and_their_results_are_part_of_a_conversation():
         call = await ask(session, first, tools=[TOOL])
         message = said(call)
         assert message["content"] == "So:" and call.choices[0].finish == "tool_calls"
-        message["tool_calls"][0]["function"]["arguments"] = '{"a":1,"b":2}'  # as another JSON writer would put it
+        message["tool_calls"][0]["function"]["arguments"] = '{"a":1,"b":2}'  # as another JSON encoder would write it
         result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
         return await ask(session, [*first, message, result], tools=[TOOL])
 
@@ -276,7 +276,9 @@ def test_turns_are_numbered_in_order_of_time_over_all_conversations():
         await ask(session, [user("y")], model="two")
         await ask(session, [user("x, anew")])
         await ask(session, [*first, said(call), user("more")])
-        await asyncio.gather(ask(session, [user("a")]), ask(session, [user("b")]))  # side by side: the same turn
+        await asyncio.gather(
+            ask(session, [user("a")]), ask(session, [user("b")])
+        )  # concurrent: the same turn
 
     session, _ = in_session(play)
     found = {merging_tokenizer().decode(chat.tokens).split("user\n")[1].split("<|im_end|>")[0]: chat
@@ -291,7 +293,7 @@ def test_turns_are_numbered_in_order_of_time_over_all_conversations():
 
 def test_rewards_go_to_the_last_answer_or_to_that_of_a_call():
     async def play(session):
-        with pytest.raises(ApiError, match="no answer yet"):
+        with pytest.raises(ApiError, match="no completion to reward yet"):
             await session.reward(1.0)
         first = await ask(session, [user("x")], n=2)
         second = await ask(session, [user("x"), said(first, 1), user("y")])
@@ -321,7 +323,7 @@ def test_the_end_cancels_calls_under_way_and_refuses_later_ones():
         await session.end()
         with pytest.raises(ApiError, match="ended") as error:
             await waiting
-        assert error.value.status == 403  # which no client repeats
+        assert error.value.status == 403  # which no client retries
         with pytest.raises(ApiError, match="ended"):
             session.call(chat([user("x")]))
 
@@ -338,7 +340,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled_and_may_be_retried():
             await asyncio.sleep(0.001)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        sampler.delay = 0  # the retry comes while the first one is still being ended
+        sampler.delay = 0  # the retry arrives while the first call is being cancelled
         await session.call(chat([user("x")]), retry_of="B", body="B").wait()
 
     session, _ = in_session(play, sampler)
@@ -373,7 +375,7 @@ def test_traces_hold_what_the_session_holds(tmp_path):
 
 @given(st.lists(st.floats(width=32) | st.just(-0.0), max_size=20))
 def test_log_probs_of_traces_are_json_and_exact(values):
-    read = json.loads(f"[{encode_floats(values)}]", parse_int=float)  # a whole number is written without a point
+    read = json.loads(f"[{encode_floats(values)}]", parse_int=float)  # an integer is written without a point
     assert repr(decode_floats(read)) == repr(values)
 
 

@@ -1,4 +1,4 @@
-"""New weights while streams are answered: how many programs run between two pieces of a stream, counted one by one."""
+"""New weights during streams: the programs that run between two pieces of a stream are counted."""
 
 import contextlib
 import itertools
@@ -20,12 +20,12 @@ from marl_jax.serving.openai.endpoint import Endpoint
 from tests.marl_jax.fake_engine import FakeEngine
 from tests.marl_jax.tiny_host import merging_tokenizer
 
-CHUNK, BUDGET, LINES = 3, 30, 8  # LINES are read by one program where many wait
-UPDATE_AT = 4  # chunks before the new weights come
+CHUNK, BUDGET, LINES = 3, 30, 8  # LINES is the number of rows that one program prefills
+UPDATE_AT = 4  # number of chunks before the new weights arrive
 
 
 class Logged(FakeEngine):
-    """Writes down what it reads, and has an update arrive while it decodes a certain chunk."""
+    """An engine that logs its calls and receives an update while it decodes a certain chunk."""
 
     def __init__(self):
         super().__init__(policies=1)
@@ -47,7 +47,7 @@ class Logged(FakeEngine):
 
 
 class LoggedBatcher(Batcher):
-    """Writes down when a chunk has ended: it begins before the tokens of the chunk before are shown, or after."""
+    """A batcher that logs the end of a chunk, which starts before or after the previous tokens are shown."""
 
     def finish(self):
         before = self.usage.slots
@@ -57,7 +57,7 @@ class LoggedBatcher(Batcher):
 
 
 class LoggedThread(BatcherThread):
-    """Writes down whose tokens were shown, and with which version, in the same log."""
+    """A thread that logs which tokens were shown, and their version."""
 
     def ask(self, ids, sampling=None, policy=0, n=1, deadline=None, on_tokens=None):
         def shown(k, new):
@@ -77,7 +77,7 @@ def stream(url, seed):
 
 @contextlib.contextmanager
 def serving(in_flight):
-    """(engine, sampler, address)"""
+    """Yield (engine, sampler, URL)."""
     engine, tokenizer = Logged(), merging_tokenizer()
     batcher = LoggedBatcher(
         engine, rows=16, max_length=64, chunk=CHUNK, tokenizer=tokenizer, in_flight_updates=in_flight
@@ -89,7 +89,7 @@ def serving(in_flight):
 
 
 def gaps(log, seed):
-    """What ran between two pieces of a stream, for every two."""
+    """Return the programs between consecutive pieces of a stream."""
     places = [i for i, event in enumerate(log) if isinstance(event, tuple) and event[0] == seed]
     return [[event for event in log[a + 1 : b] if isinstance(event, str)] for a, b in itertools.pairwise(places)]
 
@@ -99,7 +99,7 @@ def gaps(log, seed):
 def test_an_update_stalls_a_stream_by_reading_again_and_a_chunk_at_most(in_flight, streams):
     with serving(in_flight) as (engine, sampler, url), ThreadPoolExecutor(streams) as pool:
         engine.update = lambda: sampler.submit_weights(0, {}, version=1)
-        sampler.pause()  # so that all of them begin together
+        sampler.pause()  # so that all streams begin together
         ends = [pool.submit(stream, url, seed) for seed in range(1, streams + 1)]
         while len(sampler._answers) < streams:
             time.sleep(0.01)
@@ -108,7 +108,7 @@ def test_an_update_stalls_a_stream_by_reading_again_and_a_chunk_at_most(in_fligh
         sampler.drain()
     log = engine.log
     assert log.count("update") == 1
-    if not in_flight:  # nobody in flight notices: the weights wait for the last stream
+    if not in_flight:  # the weights wait for the last stream
         for seed in range(1, streams + 1):
             assert {*map(tuple, gaps(log, seed))} <= {("decode",), *[("decode", "read")] * (streams == 9)}
         assert log[-1] == "update"

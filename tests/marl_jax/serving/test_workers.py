@@ -1,4 +1,4 @@
-"""Worker processes in front of the one with the models: one server, whichever of them a client reaches."""
+"""Worker processes behave as one server, whichever of them a client reaches."""
 
 import collections
 import contextlib
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Control:
-    """Notes what it is asked for."""
+    """A sampler that records its requests."""
 
     def __init__(self):
         self.asked = []
@@ -57,7 +57,7 @@ class Control:
 
 @pytest.fixture(scope="module")
 def real():
-    """A model of two small layers, whose answers are equal bit for bit."""
+    """Return a model with two small layers and bitwise reproducible completions."""
     model = build(CONFIG)
     engine = QuickEngine(model, random_params(model, 0), dtype=jnp.float32, bucket=128, chunk=4)
     batcher = Batcher(engine, rows=4, max_length=MAX_LENGTH, chunk=4, tokenizer=merging_tokenizer(), fixed_shapes=True)
@@ -71,7 +71,7 @@ def models_of(parrot, real):
 
 
 class Served:
-    """A server of two workers: its address and those of the workers, and what is behind them."""
+    """A server of two workers: its address, those of the workers, and the sampler."""
 
     def __init__(self, url, parrot, real, control, traces):
         self.url, self.parrot, self.real, self.control, self.traces = url, parrot, real, control, traces
@@ -83,7 +83,7 @@ class Served:
             assert post(url, "/v1/sessions/current/end", {}, one["key"])[0] == 200
 
     def open(self, **settings):
-        """A session, the address of the worker that has it, and that of the other."""
+        """Return a session, the address of its worker, and that of the other worker."""
         found = post(self.url, "/v1/sessions", settings, ADMIN)[1]
         number = int(found["id"].split("-")[1])
         return found, self.own[number], self.own[1 - number]
@@ -113,14 +113,14 @@ def server(tmp_path_factory, real):
 
 @pytest.fixture
 def slow(server):
-    """The parrot, with answers that take a minute."""
+    """Return a parrot whose completions take a minute."""
     server.parrot.script, server.parrot.delay = (lambda _: "ab" * 60), 1.0
     yield server.parrot
     server.parrot.script, server.parrot.delay = None, 0.0
 
 
 def send(url, body, key=ADMIN, path="/v1/chat/completions"):
-    """A connection on which a request has been sent."""
+    """Return a connection on which a request has been sent."""
     connection = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30)
     text = json.dumps(body)
     connection.sendall(
@@ -131,7 +131,7 @@ def send(url, body, key=ADMIN, path="/v1/chat/completions"):
 
 
 def events(url, body, key=ADMIN, path="/v1/chat/completions"):
-    """The events of a stream without what is new each time."""
+    """Return the events of a stream without the fields that differ each time."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     connection.request("POST", path, json.dumps(body | {"stream": True}), head)
@@ -147,7 +147,7 @@ def without_ids(answer):
 
 
 def joined(chunks):
-    """(text, log-probs) of each choice: how tokens are spread over chunks depends on the time."""
+    """Return (text, log-probs) of each choice, because the split into chunks depends on timing."""
     found = {}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         text, entries = found.get(choice["index"], ("", []))
@@ -184,7 +184,7 @@ def test_answers_are_those_of_a_server_in_one_process(server, real):
 
 
 def conversation(ask):
-    """Three turns, each with what was said before."""
+    """Play three turns, each with the previous messages."""
     messages = HELLO["messages"]
     for turn in range(3):
         said = ask(turn, HELLO | {"messages": messages})
@@ -399,7 +399,7 @@ def start():
 
 
 def workers_of(pid):
-    """The processes of a server."""
+    """Return the processes of a server."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
@@ -420,7 +420,7 @@ needs_proc = pytest.mark.skipif(not list(Path("/proc/self/task").glob("*/childre
 
 @needs_proc
 def test_a_server_ends_with_the_process_that_has_the_models():
-    """SIGTERM lets it answer what is under way; a kill leaves no workers behind."""
+    """SIGTERM lets requests in progress finish, and no workers survive a kill."""
     drained, killed = servers = [start(), start()]
     try:
         urls = [process.stdout.readline().strip() for process in servers]
@@ -453,7 +453,7 @@ def test_a_server_ends_with_the_process_that_has_the_models():
 def test_a_worker_that_is_killed_ends_the_server(caplog):
     before = workers_of(os.getpid())
     with (
-        pytest.raises(RunError, match=r"worker [01] \(process \d+\) ended by signal 9, and the server with it"),
+        pytest.raises(RunError, match=r"worker [01] \(process \d+\) ended by signal 9, so the server was shut down"),
         pool.in_thread(Endpoint(served(Parrot())), workers=2) as url,
     ):
         assert post(url, "/v1/chat/completions", HELLO)[0] == 200
@@ -462,6 +462,6 @@ def test_a_worker_that_is_killed_ends_the_server(caplog):
         assert not any("jaxlib" in Path(f"/proc/{pid}/maps").read_text() for pid in new), "a worker imports no JAX"
         os.kill(new[0], signal.SIGKILL)
         wait_for(lambda: all(gone(pid) for pid in new), 30)
-    assert "ended by signal 9; the server ends" in caplog.text
+    assert "ended by signal 9; the server is shutting down" in caplog.text
     with pytest.raises(OSError, match="refused"):
         post(url, "/health", None)
