@@ -1,1 +1,1 @@
-"""Games and tasks that a person plays, one move at a time."""
+"""Games and tasks that a user plays, one move at a time."""

@@ -1,4 +1,4 @@
-"""A game under way on the host, one move at a time, for people: at the terminal (`play.py`) and on the page."""
+"""Games in progress on the host, for the terminal and the web page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from marl_jax.rollouts.seated_team import SeatedTeam
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Taken:
-    """One move: who, what, what every seat was paid for it, and the positions around it."""
+    """One move.
+
+    Attributes:
+        seat: Seat that moved.
+        action: Action of the move.
+        reward: Reward of every seat for the move.
+        before: State before the move.
+        after: State after the move.
+    """
 
     seat: int
     action: int
@@ -28,75 +36,79 @@ class Taken:
 
 
 class GameTable:
-    """The position, whose turn it is, and what each seat would have read so far.
+    """A game in progress with its prompts.
 
-    names         who sits in each seat
-    mover, legal  the seat that moves now, and bool[A] what it may do
-    done          whether the game is over, also after `max_turns`
-    paid          what each seat has earned
+    Attributes:
+        names: Names of the players by seat.
+        state: Current state.
+        moves: Moves so far.
+        mover: Seat to move.
+        legal: Legal actions of that seat, bool [A].
+        done: Whether the game is over or `max_turns` is reached.
+        total_reward: Sum of the rewards of each seat.
     """
 
     def __init__(self, game: Game, prompt: Prompt, names: Sequence[str], seed: int = 0):
         if len(names) != game.n_players:
-            raise ValueError(f"{game.name} has {game.n_players} seats, found {len(names)} to fill them")
+            raise ValueError(f"{game.name} has {game.n_players} seats, but got {len(names)} names")
         self.game, self.prompt, self.names = game, prompt, tuple(names)
         self._key = jax.random.key(seed)
         self.state = _programs(game)[0](self._key)
         self.moves: list[Taken] = []
-        self.paid = np.zeros(game.n_players)
-        # Where the context is `history`, each seat's conversation up to its last answer, and the events since.
+        self.total_reward = np.zeros(game.n_players)
+        # In the context `history`: each seat's conversation up to its last completion, and the events since.
         self._said: dict[int, str] = {}
         self._pending: dict[int, str] = {}
         self._look()
 
     @property
     def turn_key(self) -> jax.Array:
-        """The key for what is drawn at this turn."""
+        """Random key of this turn."""
         return jax.random.fold_in(self._key, len(self.moves))
 
     def take(self, action: int) -> Taken:
-        """Plays an action for the seat to move; a ValueError says why it cannot be."""
+        """Play an action for the seat to move; raise ValueError if it is not legal."""
         action = check_action(self.game, self.state, action)
         before, seat = self.state, self.mover
         after, reward = _programs(self.game)[1](before, jnp.int32(action))
-        paid = np.asarray(jax.device_get(reward.team + reward.agent + reward.process))
+        rewards = np.asarray(jax.device_get(reward.team + reward.agent + reward.process))
         if self.prompt.context == "history":
             self._said[seat], self._pending[seat] = self.prompt_text(seat) + self.prompt.text.names[action], ""
             for other in self._said:
                 self._pending[other] += self.prompt.event_text(before, action, after, other)
-        self.moves.append(Taken(seat, action, paid, before, after))
-        self.state, self.paid = after, self.paid + paid
+        self.moves.append(Taken(seat, action, rewards, before, after))
+        self.state, self.total_reward = after, self.total_reward + rewards
         self._look()
         return self.moves[-1]
 
     def prompt_text(self, seat: int) -> str:
-        """All that a model in a seat would have read so far, up to where its answer begins."""
+        """Return the full prompt that a model in a seat would read now."""
         if seat in self._said:
             return self._said[seat] + self.prompt.close_text + self._pending[seat] + self.prompt.ask_text(seat)
         return self.prompt.opening_text(self.state, seat)
 
     def seat_label(self, seat: int) -> str:
-        """A seat with who sits there."""
+        """Return the name of a seat with its player."""
         roles = self.game.roles
         return f"{roles[seat] if roles else f'player {seat}'} ({self.names[seat]})"
 
     def describe(self, action: int) -> str:
-        """An action's name, and what it means where the name alone does not tell."""
+        """Return the name of an action, with an explanation if the name alone is unclear."""
         name, meaning = self.prompt.text.names[action], self.game.action_texts[action]
         return name if name == meaning else f"{name} ({meaning})"
 
     def result(self) -> list[str]:
-        """How the game ended, in sentences."""
+        """Return sentences that describe how the game ended."""
         if self.game.competitive:
-            best = int(np.argmax(self.paid))
-            return ["A draw." if (self.paid == self.paid[best]).all() else f"{self.seat_label(best)} wins."]
+            total, best = self.total_reward, int(np.argmax(self.total_reward))
+            return ["A draw." if (total == total[best]).all() else f"{self.seat_label(best)} wins."]
         lines = []
         if self.game.solvable:
             lines.append("Solved." if bool(self.game.success(self.state)) else "Not solved.")
         if (score := self.game.score(self.state)) is not None:
             lines.append(f"Score: {int(score)}.")
-        paid = (f"{self.seat_label(seat)} {pay:.2f}" for seat, pay in enumerate(self.paid))
-        return [*lines, "Reward: " + ", ".join(paid)]
+        rewards = (f"{self.seat_label(seat)} {reward:.2f}" for seat, reward in enumerate(self.total_reward))
+        return [*lines, "Reward: " + ", ".join(rewards)]
 
     def _look(self) -> None:
         mover, done, self.legal = jax.device_get(_programs(self.game)[2](self.state))
@@ -105,7 +117,7 @@ class GameTable:
 
 @functools.lru_cache(maxsize=32)
 def _programs(game: Game):
-    """Compiled once for each game: reset, step, and (mover, done, legal) of a state."""
+    """Compile reset, step, and (mover, done, legal) once for each game."""
     return (
         jax.jit(game.reset),
         jax.jit(game.step),
@@ -114,42 +126,46 @@ def _programs(game: Game):
 
 
 class PolicySeat:
-    """A team with its weights, to be asked like a bot; its conversations go on as they do in training.
+    """The policies of a team as a bot, with conversations as in training.
 
-    temperature  0 takes the most likely move
+    Args:
+        game: Game to play.
+        seated: Team and its seating.
+        weights: Weights prepared for sampling.
+        temperature: Sampling temperature; 0 takes the most likely move.
     """
 
-    def __init__(self, game: Game, seated: SeatedTeam, ready: dict, temperature: float = 0.0):
+    def __init__(self, game: Game, seated: SeatedTeam, weights: dict, temperature: float = 0.0):
         self._game, self._seated, self._temperature = game, seated, temperature
         self._context = seated.context(game)
-        self._ready, self._turn = ready, 0
-        self._talk = self._context.begin(1, recording=False)
-        self._asked, self._told = jax.jit(self._answer), jax.jit(self._observe)
+        self._weights, self._turn = weights, 0
+        self._carry = self._context.begin(1, recording=False)
+        self._act_program, self._observe_program = jax.jit(self._answer), jax.jit(self._observe)
 
     def act(self, state: State, key: jax.Array) -> jax.Array:
-        """The policy's action: int32[]."""
-        action, self._talk = self._asked(self._ready, self._talk, state, key, self._turn)
+        """Return the policy's action: int32 []."""
+        action, self._carry = self._act_program(self._weights, self._carry, state, key, self._turn)
         return action
 
     def observe(self, before: State, action: int, after: State) -> None:
-        """Hears of a move, its own too."""
-        self._talk = self._told(self._talk, before, jnp.int32(action), after, self._turn)
+        """Update the conversations with a move, including the policy's own."""
+        self._carry = self._observe_program(self._carry, before, jnp.int32(action), after, self._turn)
         self._turn += 1
 
-    def _answer(self, ready, talk, state, key, turn):
+    def _answer(self, weights, carry, state, key, turn):
         team, seating = self._seated.team, self._seated.seating
         state, key = jax.tree.map(lambda x: x[None], (state, key))
         seat = jax.vmap(self._game.player)(state)
         seen = look(self._game, team, state, seat, self._seated.policy(seat, turn))
-        asked = self._context.read(talk, seen)
-        decision, talk = self._context.act(
-            ready, talk, asked, key, legal=seen.legal, policy=seen.policy, temperature=self._temperature
+        read = self._context.read(carry, seen)
+        decision, carry = self._context.act(
+            weights, carry, read, key, legal=seen.legal, policy=seen.policy, temperature=self._temperature
         )
-        # As in a match: a free answer that names no legal action is one drawn from them.
+        # As in a match, a completion that names no legal action is replaced by a random legal action.
         action = team.playable(decision.action, seen.legal, key)
-        talk, _ = self._context.say(talk, asked, decision, seen.policy)
-        return seating.bot_actions(state, seat, key, action)[0], talk
+        carry, _ = self._context.say(carry, read, decision, seen.policy)
+        return seating.bot_actions(state, seat, key, action)[0], carry
 
-    def _observe(self, talk, before, action, after, turn):
+    def _observe(self, carry, before, action, after, turn):
         before, action, after = jax.tree.map(lambda x: x[None], (before, action, after))
-        return self._context.observe(talk, before, action, after, jnp.full((1,), turn))
+        return self._context.observe(carry, before, action, after, jnp.full((1,), turn))

@@ -1,4 +1,4 @@
-"""A game at the terminal, with a person, bots or policies in its seats."""
+"""Play a game in the terminal, with a user, bots or policies in its seats."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HELP = """\
 A move      the name of a legal action
 legal       list the legal actions
 prompt      print the prompt that a model in your seat would read now
-svg FILE    write the position as a drawing
-help        this text
+svg FILE    write the position to an SVG file
+help        print this text
 quit        leave the game
 """
 
 
-LISTED = 40  # legal actions that are listed without being asked for
+LISTED = 40  # maximum number of legal actions listed before a move
 
 
 @dataclasses.dataclass(frozen=True)
 class Person:
-    """Whoever sits at the terminal."""
+    """The user at the terminal."""
 
     name: str = "you"
 
@@ -49,9 +49,19 @@ def play(
     source: TextIO | None = None,
     output: TextIO | None = None,
 ) -> State | None:
-    """One game, with a `Person` or something that has `act(state, key)` in every seat: its last state, or None."""
+    """Play one game and return its last state, or None if the user quits.
+
+    Args:
+        game: Game to play.
+        prompt: Prompt of the game.
+        seats: A `Person` or a bot for every seat.
+        names: Names of the players by seat.
+        seed: Random seed.
+        source: Input; None means stdin.
+        output: Output; None means stdout.
+    """
     if len(seats) != game.n_players:
-        raise ValueError(f"{game.name} has {game.n_players} seats, found {len(seats)} to fill them")
+        raise ValueError(f"{game.name} has {game.n_players} seats, but got {len(seats)} players")
     names = names or [seat.name if isinstance(seat, Person) else type(seat).__name__ for seat in seats]
     table = GameTable(game, prompt, names, seed)
     terminal = _Terminal(table, source or sys.stdin, output or sys.stdout)
@@ -84,26 +94,29 @@ def play(
 
 @dataclasses.dataclass(eq=False)
 class _Terminal:
-    """What is written and read at the terminal."""
+    """Input and output of a game at the terminal."""
 
     table: GameTable
     source: TextIO
     output: TextIO
 
     def write(self, text: str = "", end: str = "\n") -> None:
+        """Write a text."""
         self.output.write(text + end)
         self.output.flush()
 
     def show_board(self, player: int | None) -> None:
+        """Write the board as a player sees it, or all of it for None."""
         self.write("\n" + view.board(self.table.game, self.table.state, player))
 
     def list_legal(self, most: int | None = None) -> None:
+        """Write the legal actions, at most `most` of them."""
         actions = [self.table.describe(int(a)) for a in np.flatnonzero(self.table.legal)]
         more = "" if most is None or len(actions) <= most else f" … and {len(actions) - most} more; `legal` lists all"
         self.write("Legal: " + ", ".join(actions[:most]) + more)
 
     def ask(self) -> int | None:
-        """Ask until a legal action is named; None when the person leaves."""
+        """Ask until the user names a legal action; return None when the user quits."""
         self.list_legal(LISTED)
         while True:
             self.write(f"{self.table.seat_label(self.table.mover)}> ", end="")
@@ -131,7 +144,10 @@ class _Terminal:
                         return action
 
     def read_action(self, line: str) -> int | None:
-        """The legal action that a line names, in any way that is printed; None, after saying why, for others."""
+        """Return the legal action that a line names, in any of its printed forms.
+
+        Writes the reason and returns None if there is no such action.
+        """
         game, names = self.table.game, self.table.prompt.text.names
         known = [*enumerate(names), *enumerate(game.action_names), *enumerate(game.action_texts)]
         exact = [a for a, name in known if name == line]
@@ -140,13 +156,14 @@ class _Terminal:
             if self.table.legal[action]:
                 return action
         self.write(
-            f"{line!r} is not legal here." if folded else f"{line!r} is no action; `help` says what can be typed."
+            f"{line!r} is not legal here." if folded else f"{line!r} is not an action; type `help` for the commands."
         )
         return None
 
     def draw(self, path: str) -> None:
+        """Write the position to an SVG file."""
         if not path:
-            self.write("svg needs the name of a file, e.g. svg position.svg")
+            self.write("svg needs a file name, e.g. svg position.svg")
             return
         try:
             Path(path).expanduser().write_text(view.svg(self.table.game, self.table.state, self.table.mover))

@@ -1,10 +1,10 @@
-"""A person takes one role of a task in the terminal, or watches; the policies of the run take the others.
+r"""Terminal play of one role of a task, or watching the policies of a run.
 
     python launch.py --mode=play --workdir=runs/mine --config.play.seat=0      # answer for the first role
     python launch.py --mode=play --workdir=runs/mine --config.play.seat=-1     # watch
 
-What a role would read is printed as the model reads it. An answer is one line, in which \\n begins a new one; `quit`
-leaves.
+Prompts are printed as the model reads them. An answer is one line, in which \n starts a new line. `quit` ends the
+episode.
 """
 
 from __future__ import annotations
@@ -30,21 +30,28 @@ from marl_jax.serving.remote import is_remote, remote_speaker
 from marl_jax.setup.tasks import TaskSetup
 
 PART = "test"
-PATIENCE = 1e9  # seconds that a person may take
+PATIENCE = 1e9  # time limit for a user, in seconds
 
 
 class UserQuit(EpisodeError):
-    """The person has left."""
+    """The user has quit."""
 
     reason = "left"
 
 
 @dataclasses.dataclass(eq=False)
 class Terminal:
-    """A seat at the terminal: what it reads is printed, and a person or a model answers.
+    """A seat at the terminal, where a user or a model answers.
 
-    person  whether a person does
-    shown   whether what a model reads and answers is printed
+    Attributes:
+        name: Name of the role.
+        speaker: Policy of the role.
+        source: Input of the user.
+        output: Output for prompts and completions.
+        lock: Lock that is shared by all seats.
+        person: Whether a user answers.
+        shown: Whether the prompts and completions of a model are printed.
+        read: Token ids that have been printed already.
     """
 
     name: str
@@ -59,8 +66,8 @@ class Terminal:
     async def answer(
         self, ids: Sequence[int], sampling: Sampling, policy: int = 0, n: int = 1, deadline: float | None = None
     ) -> list[Completion]:
-        """Prints what is new to the seat, and gives the answers."""
-        async with self.lock:  # those who speak at once are printed one after the other
+        """Print the new part of the prompt and return the completions."""
+        async with self.lock:  # concurrent turns are printed one after the other
             new = ids[len(self.read) :] if list(ids[: len(self.read)]) == self.read else ids
             self.read = list(ids)
             decode = self.speaker.tokenizer.decode
@@ -75,13 +82,13 @@ class Terminal:
             return answers
 
     def set_weights(self, policy: int, weights: dict, version: int) -> None:
-        """The weights are those of the run."""
+        """Do nothing; the weights are those of the run."""
 
     async def _typed(self, room: int) -> Completion:
         self._write(f"--- your answer for {self.name}> ")
         line = await asyncio.to_thread(self.source.readline)
         if not line or line.strip() == "quit":
-            raise UserQuit("the person has left")
+            raise UserQuit("the user quit")
         tokenizer = self.speaker.tokenizer
         text = tokenizer.strip_special(line.rstrip("\n").replace("\\n", "\n"))
         ids = [*tokenizer.encode(text), tokenizer.stop_ids[0]][:room]
@@ -94,14 +101,14 @@ class Terminal:
 
 
 def play(setup: TaskSetup, weights: dict, source: TextIO | None = None, output: TextIO | None = None) -> Episode:
-    """One episode of the test part, of the example that `play.seed` picks."""
+    """Play one episode of the test split, with the example that `play.seed` selects."""
     c, roles = setup.config.play, setup.roles
     reader, writer = source or sys.stdin, output or sys.stdout
     if not -1 <= c.seat < len(roles):
         raise RunError(f"config.play.seat is {c.seat}, but must be 0 to {len(roles) - 1}, or -1 to watch")
     if c.opponent and not is_remote(c.opponent):
-        accepted = "'', the policies of the run, or a remote model (http://HOST:PORT/v1#MODEL)"
-        raise RunError(f"config.play.opponent is {c.opponent!r} with a task, but must be {accepted}")
+        rule = "'' for the policies of the run, or a remote model (http://HOST:PORT/v1#MODEL)"
+        raise RunError(f"config.play.opponent is {c.opponent!r} with a task, but must be {rule}")
     lock = asyncio.Lock()
     speakers, numbers = [], {}
     for seat, role in enumerate(roles):

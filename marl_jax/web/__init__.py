@@ -1,1 +1,1 @@
-"""Web pages: the report of a run, its charts, and the live page of a server."""
+"""HTML report of a run, web page of the server, and their charts."""

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: smoothed curves, confidence bands, legible ticks; colours come from the page's style."""
+"""Line charts as inline SVG, with smoothed curves, confidence bands and round tick values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ COLOURS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Points of one line; `low` and `high` draw a band around it, `smooth` an average over its neighbours."""
+    """Points of one line.
+
+    Attributes:
+        name: Name of the line.
+        x: Positions.
+        y: Values.
+        low: Lower ends of a band around the line, or None.
+        high: Upper ends of the band, or None.
+        smooth: Whether to draw a moving average over the raw line.
+    """
 
     name: str
     x: Sequence[float]
@@ -27,7 +36,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Vertical line at `x`, in the color of its kind, with a title to point at."""
+    """A vertical line at `x` in the color of its kind, with a tooltip."""
 
     kind: str
     x: float
@@ -37,7 +46,7 @@ class Mark:
 def chart(series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
     """Draw one or more lines over the same axes as SVG.
 
-    Points that are not finite are left out. Of marks of the same kind on the same pixel the last one is drawn; those
+    Non-finite points are left out. Of marks of the same kind on the same pixel only the last one is drawn. Marks
     outside the axis are drawn at its end.
     """
     numbered = [(i, thinned(s)) for i, s in enumerate(map(_finite, series)) if s.x]  # the legend counts empty ones too
@@ -90,14 +99,14 @@ def _draw(s: Series, color: str, px, py):
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is whose."""
+    """Return the names of the lines with their colors."""
     marks = (f'<i style="background:var(--c{i % COLOURS})"></i>' for i in range(len(names)))
     spans = (f"<span>{mark}{html.escape(name)}</span>" for mark, name in zip(marks, names, strict=True))
     return f'<p class="legend quiet">{"".join(spans)}</p>'
 
 
 def smoothed(values: Sequence[float], radius: int) -> list[float]:
-    """Each value averaged with up to `radius` neighbours on both sides."""
+    """Return each value averaged with up to `radius` neighbors on both sides."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)
@@ -106,7 +115,7 @@ def smoothed(values: Sequence[float], radius: int) -> list[float]:
 
 
 def thinned(s: Series) -> Series:
-    """At most `POINTS` points, each the mean of its neighbours."""
+    """Return at most `POINTS` points, each the mean of its neighbors."""
     stride = math.ceil(len(s.x) / POINTS)
     if stride == 1:
         return s
@@ -119,7 +128,7 @@ def thinned(s: Series) -> Series:
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`."""
+    """Return round numbers from at or below `low` to at or above `high`."""
     low, high = min(low, high), max(low, high)
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-200):
         margin = abs(low) * 0.1 if abs(low) > 1e-200 else 1.0
@@ -132,7 +141,7 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A number as short as it can be."""
+    """Return a short label of a number."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:g}M"

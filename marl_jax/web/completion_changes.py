@@ -1,4 +1,4 @@
-"""What has changed between the first and the last evaluation of a task: examples that were wrong and are right now."""
+"""Report section on the examples that changed between the first and last evaluation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from marl_jax.running import rows
 from marl_jax.running.metrics import read_json_lines
 
 SHOWN = 8
-LONGEST = 2000  # characters of a text that are shown
+LONGEST = 2000  # maximum number of characters shown of a text
 
 Evaluations = Mapping[str, Sequence[Sequence[Mapping]]]
-"""From a part to the episodes of its first and its last evaluation; of one, where there is no other."""
+"""Episodes of the first and the last evaluation, which may be the same, by split."""
 
 
 def read(workdir: Path) -> Evaluations:
-    """The evaluations in a run's folder."""
+    """Return the first and last evaluation of each split in the folder of a run."""
     files: dict[str, list[Path]] = {}
     for path in sorted((workdir / FOLDER).glob("*_*.jsonl")):
         files.setdefault(path.stem.rpartition("_")[0], []).append(path)
@@ -26,11 +26,14 @@ def read(workdir: Path) -> Evaluations:
     def episodes(path: Path) -> list[dict]:
         return [row for row in read_json_lines(path) if rows.is_episode(row)]
 
-    return {part: [episodes(path) for path in (found[0], found[-1])] for part, found in files.items()}
+    return {part: [episodes(path) for path in (paths[0], paths[-1])] for part, paths in files.items()}
 
 
 def sections(evaluations: Evaluations) -> Iterator[str]:
-    """Yield HTML for every part that was evaluated at two steps and whose episodes did not all fail."""
+    """Yield HTML for every split that was evaluated at two steps.
+
+    Splits with an evaluation in which all episodes failed are left out.
+    """
     for part, (first, last) in evaluations.items():
         measured = all(any(not episode.get("failed") for episode in episodes) for episodes in (first, last))
         if measured and first[0]["step"] != last[0]["step"]:
@@ -38,9 +41,10 @@ def sections(evaluations: Evaluations) -> Iterator[str]:
 
 
 def changed(first: Sequence[Mapping], last: Sequence[Mapping]) -> tuple[list[tuple], list[tuple], int]:
-    """(wrong and then right, right and then wrong, how many were compared); pairs of lists of samples.
+    """Return (wrong then right, right then wrong, number of compared examples).
 
-    An example is right if half of its samples or more are. Those that are not the same in both are left out.
+    The first two are lists of pairs of samples, before and after. An example is right if at least half of its samples
+    are. Examples that differ between the two evaluations are left out.
     """
     before, after = by_example(first), by_example(last)
     pairs = [(before[i], after[i]) for i in before if i in after and before[i][0].get("id") == after[i][0].get("id")]
@@ -56,8 +60,8 @@ def _right(samples: Sequence[Mapping]) -> bool:
 def _section(part: str, first: Sequence[Mapping], last: Sequence[Mapping]) -> Iterator[str]:
     better, worse, total = changed(first, last)
     steps = f"step {first[0]['step']} to step {last[0]['step']}"
-    yield f"<h2>What has changed on {html.escape(part)}, {steps}</h2>"
-    now = f"{len(better)} were wrong and are right now, {len(worse)} were right and are wrong now"
+    yield f"<h2>Changes on {html.escape(part)}, {steps}</h2>"
+    now = f"{len(better)} changed from wrong to right and {len(worse)} from right to wrong"
     yield f"<p>Of {total} examples, {now}.</p>"
     for before, after in better[:SHOWN]:
         yield '<details class="card" style="margin-bottom:10px">'
@@ -67,7 +71,7 @@ def _section(part: str, first: Sequence[Mapping], last: Sequence[Mapping]) -> It
             yield f"<h3>step {int(step)}</h3>" + "".join(_turns(shown))
         yield "</details>"
     if len(better) > SHOWN:
-        yield f'<p class="quiet">and {len(better) - SHOWN} more that are right now; all are in {FOLDER}/.</p>'
+        yield f'<p class="quiet">and {len(better) - SHOWN} more that are now right; {FOLDER}/ has all of them.</p>'
 
 
 def _one_line(sample: Mapping) -> str:

@@ -1,7 +1,7 @@
-"""One self-contained HTML page about a run: evaluation, events, curves, games move by move, config.
+"""A self-contained HTML report of a run: evaluation, events, curves, games and config.
 
-The page loads nothing and runs no script. What models wrote is text, escaped; drawings are embedded as images, where
-a browser runs nothing either.
+The page loads nothing and runs no script. Text from models is escaped. Drawings are embedded as images, in which
+browsers run no scripts either.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from marl_jax.web.charts import Mark, Series, chart, label, legend
 
 FIRST = ("success", "reward", "return", "draws", "game_length", "entropy", "kl", "explained_variance", "loss",
          "policy_loss", "value_loss", "grad_norm")  # fmt: skip
-"""Curves shown at the top, by how their names begin; the others are folded away."""
+"""Prefixes of the curves shown at the top; the others are folded."""
 
 EXACT = ("exploitability", "nash_conv", "payoff_seat_0", "payoff_seat_1")
-"""Figures of an evaluation that are computed, not estimated, and have no interval."""
+"""Metrics of an evaluation that are computed exactly and have no interval."""
 
 WORKFLOW = "workflow.svg"
-"""The drawing of a task's workflow in the folder of a run."""
+"""File name of the drawing of a task's workflow in the folder of a run."""
 
 GAMES_SHOWN = 6
 MOVES_SHOWN = 100
 EVENTS_SHOWN = 40
-FAILED_SHOWN = 10  # evaluations with failed episodes between the first and the last one
+FAILED_SHOWN = 10  # maximum number of evaluations with failed episodes between the first and the last
 
 
 def build(
@@ -45,16 +45,21 @@ def build(
     workflow: str = "",
     events: Sequence[Mapping] = (),
 ) -> str:
-    """The page as one string.
+    """Return the report as one HTML string.
 
-    matches      what `--mode=eval` wrote, {} if it did not
-    answers      those of tasks
-    first_stage  lines about the stage before the run
-    workflow     SVG of the task's workflow, "" where it has none
-    events       rows of `events.jsonl`
+    Args:
+        config: Config of the run.
+        metrics: Rows of `metrics.jsonl`.
+        evals: Rows of `eval.jsonl`.
+        games: Rows of `games.jsonl`.
+        matches: Results of `--mode=eval`, or {}.
+        answers: Evaluations of tasks.
+        first_stage: HTML lines about the stage before the run.
+        workflow: SVG of the task's workflow, or "".
+        events: Rows of `events.jsonl`.
     """
     model = config["model"].get("name", "?")
-    title = text(f"{config.get('name') or 'run'}: {_world(config).get('name', '?')} with {model}")
+    title = text(f"{config.get('name') or 'run'}: {_environment(config).get('name', '?')} with {model}")
     style = Path(__file__).with_name("report.css").read_text()
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     body = "\n".join(
@@ -68,7 +73,7 @@ def build(
             *_events(events),
             *_curves(metrics, events),
             *first_stage,
-            *_games(games, "Games" if _world(config) is config["env"] else "Episodes"),
+            *_games(games, "Games" if _environment(config) is config["env"] else "Episodes"),
             "<h2>Config</h2>",
             f"<details><summary>all fields</summary><pre>{text(json.dumps(config, indent=2))}</pre></details>",
         ]
@@ -85,29 +90,32 @@ def stage_section(
     config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping], events: Sequence[Mapping],
     earlier: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Render the stage before a run, folded: the same tables and curves, then those of the stage before it."""
+    """Render the stage before a run, folded, with its tables and curves.
+
+    The stage before that one follows.
+    """
     title = text(f"First stage: {config['algo'].get('name', '?')}")
     shown = [*_head(config, metrics, evals), *_evaluation(evals), *_events(events), *_curves(metrics, events)]
     return [f"<h2>{title}</h2>", "<details><summary>evaluation and curves</summary>", *shown, *earlier, "</details>"]
 
 
 def text(value: object) -> str:
-    """Anything as text that HTML cannot mistake for markup."""
+    """Escape a value for HTML."""
     return html.escape(str(value), quote=True)
 
 
 def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping]) -> Iterator[str]:
     algo, seed = config["algo"].get("name", "?"), config.get("seed", "?")
-    size = f"{config.get('rollout', {}).get('num_envs', '?')} games at once"
-    if _world(config) is not config["env"]:
-        size = f"{_world(config).get('n_episodes', '?')} episodes a step"
+    size = f"{config.get('rollout', {}).get('num_envs', '?')} parallel games"
+    if _environment(config) is not config["env"]:
+        size = f"{_environment(config).get('n_episodes', '?')} episodes per step"
     yield f'<p class="quiet">{text(algo)}, {text(size)}, seed {text(seed)}</p>'
     if not metrics:
         yield "<p>No step has been logged yet.</p>"
         return
     last = metrics[-1]
     shown = [("step", f"{last['step']} of {config.get('steps', '?')}"), ("time", _duration(metrics))]
-    for row in {row["opponent"]: row for row in evals}.values():  # the newest of each
+    for row in {row["opponent"]: row for row in evals}.values():  # the newest row of each opponent
         for name in [name for name in row if f"{name}_low" in row and isinstance(row[name], int | float)][:1]:
             value = f"{100 * row[name]:.1f} %" if is_share(name) else label(row[name])
             shown.append((f"{name.replace('_', ' ')}, {row['opponent']}", value))
@@ -115,26 +123,26 @@ def _head(config: Mapping, metrics: Sequence[Mapping], evals: Sequence[Mapping])
             shown.append((f"episodes failed, {row['opponent']}", f"{row['failed']} of {row['games']}"))
     for name, words in (("games_per_s", "games/s"), ("episodes_per_s", "episodes/s"), ("tokens_per_s", "tokens/s")):
         values = sorted(row[name] for row in metrics if isinstance(row.get(name), int | float))
-        if values:  # the median: the first steps compile
+        if values:  # the median, because the first steps compile
             shown.append((words, label(values[len(values) // 2])))
     cards = (f'<div class="card"><span class="quiet">{text(n)}</span><b>{text(v)}</b></div>' for n, v in shown)
     yield f'<div class="figures">{"".join(cards)}</div>'
 
 
-def _world(config: Mapping) -> Mapping:
-    """The group of the task, or of the game."""
+def _environment(config: Mapping) -> Mapping:
+    """Return the config of the task, or that of the game."""
     task = config.get("task", {})
     return task if task.get("name") else config["env"]
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a share."""
+    """Return whether a metric is a fraction."""
     shares = ("rate", "accuracy", "precision")
     return any(word in name for word in shares) or name == "success" or "@" in name or name.startswith("right/")
 
 
 def _duration(metrics: Sequence[Mapping]) -> str:
-    """The time between rows, pauses between two starts of a run and jumps of the clock left out."""
+    """Return the total time between rows, without pauses between starts and clock jumps."""
     times = [row["time"] for row in metrics if row.get("time") is not None]
     gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False) if b >= a)
     usual = gaps[len(gaps) // 2] if gaps else 0.0
@@ -185,11 +193,11 @@ def _workflow(svg: str) -> Iterator[str]:
 
 
 def _everyone(matches: Mapping) -> Iterator[str]:
-    """The table of a round robin: who gains what against whom, or with whom."""
+    """Yield the table of a round robin, with or against each other."""
     if "matrix" not in matches:
         return
-    names, elo, merge_metrics = matches["names"], matches.get("elo"), matches.get("cross_play")
-    yield f"<h2>Everyone against everyone, from step {text(matches['step'])}</h2>"
+    names, elo, cross_play = matches["names"], matches.get("elo"), matches.get("cross_play")
+    yield f"<h2>Round robin, from step {text(matches['step'])}</h2>"
     what = "score of row and column together" if elo is None else "points of row against column, ½ for a draw"
     yield f'<p class="quiet">Mean {what}.</p><div class="scroll"><table><tr><th></th>'
     yield "".join(f"<th>{text(name)}</th>" for name in [*names, *(["Elo"] if elo else [])]) + "</tr>"
@@ -199,8 +207,8 @@ def _everyone(matches: Mapping) -> Iterator[str]:
         cells += [f"{elo[name]:.0f}"] if elo else []
         yield f"<tr><td>{text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     yield "</table></div>"
-    if merge_metrics:
-        yield "<p>" + ", ".join(f"{text(k.replace('_', ' '))} {label(v)}" for k, v in merge_metrics.items()) + "</p>"
+    if cross_play:
+        yield "<p>" + ", ".join(f"{text(k.replace('_', ' '))} {label(v)}" for k, v in cross_play.items()) + "</p>"
 
 
 def _interval(row: Mapping, name: str) -> str:
@@ -216,13 +224,13 @@ def _interval(row: Mapping, name: str) -> str:
 
 
 def _events(events: Sequence[Mapping]) -> Iterator[str]:
-    """Yield a table of the events, in the colors in which the curves mark them."""
+    """Yield a table of the events, in the colors of their marks in the curves."""
     folds = fold_events(events)
     if not folds:
         return
     yield "<h2>Events</h2>"
     if len(folds) > EVENTS_SHOWN:
-        yield f'<p class="quiet">The last {EVENTS_SHOWN} of {len(folds)}; all of them are in events.jsonl.</p>'
+        yield f'<p class="quiet">The last {EVENTS_SHOWN} of {len(folds)} events; events.jsonl has all of them.</p>'
     yield '<div class="scroll"><table class="events"><tr><th>step</th><th>event</th><th>message</th></tr>'
     for fold in folds[-EVENTS_SHOWN:]:
         yield f'<tr><td>{text(fold.steps)}</td><td><i class="{text(fold.kind)}"></i>{text(fold.kind)}</td>'
@@ -248,7 +256,7 @@ def _curves(metrics: Sequence[Mapping], events: Sequence[Mapping] = ()) -> Itera
     if constant:
         values = [(name.replace("_", " "), next(row[name] for row in metrics if name in row)) for name in constant]
         shown = ", ".join(f"{name} {'–' if value is None else label(value)}" for name, value in values)
-        yield f'<p class="quiet">The same at every step: {text(shown)}.</p>'
+        yield f'<p class="quiet">Constant at every step: {text(shown)}.</p>'
 
 
 def _curve(metrics: Sequence[Mapping], name: str, marks: Sequence[Mark]) -> str:
@@ -261,7 +269,7 @@ def _games(games: Sequence[Mapping], title: str) -> Iterator[str]:
     if not games:
         return
     shown = spread(games, GAMES_SHOWN)
-    what = f"{len(shown)} of the {len(games)} {title.lower()} written out, from the first to the last"
+    what = f"{len(shown)} of the {len(games)} recorded {title.lower()}, from the first to the last"
     yield f'<h2>{title}</h2>\n<p class="quiet">{what}.</p>'
     for number, game in enumerate(shown):
         players = ", ".join(f"player {seat} is {who}" for seat, who in enumerate(game["players"]))
@@ -281,7 +289,7 @@ def _frames(game: Mapping) -> Iterator[str]:
         yield f'<p>{turn + 1}. player {who}: <b>{what}</b> <span class="quiet">{paid}</span></p>'
         if move.get("error"):
             yield f'<p class="bad">{text(move["error"])}</p>'
-        yield f"<details><summary>prompt and answer</summary><pre>{text(move['prompt'])}</pre>"
+        yield f"<details><summary>prompt and completion</summary><pre>{text(move['prompt'])}</pre>"
         yield f"<pre>{text(move['answer'])}</pre></details></div>"
     if len(game["moves"]) > MOVES_SHOWN:
         yield f'<div class="frame quiet">and {len(game["moves"]) - MOVES_SHOWN} more moves</div>'
@@ -295,7 +303,7 @@ def _drawing(svg: str | None, board: str | None) -> str:
 
 
 def spread(items: Sequence, count: int) -> list:
-    """At most `count` items, evenly from the first to the last."""
+    """Return at most `count` items, evenly spaced from the first to the last."""
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

@@ -1,13 +1,13 @@
-"""The page of `--mode=serve`: curves of runs, games move by move, conversations with verdicts, tables, and play.
+"""The web page of `--mode=serve`: curves, games, conversations, tables, and play.
 
-Its files are served as they are, to everyone; they hold nothing about runs. What they show comes as JSON from
-`/page/api/…`, behind the keys of the server:
+Its static files are public and contain nothing about runs. The data comes as JSON from `/page/api/…`, which needs a
+key of the server:
 
-    GET  /page/api/runs                              the runs, what can be played, and the tables
-    GET  /page/api/run?run=ID                        config and evaluation of one
-    GET  /page/api/rows?run=&file=&after=&mark=      rows of a file from a position on, `lines.py`; brief=1 shortens
-    GET  /page/api/row?run=&file=&at=                one row in full
-    GET  /page/api/tables                            those of `experiments/tables`
+    GET  /page/api/runs                              runs and games that can be played
+    GET  /page/api/run?run=ID                        config and evaluation of a run
+    GET  /page/api/rows?run=&file=&after=&mark=      rows of a file from a position, see `lines.py`; brief=1 shortens
+    GET  /page/api/row?run=&file=&at=                one full row
+    GET  /page/api/tables                            tables of `experiments/tables`
     POST /page/api/play {game, opponent, seat, seed?, temperature?}
     GET  /page/api/play/ID
     POST /page/api/play/ID {turn, action}
@@ -49,8 +49,9 @@ FARTHEST = 1 << 53
 class Page:
     """The routes of the page.
 
-    runs  that can be looked at
-    room  where games are played
+    Args:
+        runs: Runs to show.
+        room: Lobby for games.
     """
 
     def __init__(self, runs: RunFolders, room: GameLobby):
@@ -59,11 +60,11 @@ class Page:
 
     @property
     def open_paths(self) -> list[str]:
-        """What needs no key: the page's own files, from which its form for the key comes too."""
+        """Paths that need no key: the static files, which include the form for the key."""
         return ["/", ROOT.rstrip("/"), ROOT, *(ROOT + name for name in self._files)]
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Return all routes."""
         return [
             Route("/", _to_page),
             Route(ROOT.rstrip("/"), _to_page),
@@ -122,7 +123,7 @@ class Page:
         temperature = float(_field(body, "temperature", int | float, "a number", 0.0))
         if not (0 <= seed < 1 << 32 and 0 <= temperature <= 10):
             raise ApiError(
-                400, f"seed is {seed} and temperature {temperature:g}, but must be 0 to 2^32 - 1, and 0 to 10"
+                400, f"seed is {seed} and temperature {temperature:g}, but must be 0 to 2^32 - 1 and 0 to 10"
             )
         return _json(await self._room.begin(game, opponent, seat, seed, temperature))
 
@@ -142,7 +143,7 @@ async def _to_page(request: Request) -> Response:
 
 
 def _in_thread(answer: Callable[[Mapping[str, str]], dict[str, Any]]):
-    """A handler that reads files, from the parameters of the query to a JSON object."""
+    """Return a handler that runs a function of the query parameters in a thread."""
 
     async def handle(request: Request) -> Response:
         check_admin(request)
@@ -152,13 +153,13 @@ def _in_thread(answer: Callable[[Mapping[str, str]], dict[str, Any]]):
 
 
 def _json(value: Any) -> Response:
-    """An answer; ASCII only, because what models wrote can have half of a surrogate pair in it."""
+    """Return a JSON response in ASCII, because text of models can contain lone surrogates."""
     headers = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'", **SAFE}
     return Response(json.dumps(_finite(value)), media_type="application/json", headers=headers)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -169,12 +170,12 @@ def _finite(value: Any) -> Any:
 def _whole(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 17 and int(text) < FARTHEST):
-        raise ApiError(400, f"{name} is {text[:40]!r}; expected a number of bytes", param=name)
+        raise ApiError(400, f"{name} is {text[:40]!r}, but must be a number of bytes", param=name)
     return int(text)
 
 
-def _field(body: Mapping[str, Any], name: str, kind: Any, expected: str, default: Any = None) -> Any:
+def _field(body: Mapping[str, Any], name: str, kind: Any, rule: str, default: Any = None) -> Any:
     value = body.get(name, default)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ApiError(400, f"{name} is {str(value)[:80]!r}; expected {expected}", param=name)
+        raise ApiError(400, f"{name} is {str(value)[:80]!r}, but must be {rule}", param=name)
     return value

@@ -1,8 +1,8 @@
-"""The run folders that the page may show, and nothing beside them.
+"""Run folders that the page may show.
 
-A place is the folder of a run, or a folder with runs anywhere in it, such as `runs/` or that of a table. A run goes by
-an id, the name of the place and the way to the run inside of it. Clients name ids and files; both are looked up, so
-no path of a client ever reaches the file system.
+A place is the folder of a run, or a folder that contains runs at any depth, such as `runs/` or the folder of a table.
+The id of a run is the name of its place and its path in it. Clients send ids and file names. Both are looked up, so no
+path from a client reaches the file system.
 """
 
 from __future__ import annotations
@@ -28,71 +28,74 @@ MOST = 2000
 
 @dataclasses.dataclass(frozen=True)
 class NamedFolder:
-    """A folder that was given, by its name on the page."""
+    """A folder with its name on the page."""
 
     name: str
     folder: Path
 
 
 class RunFolders:
-    """The runs in some places, found anew at every look, so that new ones appear."""
+    """The runs in some places. Every call searches again, so new runs appear."""
 
     def __init__(self, places: Sequence[str | Path]):
-        found: dict[str, Path] = {}
+        folders: dict[str, Path] = {}
         for place in places:
             folder = Path(place).expanduser().resolve()
             if not folder.is_dir():
-                raise ConfigError([f"config.serve.runs has {str(place)!r}, which is not there, but must be folders"])
-            if folder in found.values():
+                raise ConfigError([f"config.serve.runs has {str(place)!r}, which is not a folder"])
+            if folder in folders.values():
                 continue
             name, number = folder.name or "runs", 2
-            while name in found:
+            while name in folders:
                 name, number = f"{folder.name}~{number}", number + 1
-            found[name] = folder
-        self.places = [NamedFolder(name, folder) for name, folder in found.items()]
+            folders[name] = folder
+        self.places = [NamedFolder(name, folder) for name, folder in folders.items()]
 
     def runs(self) -> dict[str, Path]:
-        """All runs by their ids, each once."""
-        found: dict[str, Path] = {}
+        """Return all runs by id, each once."""
+        runs_by_id: dict[str, Path] = {}
         seen: set[Path] = set()
         for place in self.places:
             for folder in _folders(place.folder):
                 if _config(folder) is not None and folder not in seen:
-                    found[_id(place, folder)] = folder
+                    runs_by_id[_id(place, folder)] = folder
                     seen.add(folder)
-                if len(found) >= MOST:
-                    return found
-        return found
+                if len(runs_by_id) >= MOST:
+                    return runs_by_id
+        return runs_by_id
 
     def folders(self) -> Iterator[tuple[str, Path]]:
-        """(id, folder) of all that is no run, where tables lie."""
+        """Yield (id, folder) of all folders that are not runs, where tables are."""
         for place in self.places:
             for folder in _folders(place.folder):
                 if _config(folder) is None:
                     yield _id(place, folder), folder
 
     def run(self, id_: str) -> Path:
-        """The folder of a run."""
-        for place in self.places:  # without a look at all the others
+        """Return the folder of a run."""
+        for place in self.places:  # without searching all other runs
             if id_ == place.name or id_.startswith(f"{place.name}/"):
                 folder = place.folder.joinpath(*id_.split("/")[1:])
                 safe = all(part not in ("", ".", "..") for part in id_.split("/")) and "\0" not in id_
                 if safe and _inside(folder, place.folder) and _config(folder) is not None:
                     return folder
-        raise ApiError(404, f"there is no run {id_[:200]!r} here", param="run")
+        raise ApiError(404, f"the run {id_[:200]!r} does not exist", param="run")
 
     def file(self, id_: str, name: str) -> Path:
-        """A file of rows in a run's folder, which need not exist."""
+        """Return the path of a file of rows in the folder of a run.
+
+        The file need not exist.
+        """
         folder = self.run(id_)
         part, slash, last = name.rpartition("/")
         known = (part == ANSWERS and ANSWER_FILE.fullmatch(last)) if slash else name in FILES
         if not known or not _inside(folder / name, folder):
-            accepted = f"{', '.join(FILES)} or {ANSWERS}/NAME.jsonl"
-            raise ApiError(404, f"file is {name[:200]!r}, but must be {accepted}", param="file")
+            choices = f"{', '.join(FILES)}, {ANSWERS}/NAME.jsonl"
+            raise ApiError(404, f"file is {name[:200]!r}, but must be one of: {choices}", param="file")
         return folder / name
 
     def describe(self, id_: str, folder: Path) -> dict[str, Any]:
-        """What the list of runs shows of one."""
+        """Return the fields of a run in the list of runs."""
         config = _config(folder) or {}
         task, env = _group(config, "task"), _group(config, "env")
         sizes = {name: _size(folder / name) for name in FILES if _inside(folder / name, folder)}
@@ -110,18 +113,21 @@ class RunFolders:
 
 
 def answer_files(folder: Path) -> list[str]:
-    """The files of a run's evaluations, by part and step."""
-    found = (folder / ANSWERS).glob("*.jsonl")
-    return sorted(path.name for path in found if ANSWER_FILE.fullmatch(path.name) and _inside(path, folder))
+    """Return the file names of a run's evaluations, sorted by split and step."""
+    paths = (folder / ANSWERS).glob("*.jsonl")
+    return sorted(path.name for path in paths if ANSWER_FILE.fullmatch(path.name) and _inside(path, folder))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a run."""
+    """Return the config of a run."""
     return _config(folder) or {}
 
 
 def read_inside(folder: Path, name: str, most: int = 1 << 22) -> str | None:
-    """The text of a file of a folder; None where it is missing, elsewhere, or larger than `most` bytes."""
+    """Return the text of a file in a folder.
+
+    Returns None if the file is missing, outside the folder, or larger than `most` bytes.
+    """
     path = folder / name
     try:
         if not _inside(path, folder) or path.stat().st_size > most:
@@ -132,7 +138,7 @@ def read_inside(folder: Path, name: str, most: int = 1 << 22) -> str | None:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """A folder and those in it, no deeper than runs lie; what links elsewhere is left out."""
+    """Yield a folder and its subfolders to a limited depth, without links to other places."""
     level = [root]
     for _ in range(DEEPEST):
         yield from level
@@ -156,15 +162,15 @@ def _id(place: NamedFolder, folder: Path) -> str:
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    """Whether a path, links followed, lies in a folder."""
+    """Return whether a path is in a folder after following links."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # a circle of links, a name with a NUL
+    except (OSError, RuntimeError, ValueError):  # circular links, or a name with a NUL
         return False
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    """The config of the run in a folder; None where there is no run."""
+    """Return the config of the run in a folder, or None without a run."""
     path = folder / "config.json"
     try:
         return _parsed(path, path.stat().st_mtime_ns) if _inside(path, folder) else None
@@ -175,10 +181,10 @@ def _config(folder: Path) -> dict[str, Any] | None:
 @functools.lru_cache(maxsize=4096)
 def _parsed(path: Path, changed: int) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and {"env", "model", "algo"} <= found.keys() else None
+    return config if isinstance(config, dict) and {"env", "model", "algo"} <= config.keys() else None
 
 
 def _group(config: dict[str, Any], name: str) -> dict[str, Any]:

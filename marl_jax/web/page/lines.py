@@ -1,7 +1,7 @@
-"""Rows of a file that grows, a piece at a time: a client says how far it has read and gets what is new.
+"""Read the new rows of a growing file, a piece at a time.
 
-A position is a number of bytes and a mark of the bytes before it. A resumed run rewrites its files without the rows
-after its checkpoint; then the mark is no longer right, and the client is given the file from its beginning.
+A position is a number of bytes and a hash of the bytes before it. A resumed run rewrites its files without the rows
+after its checkpoint. The hash then no longer matches, and the client gets the file from its beginning.
 """
 
 from __future__ import annotations
@@ -16,40 +16,43 @@ from marl_jax.running import rows
 from marl_jax.serving.http.errors import ApiError
 
 PIECE = 1 << 21  # bytes of a file that are read at once
-LONGEST = 1 << 26  # bytes of a line
-SHORT = 1200  # characters of a prompt in a list
-MARKED = 512  # bytes before a position from which its mark is computed
+LONGEST = 1 << 26  # maximum size of a line, in bytes
+SHORT = 1200  # maximum number of characters of a prompt in a list
+MARKED = 512  # bytes before a position that its hash covers
 
 
 def read(path: Path, after: int, mark: str, shorten: Callable[[dict], dict] | None = None) -> dict[str, Any]:
-    """Whole rows from a position on: {rows, offset, mark, restarted, more}.
+    """Return complete rows from a position: {rows, offset, mark, restarted, more}.
 
-    restarted  the rows begin with the first of the file, and not where the client was
-    more       there are further rows already
-    shorten    makes of every row what is sent; it then has `at`, where `read_one` finds all of it
+    `restarted` is true if the rows start at the beginning of the file instead of the client's position. `more` is true
+    if there are further rows. Incomplete lines are left for the next call. Invalid lines are skipped.
 
-    A line that is still being written waits for the next time; one that is damaged, or of another kind, is left out.
+    Args:
+        path: Path of the file.
+        after: Position of the client, in bytes.
+        mark: Hash of the bytes before the position.
+        shorten: Maps a row to a shorter one, which gets the field `at` for `read_one`.
     """
     try:
         file = path.open("rb")
-    except OSError:  # none yet, or no more
+    except OSError:  # it does not exist yet, or no longer
         return {"rows": [], "offset": 0, "mark": "", "restarted": after > 0, "more": False}
     with file:
         restarted = after > 0 and _mark(file, after) != mark
         start = 0 if restarted else after
         text, more = _whole_lines(file, start)
         end = start + len(text)
-        found, at = [], start
+        new_rows, at = [], start
         for line in text.split(b"\n")[:-1]:
             row = parse(line, path)
             if row is not None:
-                found.append(row if shorten is None else {**shorten(row), "at": at})
+                new_rows.append(row if shorten is None else {**shorten(row), "at": at})
             at += len(line) + 1
-        return {"rows": found, "offset": end, "mark": _mark(file, end), "restarted": restarted, "more": more}
+        return {"rows": new_rows, "offset": end, "mark": _mark(file, end), "restarted": restarted, "more": more}
 
 
 def read_one(path: Path, at: int) -> dict[str, Any]:
-    """The row that begins at a byte."""
+    """Return the row that starts at a byte."""
     try:
         with path.open("rb") as file:
             file.seek(max(at - 1, 0))
@@ -59,12 +62,12 @@ def read_one(path: Path, at: int) -> dict[str, Any]:
         line, begins = b"", False
     row = parse(line, path) if begins and line.endswith(b"\n") else None
     if row is None:
-        raise ApiError(404, f"no row begins at {at}; the file may have been written anew", param="at")
+        raise ApiError(404, f"at is {at}, but no row starts there; the file may have been rewritten", param="at")
     return row
 
 
 def parse(line: bytes, path: Path) -> dict[str, Any] | None:
-    """A row of a file; None where the line is none."""
+    """Return the row of a line, or None if the line is not a row."""
     is_row = rows.KINDS.get(path.name, rows.is_episode)
     try:
         row = json.loads(line.decode("utf-8", errors="replace"), parse_constant=lambda _: None)
@@ -74,23 +77,26 @@ def parse(line: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def short_game(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the list of games shows."""
+    """Return the fields of a game in the list of games."""
     kept = {key: row.get(key) for key in ("step", "players", "result", "source", "solved", "scores")}
     return {**kept, "moves": len(row["moves"]), "errors": sum(bool(move["error"]) for move in row["moves"])}
 
 
 def short_episode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the list of an evaluation's episodes shows."""
+    """Return the fields of an episode in the list of an evaluation's episodes."""
     kept = {key: row.get(key) for key in ("step", "example", "sample", "success", "reward", "failed")}
     first = row["turns"][0]["prompt"] if row["turns"] else ""
     return {**kept, "turns": len(row["turns"]), "prompt": " ".join(first.split())[:SHORT]}
 
 
 def _whole_lines(file: BinaryIO, start: int) -> tuple[bytes, bool]:
-    """Bytes from a position to the end of the last whole line of a piece, and whether there are more lines."""
+    """Return complete lines from a position, and whether there are more.
+
+    At most one piece is returned, unless its first line is longer.
+    """
     file.seek(start)
     text = b""
-    while b"\n" not in text[-PIECE:] and len(text) < LONGEST:  # one line can be longer than a piece
+    while b"\n" not in text[-PIECE:] and len(text) < LONGEST:  # a line can be longer than a piece
         piece = file.read(PIECE)
         if not piece:
             return b"", False

@@ -1,4 +1,4 @@
-"""Games that people play on the page. They live in memory; the oldest makes room for a new one."""
+"""Games that users play on the page, kept in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ YOU = "you"
 
 @dataclasses.dataclass(eq=False)
 class LobbyGame:
-    """One game: the table, the seat of the person, who moves for the others, and what they decided, by turn."""
+    """One game on the page.
+
+    Attributes:
+        id: Id of the game.
+        words: Title of the game.
+        table: The game in progress.
+        seat: Seat of the user.
+        opponent: Player of all other seats; None in games with one seat.
+        decisions: Moves of the opponent by turn.
+        lock: Lock for requests to this game.
+    """
 
     id: str
     words: str
@@ -35,7 +45,7 @@ class LobbyGame:
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
     async def take(self, action: int, decision: OpponentMove | None = None) -> None:
-        """A move of whoever is to move."""
+        """Play an action for the seat to move."""
         if decision is not None:
             self.decisions[len(self.table.moves)] = decision
         taken = await asyncio.to_thread(self.table.take, action)
@@ -43,18 +53,21 @@ class LobbyGame:
             await asyncio.to_thread(self.opponent.observe, taken)
 
     async def advance(self) -> None:
-        """Lets the others move until it is the person's turn."""
+        """Play the opponent's moves until it is the user's turn."""
         while not self.table.done and self.table.mover != self.seat:
-            assert self.opponent is not None  # a game of several seats has one
+            assert self.opponent is not None  # games with several seats have an opponent
             decision = await self.opponent.act(self.table)
             await self.take(decision.action, decision)
 
     def show(self) -> dict[str, Any]:
-        """All that the page shows. While the game lasts, only what the person's seat may see."""
+        """Return everything that the page shows.
+
+        During the game, that is only what the user's seat may see.
+        """
         table, game = self.table, self.table.game
         over, seen = table.done, None if table.done else self.seat
-        mine = not over and table.mover == self.seat
-        legal = [int(action) for action in np.flatnonzero(table.legal)] if mine else []
+        your_turn = not over and table.mover == self.seat
+        legal = [int(action) for action in np.flatnonzero(table.legal)] if your_turn else []
         places = view.targets(game)
         return {
             "id": self.id,
@@ -63,54 +76,56 @@ class LobbyGame:
             "seats": [table.seat_label(seat) for seat in range(game.n_players)],
             "turn": len(table.moves),
             "done": over,
-            "your_turn": mine,
+            "your_turn": your_turn,
             "svg": view.svg(game, table.state, seen),
             "board": view.board(game, table.state, seen),
             "legal": [{"action": a, "words": table.describe(a), "place": places.get(a)} for a in legal],
             "moves": [self._move(number) for number in range(len(table.moves))],
-            "paid": [float(x) for x in table.paid],
+            "paid": [float(x) for x in table.total_reward],
             "result": table.result() if over else [],
-            "prompt": table.prompt_text(self.seat) if mine else "",
+            "prompt": table.prompt_text(self.seat) if your_turn else "",
         }
 
     def _move(self, number: int) -> dict[str, Any]:
-        """A move; what another seat read and wrote can give its cards away, and is shown after the end only."""
+        """Return one move.
+
+        The prompts and completions of other seats can reveal hidden cards, so they are shown only after the game.
+        """
         taken, decision = self.table.moves[number], self.decisions.get(number)
-        found = {
+        move = {
             "seat": taken.seat,
             "words": self.table.describe(taken.action),
             "reward": [float(x) for x in taken.reward],
             "error": decision.error if decision else "",
         }
         if self.table.done and decision:
-            found |= {"prompt": decision.prompt, "answer": decision.answer}
-        return found
+            move |= {"prompt": decision.prompt, "answer": decision.answer}
+        return move
 
 
 class GameLobby:
-    """The games under way, by their ids."""
+    """The games in progress by id."""
 
     def __init__(self, offers: Mapping[str, Offer], most: int = MOST_GAMES):
         self.offers, self._most = dict(offers), most
         self._games: collections.OrderedDict[str, LobbyGame] = collections.OrderedDict()
 
     def describe(self) -> list[dict[str, Any]]:
-        """What can be played, and against whom."""
+        """Return the games that can be played, with their opponents."""
         return [
             {"id": id_, "words": offer.words, "roles": offer.roles, "opponents": offer.opponents}
             for id_, offer in self.offers.items()
         ]
 
     async def begin(self, name: str, opponent: str, seat: int, seed: int, temperature: float) -> dict[str, Any]:
-        """Deals a game; the others move first where it is their turn."""
+        """Start a game and play the opponent's moves before the user's first turn."""
         offer = self.offers.get(name)
         if offer is None:
-            raise ApiError(
-                404, f"there is no game {name[:100]!r}, but must be one of: {', '.join(self.offers)}", param="game"
-            )
+            choices = ", ".join(self.offers)
+            raise ApiError(404, f"game is {name[:100]!r}, but must be one of: {choices}", param="game")
         if offer.opponents and opponent not in offer.opponents:
-            accepted = ", ".join(offer.opponents)
-            raise ApiError(400, f"opponent is {opponent[:100]!r}, but must be {accepted}", param="opponent")
+            choices = ", ".join(offer.opponents)
+            raise ApiError(400, f"opponent is {opponent[:100]!r}, but must be one of: {choices}", param="opponent")
         played = await asyncio.to_thread(self._deal, offer, opponent, seat, seed, temperature)
         self._games[played.id] = played
         while len(self._games) > self._most:
@@ -120,12 +135,12 @@ class GameLobby:
             return await asyncio.to_thread(played.show)
 
     async def move(self, id_: str, turn: int, action: int) -> dict[str, Any]:
-        """The person's move at a turn, and the answers to it."""
+        """Play the user's move at a turn and the opponent's replies."""
         played = self._find(id_)
         async with played.lock:
             table = played.table
             if turn != len(table.moves) or table.done or table.mover != played.seat:
-                raise ApiError(409, f"turn {turn} is not yours to play; the game is at turn {len(table.moves)}")
+                raise ApiError(409, f"turn is {turn}, but it is not your turn; the game is at turn {len(table.moves)}")
             if not (0 <= action < table.game.n_actions and table.legal[action]):
                 raise ApiError(400, f"action is {action}, which is not legal here", param="action")
             await played.take(action)
@@ -133,7 +148,7 @@ class GameLobby:
             return await asyncio.to_thread(played.show)
 
     async def show(self, id_: str) -> dict[str, Any]:
-        """A game as it stands. One whose opponent failed continues here."""
+        """Return the current state of a game; one whose opponent failed continues here."""
         played = self._find(id_)
         async with played.lock:
             await played.advance()
@@ -141,7 +156,7 @@ class GameLobby:
 
     def _find(self, id_: str) -> LobbyGame:
         if id_ not in self._games:
-            raise ApiError(404, "there is no such game any more; begin another")
+            raise ApiError(404, "this game no longer exists; start a new one")
         self._games.move_to_end(id_)
         return self._games[id_]
 

@@ -1,4 +1,4 @@
-"""The games that can be played on the page, and against whom: all games as they are, and those of the served runs."""
+"""Games that can be played on the page, with their opponents."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from marl_jax.web.page.opponents import BotOpponent, ModelOpponent, Opponent, Po
 from models import chat, tokenizers
 
 TRAINED = "trained policies"
-MODEL = "model: "  # before the name of a served model
+MODEL = "model: "  # prefix of the names of served models
 
 
 @dataclasses.dataclass(eq=False)
 class Offer:
-    """A game with all who can be played against; the game is made when it is first played.
+    """A game with all its opponents.
 
-    words   what the page calls it
-    roles   of its seats; where they have none, `player 0`, …
-    make    makes the game, and the prompt that shows a person what a model would read
-    models  served ones, by name
-    run     whose policies play as they were trained, or None
+    The game is created when it is first played.
+
+    Attributes:
+        words: Title of the game on the page.
+        name: Registered name of the game.
+        roles: Names of its seats, `player 0`, … by default.
+        make: Creates the game and the prompt that shows the user what a model would read.
+        models: Served models by name.
+        run: Run whose policies play as they were trained, or None.
     """
 
     words: str
@@ -45,7 +49,7 @@ class Offer:
     models: Mapping[str, ServedModel]
     run: ServedRun | None = None
     _bots: dict[str, BotOpponent] = dataclasses.field(default_factory=dict)
-    _ready: tuple[int, dict] | None = None
+    _prepared: tuple[int, dict] | None = None
 
     @functools.cached_property
     def table(self) -> tuple[Game, Prompt]:
@@ -54,14 +58,14 @@ class Offer:
 
     @property
     def opponents(self) -> list[str]:
-        """By name: first a run's own policies, then served models, then bots, the best first."""
+        """Names of the opponents: policies of the run, served models, then bots from the best."""
         if len(self.roles) == 1:
             return []
         bots = list(reversed(bot_names(self.name)))
         return [*([TRAINED] if self.run else []), *(MODEL + name for name in self.models), *bots]
 
     def opponent(self, name: str, temperature: float) -> Opponent:
-        """One of them, for one game."""
+        """Return an opponent by name for one game."""
         game, prompt = self.table
         if name == TRAINED:
             return self._policies(temperature)
@@ -75,30 +79,30 @@ class Offer:
         assert self.run is not None and isinstance(self.run.setup, GameSetup)
         run, setup = self.run, self.run.setup
         with jax.set_mesh(setup.mesh):
-            if self._ready is None or self._ready[0] != run.step:
-                self._ready = run.step, setup.team.prepare_for_sampling(run.weights())
-            seat = PolicySeat(setup.game, setup.seated(), self._ready[1], temperature)
+            if self._prepared is None or self._prepared[0] != run.step:
+                self._prepared = run.step, setup.team.prepare_for_sampling(run.weights())
+            seat = PolicySeat(setup.game, setup.seated(), self._prepared[1], temperature)
         return PolicyOpponent(seat, setup.mesh)
 
 
 def find_offers(models: Mapping[str, ServedModel], runs: Sequence[ServedRun]) -> dict[str, Offer]:
-    """All games by the names that clients give."""
-    found: dict[str, Offer] = {}
+    """Return all games by id: those of the runs first, then all registered games."""
+    offers: dict[str, Offer] = {}
     for run in runs:
         if isinstance(run.setup, GameSetup) and not run.setup.algorithm.verifies:
             game, prompt = run.setup.game, run.setup.backbones[0].prompt
             words = f"{_words(game.name)}, as in {run.workdir.name}"
             make = functools.partial(lambda *pair: pair, game, prompt)
-            found[f"run {len(found)}: {run.workdir.name}"] = Offer(words, game.name, _roles(game), make, models, run)
+            offers[f"run {len(offers)}: {run.workdir.name}"] = Offer(words, game.name, _roles(game), make, models, run)
     for name in GAMES:
         presets = games.game_class(name).PRESETS
         for preset in presets or ("",):
             words = f"{_words(name)} ({preset})" if preset else _words(name)
             make = functools.partial(_plain, name, preset)
-            alone = issubclass(games.game_class(name), Puzzle)  # whose levels take seconds to be made
+            alone = issubclass(games.game_class(name), Puzzle)  # creating the levels of a puzzle takes seconds
             roles = ("player 0",) if alone else _roles(_game(name, preset))
-            found[f"{name} {preset}".strip()] = Offer(words, name, roles, make, models)
-    return found
+            offers[f"{name} {preset}".strip()] = Offer(words, name, roles, make, models)
+    return offers
 
 
 def _game(name: str, preset: str) -> Game:
@@ -116,7 +120,10 @@ def _plain(name: str, preset: str) -> tuple[Game, Prompt]:
 
 
 def _readable(game: Game, prompt: Prompt) -> texts.Text:
-    """The text for models that know a language: that of the run, unless it is for those that know none."""
+    """Return the text for models that know a language.
+
+    It is the text of the run, unless that is for models without one.
+    """
     text = prompt.text
     assert isinstance(text, texts.Text)
     return make_text(game) if text.style == "brief" else text

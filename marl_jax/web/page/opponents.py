@@ -1,4 +1,4 @@
-"""Who a person can play against on the page: a bot, a served model asked by text, or a run's policies as they train."""
+"""Opponents on the page: bots, served models, and the policies of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ from marl_jax.serving.openai.prompts import read_messages
 from marl_jax.serving.openai.requests import CompletionRequest
 from marl_jax.serving.remote_bot import chat_of
 
-MOST_TOKENS = 256  # of a served model's answer
+MOST_TOKENS = 256  # maximum number of tokens of a served model's completion
 
 
 @dataclasses.dataclass(frozen=True)
 class OpponentMove:
-    """An action, and where a model chose it what it read and wrote; `error` says why the answer was of no use."""
+    """An action and how it was chosen.
+
+    Attributes:
+        action: Action of the move.
+        prompt: Prompt of a model, or "".
+        answer: Completion of a model, or "".
+        error: Reason why the completion could not be used, or "".
+    """
 
     action: int
     prompt: str = ""
@@ -36,41 +43,46 @@ class OpponentMove:
 
 
 class Opponent(Protocol):
-    """Moves for all seats but the person's; one of its own in every game."""
+    """Player of all seats but the user's. Every game has its own opponent."""
 
     async def act(self, table: GameTable) -> OpponentMove:
-        """The move of the seat that is to move."""
+        """Return a move for the seat to move."""
         ...
 
     def observe(self, taken: Taken) -> None:
-        """Hears of a move, its own too."""
+        """Observe a move, including its own."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BotOpponent:
-    """A bot; `act` is compiled."""
+    """A bot with a compiled `act`."""
 
     program: Callable[[Any, jax.Array], jax.Array]
 
     @classmethod
     def of(cls, bot: Bot) -> BotOpponent:
-        """Compiles the bot."""
+        """Compile the bot."""
         return cls(jax.jit(bot.act))
 
     async def act(self, table: GameTable) -> OpponentMove:
-        """As the bot does."""
+        """Return the bot's move."""
         return OpponentMove(int(await asyncio.to_thread(self.program, table.state, table.turn_key)))
 
     def observe(self, taken: Taken) -> None:
-        """Nothing: it looks at the position only."""
+        """Do nothing; a bot only looks at the position."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelOpponent:
-    """A served model that reads the position as a chat and answers with free text; what names no move is a random one.
+    """A served model that reads the position as a chat and answers with free text.
 
-    text  what it reads, and how its answers are read
+    A completion that names no legal action is replaced by a random action.
+
+    Attributes:
+        model: Served model.
+        text: Text of the game, which also parses completions.
+        temperature: Sampling temperature.
     """
 
     model: ServedModel
@@ -78,13 +90,13 @@ class ModelOpponent:
     temperature: float = 0.0
 
     async def act(self, table: GameTable) -> OpponentMove:
-        """Asks the model."""
+        """Request a move from the model."""
         messages = await asyncio.to_thread(self._messages, table)
-        asked = CompletionRequest(
+        request = CompletionRequest(
             self.model.name, messages=tuple(read_messages(messages)), temperature=self.temperature,
             max_tokens=MOST_TOKENS, seed=secrets.randbits(32),
         )  # fmt: skip
-        call = Call(self.model, asked)
+        call = Call(self.model, request)
         call.start(calls.answer_alone(call))
         await call.wait()
         answer = call.choices[0].text
@@ -95,7 +107,7 @@ class ModelOpponent:
         return OpponentMove(action, "\n\n".join(message["content"] for message in messages), answer, error)
 
     def observe(self, taken: Taken) -> None:
-        """Nothing: every prompt stands alone."""
+        """Do nothing; every prompt is self-contained."""
 
     def _messages(self, table: GameTable) -> list[dict[str, str]]:
         indices = jax.device_get(self.text.indices(table.state, jnp.int32(table.mover)))
@@ -104,17 +116,17 @@ class ModelOpponent:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyOpponent:
-    """The policies of a run with the prompts, answers and conversations that they were trained with."""
+    """The policies of a run with their prompts and conversations from training."""
 
     seat: PolicySeat
     mesh: jax.sharding.Mesh
 
     async def act(self, table: GameTable) -> OpponentMove:
-        """As in a match of the run."""
+        """Return a move as in a match of the run."""
         return await asyncio.to_thread(self._act, table)
 
     def observe(self, taken: Taken) -> None:
-        """Goes on with its conversation."""
+        """Continue the conversations with a move."""
         with jax.set_mesh(self.mesh):
             self.seat.observe(taken.before, taken.action, taken.after)
 

@@ -165,8 +165,8 @@ def test_examples_that_changed_are_shown_and_escaped(tmp_path):
         (folder / f"validation_{step:08d}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "test_00000009.jsonl").write_text(json.dumps(last[0]) + "\n")
     page = "".join(completion_changes.sections(completion_changes.read(tmp_path)))
-    assert "What has changed on validation, step 0 to step 9" in page and "on test" not in page
-    assert "Of 3 examples, 1 were wrong and are right now, 1 were right and are wrong now" in page
+    assert "Changes on validation, step 0 to step 9" in page and "on test" not in page
+    assert "Of 3 examples, 1 changed from wrong to right and 1 from right to wrong" in page
     assert "example 1" in page and "<script>" not in page and "t&lt;script&gt;" in page
 
 
@@ -196,7 +196,7 @@ def test_a_run_writes_its_answers_and_is_not_continued_on_other_data(tmp_path):
     assert files == [f"validation_0000000{step}.jsonl" for step in (0, 1)]
     rows = read_json_lines(tmp_path / "run" / "eval.jsonl")
     assert {one["part"] for one in rows} == {"validation"}, "the test part never chooses a checkpoint"
-    assert "What has changed on validation" in (tmp_path / "run" / "report.html").read_text()
+    assert "Changes on validation" in (tmp_path / "run" / "report.html").read_text()
 
     config.eval.update(dict(samples=3, temperature=1.0, games=2))
     (found,) = evaluate.main(config, tmp_path / "run")
@@ -231,7 +231,7 @@ def test_a_run_whose_evaluations_all_fail_says_so_and_has_no_best_checkpoint(tmp
     assert "every episode failed, so there is no success rate. The first error: ChatFull: a chat of" in caplog.text
     assert "self: 3 of 3 failed (too_long: 3)" in caplog.text
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "3 of 3 failed (too_long: 3)" in page and "What has changed" not in page
+    assert "3 of 3 failed (too_long: 3)" in page and "Changes on" not in page
     config.eval.step = "best"
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         evaluate.main(config, tmp_path / "run")

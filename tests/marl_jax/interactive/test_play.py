@@ -23,7 +23,7 @@ from tests.marl_jax import tiny_play
 
 
 class First:
-    """Takes the first legal action."""
+    """A bot that takes the first legal action."""
 
     def __init__(self, game):
         self.game = game
@@ -40,7 +40,7 @@ def tic_tac_toe():
 
 
 def at_the_terminal(game, prompt, seats, lines):
-    """(last state, what was written) of a person who types `lines`."""
+    """Play with a user who types `lines` and return (last state, output)."""
     screen = io.StringIO()
     state = play(game, prompt, seats, source=io.StringIO("\n".join(lines) + "\n"), output=screen)
     return state, screen.getvalue()
@@ -62,11 +62,11 @@ def test_what_is_no_move_is_asked_again(tic_tac_toe):
     state, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["5", "", "5", "1", "castle", "quit"])
     assert state is None
     assert "'5' is not legal here." in screen
-    assert "'castle' is no action" in screen
+    assert "'castle' is not an action" in screen
 
 
 def test_prompt_is_the_models(tic_tac_toe):
-    """At the first turn the prompt, later the whole conversation with the own answers in it."""
+    """`prompt` shows the prompt at the first turn, and later the full conversation with the seat's own moves."""
     game, prompt = tic_tac_toe
     _, screen = at_the_terminal(game, prompt, [Person(), First(game)], ["prompt", "5", "prompt", "quit"])
     start = jax.jit(game.reset)(jax.random.key(0))
@@ -91,7 +91,7 @@ def test_help_drawing_and_end_of_input(tic_tac_toe, tmp_path):
 
 
 def test_hanabi_from_a_seat():
-    """The own hand is hidden, actions are explained, and a game without persons is shown with everything."""
+    """The user's own hand is hidden, actions are explained, and a game without users is shown in full."""
     game = make("hanabi", preset="very_small")
     prompt = make_text(game).compile(tokenizers.load("bytes"))
     _, screen = at_the_terminal(game, prompt, [Person("ann"), UniformBot(game)], ["quit"])
@@ -114,12 +114,12 @@ def test_an_answer_that_names_no_move_becomes_a_legal_one():
 
 def test_wrong_number_of_seats(tic_tac_toe):
     game, prompt = tic_tac_toe
-    with pytest.raises(ValueError, match="tic_tac_toe has 2 seats, found 1"):
+    with pytest.raises(ValueError, match="tic_tac_toe has 2 seats, but got 1"):
         play(game, prompt, [Person()])
 
 
 def test_the_checkpoint_of_a_run(tmp_path, capsys):
-    """`main` finds the run's own checkpoint, lets one watch, and refuses a seat that is not there."""
+    """`main` finds the run's checkpoint, lets a user watch, and rejects a seat that does not exist."""
     config = defaults.get_config()
     config.env.update(dict(style="plain", text="brief"))
     config.model.shape.update(tiny_play.SHAPE)
@@ -132,5 +132,5 @@ def test_the_checkpoint_of_a_run(tmp_path, capsys):
     assert bool(made.game.done(main(config, tmp_path)))
     assert f"player 1 ({tmp_path.name}): " in capsys.readouterr().out
     config.play.seat = 2
-    with pytest.raises(RunError, match="config.play.seat is 2; accepted: 0 to 1, or -1 to watch"):
+    with pytest.raises(RunError, match="config.play.seat is 2, but must be 0 to 1, or -1 to watch"):
         main(config, tmp_path)

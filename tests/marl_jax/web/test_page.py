@@ -1,4 +1,4 @@
-"""The page's server side: rows of growing files, confinement to run folders, keys, and games by HTTP."""
+"""Server side of the page: rows of growing files, confinement to run folders, keys, and games over HTTP."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ KEY = "k-0123456789"
 
 
 def call(url, path, body=None, key="", **headers):
-    """(status, JSON or text, headers) of one request; the path is sent as it stands."""
+    """Send one request with an unnormalized path and return (status, JSON or text, headers)."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60)
     own = {"Authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body)
@@ -123,7 +123,7 @@ def test_a_file_that_was_written_anew_is_read_from_its_beginning(tmp_path):
 @given(st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_way_of_writing_a_file_gives_its_rows(tmp_path, data):
-    """However the bytes arrive, and however small the pieces are, every whole row is read exactly once."""
+    """Every complete row is read exactly once, however the bytes arrive and however small the pieces are."""
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b"")
     words = st.text(max_size=8).map(lambda text: json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
@@ -231,7 +231,7 @@ def test_no_name_leads_out_of_the_runs(runs, parts):
 
 
 def test_places_that_are_missing_are_refused_and_names_are_made_different(tmp_path):
-    with pytest.raises(ConfigError, match="config.serve.runs has '.*none', which is not there"):
+    with pytest.raises(ConfigError, match="config.serve.runs has '.*none', which is not a folder"):
         RunFolders([tmp_path / "none"])
     tiny_page.write_run(tmp_path / "a" / "same")
     tiny_page.write_run(tmp_path / "b" / "same")
@@ -273,7 +273,7 @@ def test_the_files_are_open_and_all_else_needs_the_key(runs):
 
 
 def test_other_sites_reach_nothing(url):
-    """No name of another site, and nothing that a form of another site could send."""
+    """Requests under the name of another site, or from its forms, are rejected."""
     assert call(url, "/page/api/runs", Host="evil.example")[0] == 403
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=20)
     connection.request("POST", "/page/api/play", '{"game": "kuhn"}', {"Content-Type": "text/plain"})
@@ -290,7 +290,7 @@ MARKUP_MAKERS = (
 
 def test_the_files_name_nothing_from_elsewhere_and_make_no_markup():
     for file in STATIC.iterdir():
-        text = file.read_text().replace("http://www.w3.org/2000/svg", "")  # the name of a format, which is not fetched
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")  # an XML namespace, which is not fetched
         for word in ("https:", "http:", '"//', "@import", "url(", *MARKUP_MAKERS):
             assert word not in text, (file.name, word)
 
@@ -342,7 +342,7 @@ def test_cards_of_others_are_hidden_until_the_end(url):
 
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
 def test_a_click_changes_the_drawing_where_it_was(name):
-    """Each action has its place; what the drawing has more of after a move lies within that place."""
+    """Each action has a place, and the shapes that a move adds to the drawing are inside it."""
     game = games.make(name)
     start = game.reset(jax.random.key(0))
     assert sorted(view.targets(game)) == list(range(game.n_actions))
@@ -353,7 +353,7 @@ def test_a_click_changes_the_drawing_where_it_was(name):
 
 
 def shapes_of(svg):
-    """(element, x, y, colour) of what a drawing is made of, circles by their centre and lines by one end."""
+    """Return (element, x, y, color) of the shapes of a drawing: circles by center, lines by one end."""
     found = re.findall(r'<(circle|line) (?:cx|x1)="([^"]*)" (?:cy|y1)="([^"]*)"([^>]*)', svg)
     return {(kind, float(x), float(y), rest) for kind, x, y, rest in found}
 
@@ -372,7 +372,7 @@ def test_what_cannot_be_played_is_refused(url):
 
 
 def test_runs_are_looked_at_without_any_model(runs, tmp_path, monkeypatch):
-    """`--mode=serve --config.serve.runs=…` has the page and no endpoint, and writes nothing."""
+    """`--mode=serve --config.serve.runs=…` serves the page without an endpoint and writes nothing."""
     command = ["launch.py", "--mode=serve", f"--config.serve.runs=('{runs}',)", f"--workdir={tmp_path / 'none'}"]
     found = flags.parse(command, tuple(launch.MODES))
     validate.check(found.config, "serve")

@@ -46,7 +46,7 @@ def url(runs):
 
 @contextlib.contextmanager
 def watched(browser, url, view="", refused=(), **options):
-    """A page whose console stays empty and which asks nobody but the server, checked at the end."""
+    """Open a page and check at the end that its console is empty and it contacted only the server."""
     context = browser.new_context(**options)
     page = context.new_page()
     page.set_default_timeout(20_000)
@@ -134,7 +134,7 @@ def test_a_game_by_clicks_on_the_board_of_a_phone(browser, url):
             page.locator(f".board button[aria-label='{cell}']").tap()
             page.wait_for_function("cell => document.getElementById('moves').innerText.includes(`: ${cell}`)", arg=cell)
         playwright.expect(page.locator("#result")).to_have_text("player 0 (you) wins.")
-        page.locator("summary", has_text="what it read and wrote").first.tap()
+        page.locator("summary", has_text="prompt and completion").first.tap()
         playwright.expect(page.locator("pre.said").first).to_have_text("<b>I take</b> 1")
         for view, part in SHOWN.items():
             page.evaluate(f"location.hash = '{view}'")
@@ -145,8 +145,8 @@ def test_a_game_by_clicks_on_the_board_of_a_phone(browser, url):
 
 def test_the_key_is_asked_for(browser, runs):
     with tiny_page.page(runs, keys=Keys.of("k-0123456789")) as url, watched(browser, url, refused=("401",)) as page:
-        page.get_by_label("Key of the server").fill("k-wrong-wrong")
+        page.get_by_label("Server key").fill("k-wrong-wrong")
         page.keyboard.press("Enter")
-        page.get_by_label("Key of the server").fill("k-0123456789")
+        page.get_by_label("Server key").fill("k-0123456789")
         page.keyboard.press("Enter")
         page.wait_for_selector("svg.curve")

@@ -1,4 +1,4 @@
-"""The report: one page, nothing loaded, nothing run, everything a model wrote escaped."""
+"""The report is one page that loads nothing, runs nothing and escapes text of models."""
 
 import dataclasses
 import html
@@ -39,7 +39,7 @@ def workdir(tmp_path):
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects tags, attributes that point elsewhere, and checks that tags close in order."""
+    """A parser that collects tags and external links and checks that tags close in order."""
 
     VOID = {"meta", "img", "line", "circle", "path", "br"}
 
@@ -101,7 +101,7 @@ def test_it_shows_who_gains_what_against_whom_and_with_whom(workdir, figures, sh
     matches = {"step": 50, "rows": [], "names": ["mine", ATTACK], "matrix": [[0.5, 0.75], [0.25, 0.5]], **figures}
     (workdir / "evaluation.json").write_text(json.dumps(matches))
     words = "".join(read(report.main(workdir).read_text()).words)
-    assert "Everyone against everyone, from step 50" in words
+    assert "Round robin, from step 50" in words
     for text in shown:
         assert text in words
 

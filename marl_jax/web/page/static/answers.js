@@ -1,4 +1,4 @@
-// Conversations of a task's evaluations, with the verdict on every reply.
+// Conversations of a task's evaluations, with the verdict on every completion.
 
 import { Feed, get } from "./api.js";
 import { el, folded, number, select, show, signed, words } from "./dom.js";
@@ -6,7 +6,7 @@ import { el, folded, number, select, show, signed, words } from "./dom.js";
 const FILTERS = [["all", "all"], ["right", "right"], ["wrong", "wrong"], ["failed", "failed"]];
 const LISTED = 300, SNIPPET = 140;
 
-/** The view of one run's evaluations. */
+/** Create the view of one run's evaluations. */
 export function answers(state) {
   const list = el("div", { class: "list" }), stage = el("div"), node = el("div"), summary = el("p", { class: "quiet" });
   const having = () => state.runs.filter((run) => run.answers.length);
@@ -31,7 +31,7 @@ export function answers(state) {
     const kind = (row) => (row.failed ? "failed" : row.success >= 1 ? "right" : "wrong");
     const rows = feed.rows.filter((row) => filter === "all" || kind(row) === filter);
     const right = feed.rows.filter((row) => kind(row) === "right").length;
-    const listed = rows.length > LISTED ? `, the first ${LISTED} listed` : "";
+    const listed = rows.length > LISTED ? `, first ${LISTED} listed` : "";
     summary.textContent = `${right} of ${feed.rows.length} right; ${rows.length} shown${listed}`;
     const common = commonStart(feed.rows.map((row) => row.prompt));
     show(list, rows.slice(0, LISTED).map((row) => {
@@ -63,7 +63,7 @@ export function answers(state) {
 
   function start() {
     const runs = having();
-    if (!runs.length) return show(node, el("p", { class: "quiet" }, "No run here has evaluated a task yet."));
+    if (!runs.length) return show(node, el("p", { class: "quiet" }, "No run has evaluated a task yet."));
     const run = runs.find((one) => one.id === state.run) ?? runs[0];
     begin(run.id, run.answers[run.answers.length - 1]);
   }
@@ -72,7 +72,7 @@ export function answers(state) {
   return { node, runsChanged() { if (!feed && having().length) start(); }, close() {} };
 }
 
-/** An episode: every turn with what was new to its reader, the reply, the verdict and the rewards. */
+/** Show an episode: every turn with its new text, completion, verdict and rewards. */
 export function conversation(episode) {
   const verdict = episode.failed ? `failed: ${episode.failed}` : episode.success >= 1 ? "right" : "wrong";
   return el("div", {},
@@ -89,12 +89,12 @@ function turn(one) {
   return el("div", { class: "card turn" },
     el("div", { class: "row" }, el("b", {}, one.role),
       el("span", { class: "quiet" }, `turn ${one.turn + 1}`, one.tokens ? `, ${one.tokens} tokens` : "",
-        one.finish === "length" ? ", cut at the limit" : ""),
+        one.finish === "length" ? ", truncated" : ""),
       typeof verdict.right === "number" ? judged(verdict.right) : null,
-      el("span", { class: "quiet" }, [verdict.reason, verdict.answer ? `read as ${text(verdict.answer)}` : ""]
+      el("span", { class: "quiet" }, [verdict.reason, verdict.answer ? `parsed as ${text(verdict.answer)}` : ""]
         .filter(Boolean).map(text).join(", ")),
       rewards.map(([name, value]) => el("span", { class: value > 0 ? "good" : "bad" }, `${name} ${signed(value)}`))),
-    folded("read", () => el("pre", {}, one.prompt)), el("pre", { class: "said" }, one.text));
+    folded("prompt", () => el("pre", {}, one.prompt)), el("pre", { class: "said" }, one.text));
 }
 
 function judged(right) {
@@ -102,7 +102,7 @@ function judged(right) {
   return el("b", { class: right >= 1 ? "good" : "bad" }, verdict);
 }
 
-/** How many characters all texts begin with, up to the end of a word: the instructions that are the same in all. */
+/** Return the length of the common prefix of all texts, up to the end of a word: their shared instructions. */
 function commonStart(texts) {
   let length = Math.min(...texts.map((one) => one.length));
   for (const one of texts) while (!one.startsWith(texts[0].slice(0, length))) length -= 1;

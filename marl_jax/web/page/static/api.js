@@ -1,4 +1,4 @@
-// Requests to the server that the page came from, with its key where it asks for one, and files that grow.
+// Requests to the server of this page, with its key if it needs one, and feeds of growing files.
 
 const KEY = "marl_jax key";
 let waiting = null;
@@ -10,16 +10,16 @@ async function request(path, options = {}) {
     const response = await fetch(`api/${path}`, { ...options, headers, cache: "no-store" });
     if (response.status === 401) { await askForKey(); continue; }
     let value = null;
-    try { value = await response.json(); } catch { /* a proxy, or the server went away */ }
-    if (!response.ok) throw new Error(value?.error?.message ?? `the server answered with status ${response.status}`);
+    try { value = await response.json(); } catch { /* not JSON: a proxy, or the server is gone */ }
+    if (!response.ok) throw new Error(value?.error?.message ?? `the server returned status ${response.status}`);
     return value;
   }
 }
 
-/** GET with parameters of the query. */
+/** Send a GET request with query parameters. */
 export const get = (path, query = {}) => request(`${path}?${new URLSearchParams(query)}`);
 
-/** POST of a JSON object. */
+/** Send a POST request with a JSON object. */
 export const post = (path, body) =>
   request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
@@ -38,7 +38,7 @@ function askForKey() {
   return waiting;
 }
 
-/** The rows of a file of a run; `update` fetches what is new and says whether anything changed. */
+/** The rows of a run's file; `update` fetches new rows and returns whether anything changed. */
 export class Feed {
   constructor(run, file, brief = false) {
     Object.assign(this, { run, file, brief, rows: [], offset: 0, mark: "", busy: false });

@@ -1,12 +1,13 @@
-// Line charts: several lines over the same axes, each with a band for its interval where it has one.
+// Line charts: several lines over the same axes, with optional confidence bands.
 
 import { el, number, shape } from "./dom.js";
 
 const WIDTH = 360, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 24, POINTS = 300;
 export const COLOURS = 6;
 
-/** lines: [{name, colour, points: [[x, y, low?, high?], …] by x, smooth}]; the axis of x is that of `label`.
- *  marks: [{x, kind, title}], vertical lines; of those of one kind on one pixel the last is drawn. */
+/** Draw a chart.
+ *  lines: [{name, colour, points: [[x, y, low?, high?], …] sorted by x, smooth}]; `label` formats x.
+ *  marks: [{x, kind, title}], vertical lines; of marks of the same kind on the same pixel the last is drawn. */
 export function chart(lines, label = number, marks = []) {
   const drawn = lines.map((line) => ({ ...line, points: thinned(line.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))) }))
     .filter((line) => line.points.length);
@@ -72,7 +73,7 @@ function drawLine({ colour, curve }, px, py) {
   return parts;
 }
 
-/** At most POINTS of them, each the mean of its neighbours. */
+/** Return at most POINTS points, each the mean of its neighbors. */
 export function thinned(points) {
   if (points.length <= POINTS) return points;
   return Array.from({ length: POINTS }, (_, i) => {
@@ -90,7 +91,7 @@ function smoothed(points) {
   });
 }
 
-/** Three to six round values from below `low` to above `high`. */
+/** Return three to six round values from below `low` to above `high`. */
 export function niceTicks(low, high) {
   if (!(high > low)) { const wide = Math.abs(low) * 0.1 || 1; low -= wide; high += wide; }
   const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-// Curves of the chosen runs: evaluations with their intervals, then what training logs; both as they are written.
+// Curves of the chosen runs, updated as they are logged: evaluations with intervals, then training metrics.
 
 import { Feed, get } from "./api.js";
 import { chart, COLOURS } from "./chart.js";
@@ -8,10 +8,10 @@ const FIRST = ["success", "reward", "return", "draws", "game_length", "entropy",
   "policy_loss", "value_loss", "grad_norm"];
 const EVERY = 3000;
 
-/** The view; `state.chosen` has the ids of the runs. */
+/** Create the view; `state.chosen` has the ids of the runs. */
 export function curves(state) {
   const feeds = new Map(), panel = el("div"), controls = { x: "step", smooth: true, search: "" };
-  const about = new Map(); // what is unfolded stays so when curves are drawn again
+  const about = new Map(); // details stay unfolded when curves are redrawn
   let stopped = false, timer = null, drawn = "", unfolded = false;
 
   const picker = el("div", { class: "card runs" });
@@ -28,7 +28,7 @@ export function curves(state) {
       return el("label", { title: `${run.environment}, ${run.model}, ${run.algorithm}` }, box, " ",
         at >= 0 ? el("span", { class: `swatch k${at % COLOURS}` }) : null, run.id, " ",
         el("span", { class: "quiet" }, `${run.environment} · ${run.model} · ${run.algorithm}`));
-    }), state.runs.length ? null : el("span", { class: "quiet" }, "There are no runs here yet."));
+    }), state.runs.length ? null : el("span", { class: "quiet" }, "There are no runs yet."));
   }
 
   function choose(id, on) {
@@ -107,7 +107,7 @@ export function curves(state) {
     const first = names.filter((name) => order(name) < FIRST.length || controls.search).sort((a, b) => order(a) - order(b));
     const rest = names.filter((name) => !first.includes(name)).sort();
     if (!names.length) {
-      const words = !state.chosen.length ? "Choose one run or several." : controls.search ? "No metric has this name." : "No step has been logged yet.";
+      const words = !state.chosen.length ? "Choose one or more runs." : controls.search ? "No metric matches." : "No step has been logged yet.";
       return [el("p", { class: "quiet" }, words)];
     }
     const more = folded(`${rest.length} more curves`, () => el("div", { class: "grid" }, rest.map(one)), unfolded);
@@ -141,7 +141,7 @@ function matches(found) {
       elo ? el("td", {}, number(elo[names[i]])) : null))));
 }
 
-/** How many episodes of an evaluation failed, by reason. */
+/** Describe the failed episodes of an evaluation by reason. */
 function failed(row) {
   const reasons = Object.keys(row).filter((name) => name.startsWith("failed/")).map((name) => `${name.slice(7)}: ${row[name]}`);
   return `${row.failed} of ${row.games} episodes failed (${reasons.join(", ")})`;

@@ -1,13 +1,13 @@
-// Elements made by hand. Text goes in as text, never as markup; drawings are images, in which nothing runs.
+// DOM helpers. Text is inserted as text, never as markup. Drawings are images, in which no scripts run.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with attributes (`on…` are listeners) and children: nodes, or values shown as text. */
+/** Create an element with attributes (`on…` are listeners) and children: nodes, or values shown as text. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same for parts of a drawing. */
+/** Create an SVG element. */
 export function shape(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -23,23 +23,23 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** Replaces all that is in an element. */
+/** Replace the children of an element. */
 export function show(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter(Boolean));
   return node;
 }
 
-/** A drawing of a position, or its text where there is none. */
+/** Show the drawing of a position, or its text if there is none. */
 export function picture(svg, words) {
   if (!svg) return words ? el("pre", {}, words) : el("span");
   return el("img", { alt: words || "drawing", src: "data:image/svg+xml;charset=utf-8," + encodeURIComponent(wellFormed(svg)) });
 }
 
-function wellFormed(text) { // half of a surrogate pair cannot be encoded
+function wellFormed(text) { // lone surrogates cannot be encoded
   return text.replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd");
 }
 
-/** Something that is folded away; its contents are made when it is opened. */
+/** Create a folded element whose contents are created when it is opened. */
 export function folded(words, make, open = false) {
   const box = el("details", {}, el("summary", {}, words));
   let made = false;
@@ -50,21 +50,21 @@ export function folded(words, make, open = false) {
   return box;
 }
 
-/** A choice: options are [value, words]. */
+/** Create a select box from options [value, words]. */
 export function select(label, options, value, onchange) {
   const box = el("select", { "aria-label": label, onchange: () => onchange(box.value) },
     options.map(([v, words]) => el("option", { value: v, selected: v === value }, words)));
   return el("label", {}, label, " ", box);
 }
 
-/** A number with about three digits. */
+/** Format a number with at most four digits. */
 export function number(x) {
   if (typeof x !== "number") return "–";
   if (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3)) return x.toExponential(1);
   return String(Number(x.toPrecision(4)));
 }
 
-/** A reward with its sign. */
+/** Format a reward with its sign. */
 export const signed = (x) => (x > 0 ? "+" : "") + number(x);
 
 export const words = (name) => name.replaceAll("_", " ");

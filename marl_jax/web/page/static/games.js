@@ -1,10 +1,10 @@
-// Games that a run wrote out, replayed move by move: the position, what was read and written, and what it paid.
+// Recorded games of a run, replayed move by move: the position, prompts, completions and rewards.
 
 import { Feed, get } from "./api.js";
 import { chart } from "./chart.js";
 import { el, folded, picture, select, show, signed } from "./dom.js";
 
-/** The view of one run's games. */
+/** Create the view of one run's games. */
 export function games(state) {
   const list = el("div", { class: "list" }), stage = el("div"), node = el("div");
   const having = () => state.runs.filter((run) => run.files["games.jsonl"] > 0);
@@ -33,7 +33,7 @@ export function games(state) {
       const button = el("button", { "aria-pressed": "false", onclick: () => open(row, button) },
         el("b", {}, `step ${row.step}`), row.source === "eval" ? " evaluation" : "", `: ${row.result} `,
         el("span", { class: "quiet" }, `${row.players.join(", ")} · ${row.moves} moves`),
-        row.errors ? el("span", { class: "bad" }, ` · ${row.errors} unusable`) : null);
+        row.errors ? el("span", { class: "bad" }, ` · ${row.errors} invalid`) : null);
       return button;
     }));
   }
@@ -53,7 +53,7 @@ export function games(state) {
 
   function choices() {
     const runs = having();
-    if (!runs.length) return show(node, el("p", { class: "quiet" }, "No run here has written out games yet."));
+    if (!runs.length) return show(node, el("p", { class: "quiet" }, "No run has recorded games yet."));
     const id = runs.some((run) => run.id === state.run) ? state.run : runs[0].id;
     show(node, el("div", { class: "row" }, select("run", runs.map((run) => [run.id, run.id]), id, begin)), el("div", { class: "split" }, list, stage));
     if (feed?.run !== id) begin(id);
@@ -63,7 +63,7 @@ export function games(state) {
   return { node, runsChanged() { if (!feed && having().length) choices(); }, close() { stopped = true; clearTimeout(timer); stopReplay(); } };
 }
 
-/** A game with its controls. Turn 0 is the start, turn n the position after n moves. */
+/** Show a game with its controls. Turn 0 is the start, turn n the position after n moves. */
 export function replay(game) {
   const moves = game.moves, valued = moves.some((move) => typeof move.value === "number"), drawn = moves.some((move) => move.svg || move.board);
   const position = el("div", { class: "board" }), text = el("div"), count = el("span", { class: "quiet" });
@@ -111,9 +111,9 @@ export function replay(game) {
     el("div", { class: "row" }, el("button", { onclick: () => go(turn - 1), "aria-label": "previous move" }, "◀"),
       el("button", { onclick: () => go(turn + 1), "aria-label": "next move" }, "▶"), running, slider, count),
     drawn || game.start_svg ? position : null, text,
-    folded("all moves: rewards, what was still to come, and values", () => el("div", {},
+    folded("all moves: rewards, rewards to go, and values", () => el("div", {},
       el("div", { class: "scroll" }, el("table", {}, el("tr", {}, el("th", {}, "#"), el("th", {}, "player"), el("th", {}, "move"),
-        seats.map((i) => el("th", {}, `reward ${i}`)), seats.map((i) => el("th", {}, `to come ${i}`)),
+        seats.map((i) => el("th", {}, `reward ${i}`)), seats.map((i) => el("th", {}, `to go ${i}`)),
         valued ? el("th", {}, "value") : null), rows)),
       el("div", { class: "card" }, el("h3", {}, "reward so far, by seat"), chart(totals, (x) => `move ${Math.round(x)}`))), true));
   go(0);
@@ -126,13 +126,13 @@ function said(game, move) {
       move.reward.some((r) => r) ? el("span", { class: "quiet" }, `reward ${move.reward.map(signed).join(" ")}`) : null,
       typeof move.value === "number" ? el("span", { class: "quiet" }, ` value ${signed(move.value)}`) : null),
     move.error ? el("p", { class: "bad" }, move.error) : null,
-    el("h3", {}, "wrote"), el("pre", { class: "said" }, move.answer),
-    move.prompt ? folded("read", () => el("pre", {}, move.prompt), true) : null);
+    el("h3", {}, "completion"), el("pre", { class: "said" }, move.answer),
+    move.prompt ? folded("prompt", () => el("pre", {}, move.prompt), true) : null);
 }
 
 const seat = (game, i) => `player ${i} (${game.players[i] ?? "?"})`;
 
-/** What a seat earns from a move on, its own included. */
+/** Return the rewards of each seat from a move on, including that move. */
 function toGo(moves, from) {
   return moves[from].reward.map((_, seat) => moves.slice(from).reduce((sum, move) => sum + (move.reward[seat] ?? 0), 0));
 }

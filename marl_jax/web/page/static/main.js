@@ -1,4 +1,4 @@
-// The page: its views, one at a time, over one list of runs.
+// The page: shows one view at a time, over one list of runs.
 
 import { answers } from "./answers.js";
 import { get } from "./api.js";

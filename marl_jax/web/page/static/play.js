@@ -1,9 +1,9 @@
-// A game against a bot or a model: by clicks on the board, or on the names of the legal actions.
+// A game against a bot or a model, played by clicking on the board or on the names of legal actions.
 
 import { get, post } from "./api.js";
 import { el, folded, picture, select, show, signed } from "./dom.js";
 
-/** The view; a game that was begun is still there after a look at another view. */
+/** Create the view; a game in progress is kept while another view is open. */
 export function play(state) {
   const setup = el("div", { class: "row" }), stage = el("div"), node = el("div", {}, setup, stage);
   const chosen = (state.play ??= { game: "", opponent: "", seat: 0, temperature: 0, id: "" });
@@ -61,7 +61,7 @@ export function play(state) {
         game.legal.length ? el("div", { class: "row", id: "legal" },
           game.legal.map((one) => el("button", { onclick: () => move(game, one.action) }, one.words))) : null,
         el("h3", {}, "Moves"), el("ol", { id: "moves" }, game.moves.map((one) => moved(game, one))),
-        game.prompt ? folded("what a model in your seat would read", () => el("pre", {}, game.prompt)) : null)));
+        game.prompt ? folded("prompt for your seat", () => el("pre", {}, game.prompt)) : null)));
   }
 
   choose();
@@ -78,9 +78,9 @@ function overlay({ place: [x, y, width, height], words }, image, onclick) {
 }
 
 function moved(game, one) {
-  const paid = one.reward.some((r) => r) ? ` (${one.reward.map(signed).join(" ")})` : "";
-  return el("li", {}, `${game.seats[one.seat]}: `, el("b", {}, one.words), el("span", { class: "quiet" }, paid),
+  const rewards = one.reward.some((r) => r) ? ` (${one.reward.map(signed).join(" ")})` : "";
+  return el("li", {}, `${game.seats[one.seat]}: `, el("b", {}, one.words), el("span", { class: "quiet" }, rewards),
     one.error ? el("span", { class: "bad" }, ` ${one.error}`) : null,
-    one.answer || one.prompt ? folded("what it read and wrote",
+    one.answer || one.prompt ? folded("prompt and completion",
       () => el("div", {}, el("pre", {}, one.prompt), el("pre", { class: "said" }, one.answer))) : null);
 }

@@ -1,13 +1,13 @@
-// The tables that experiments/tables wrote into these folders.
+// Tables that experiments/tables wrote into the run folders.
 
 import { get } from "./api.js";
 import { el, picture, show } from "./dom.js";
 
-/** The view of all tables. */
+/** Create the view of all tables. */
 export function tables(state) {
   const node = el("div", {}, el("p", { class: "quiet" }, "Loading …"));
-  get("tables").then(({ tables: found }) => show(node, found.length
-    ? found.map(table) : el("p", { class: "quiet" }, "There are no tables here: python -m experiments.tables.planning makes one.")),
+  get("tables").then(({ tables: all }) => show(node, all.length
+    ? all.map(table) : el("p", { class: "quiet" }, "There are no tables yet. Create one with python -m experiments.tables.planning.")),
   (error) => state.note(error.message));
   return { node, runsChanged() {}, close() {} };
 }
