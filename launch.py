@@ -1,11 +1,12 @@
-"""The one entry point: reads a config, refuses what cannot work, and starts a mode.
+"""Command-line entry point: parse and validate a config, then start a mode.
 
     python launch.py --config=experiments/tic_tac_toe_selfplay.py
     python launch.py --config=experiments/hanabi_selfplay.py:smollm2 --config.optim.lr=1e-5 --workdir=runs/mine
     python launch.py --workdir=runs/mine --mode=report
-    python launch.py --config=experiments/plan_path.py --mode=config        # every field as it would be used
+    python launch.py --config=experiments/plan_path.py --mode=config        # print all fields
 
-A run is its folder: the same command again resumes it. Without --config, the config is the one found there.
+Each run has a folder, and running the same command again resumes the run. Without --config, the config is read from
+--workdir.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from marl_jax.schema import flags, stages
 
 log = logging.getLogger(__name__)
 
-MODES = {  # mode: the function that carries it out and what it is given
+MODES = {  # mode: function and its arguments
     "train": ("marl_jax.modes.train:train", ("config", "workdir")),
     "eval": ("marl_jax.modes.evaluate:main", ("config", "workdir")),
     "play": ("marl_jax.modes.play:main", ("config", "workdir")),
@@ -39,12 +40,12 @@ MODES = {  # mode: the function that carries it out and what it is given
     "compile": ("marl_jax.modes.compile:main", ("config", "workdir", "topology")),
     "config": ("marl_jax.modes.config:main", ("config",)),
 }
-TRAINED = ("eval", "play", "export")  # modes of a run that was trained, from the stage before it if it has one
-TOGETHER = ("train", "eval")  # modes that several processes carry out together; the others take one
+TRAINED = ("eval", "play", "export")  # modes that load a trained run, whose models may start from a first stage
+TOGETHER = ("train", "eval")  # modes that may run with several processes
 
 
 def main(argv: list[str]) -> int:
-    """Carries out one command line; the status is 0, 1 (the run failed) or 2 (the command was refused)."""
+    """Run a command line and return 0, 1 (the run failed) or 2 (the command is invalid)."""
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(f"{__doc__}\n{flags.help_text(tuple(MODES))}\n")
         return 0
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
         if values.mode == "compile":
             prepare_to_compile(values.topology)
         if values.mode != "report":
-            console.set_up(None, verbose=values.verbose)  # a check that generates levels says how far it is
+            console.set_up(None, verbose=values.verbose)  # checks that generate levels log their progress
             check(config, values.mode, workdir)
         if values.mode in TRAINED:
             config = stages.started(config, workdir)
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
         return complain(error, status=2)
     except user_errors() as error:
         return complain(error, status=1)
-    except OSError as error:  # a full disk, a folder that is a file or may not be written
+    except OSError as error:  # such as a full disk or missing write permission
         return complain(f"{error.filename}: {error.strerror}" if error.filename else error, status=1)
     except KeyboardInterrupt:
         console.note(logging.ERROR, "the run ended: Ctrl-C")
@@ -84,8 +85,7 @@ def main(argv: list[str]) -> int:
             raise
         hint = (
             "lower rollout.num_envs, eval.games, task.max_num_seqs or sampling.memory_frac, raise "
-            "algo.grad_accum_steps, or set "
-            "model.remat to full"
+            "algo.grad_accum_steps, or set model.remat to full"
         )
         reason = (str(error) or "the host has no memory left").splitlines()[0][:300]
         return complain(f"out of memory; {hint}\n{reason}", status=1)
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
 
 
 def complain(error: Exception | str, status: int) -> int:
-    """Writes each line of the message, also into the log of the run; answers with the status."""
+    """Print each line of an error, log it, and return the exit status."""
     for line in str(error).splitlines():
         sys.stderr.write(f"launch.py: {line}\n")
         console.note(logging.ERROR, "the run ended: %s", line)
@@ -101,39 +101,40 @@ def complain(error: Exception | str, status: int) -> int:
 
 
 def check_mode(argv: list[str]) -> None:
-    """Refuses a mode that does not exist."""
+    """Check that the mode exists."""
     mode = flags.take(argv, "mode")[0]
     if mode is not None and mode not in MODES:
-        raise ConfigError([f"--mode={mode}: accepted are {', '.join(MODES)}"])
+        raise ConfigError([f"--mode is {mode}, but must be one of: {', '.join(MODES)}"])
 
 
 def check(config: ConfigDict, mode: str, workdir: Path) -> None:
-    """Refuses the config, or nothing; imported late, because the list of games brings JAX along."""
+    """Check the config."""
+    # Imported here because the registry of games imports JAX.
     from marl_jax.schema import validate
 
     validate.check(config, mode, workdir)
 
 
 def prepare_to_compile(name: str) -> None:
-    """Refuses a topology that does not exist, and sets JAX up for one that does, before it looks at its devices."""
+    """Check the topology and configure JAX for it, before JAX initializes its devices."""
     from marl_jax.dryrun import topology
 
     topology.prepare(topology.parse(name))
 
 
 def keep_compiled(folder: str) -> None:
-    """Compiled programs are kept in a folder, unless the user has told JAX of another (JAX_COMPILATION_CACHE_DIR)."""
+    """Enable JAX's compilation cache, unless JAX_COMPILATION_CACHE_DIR already does."""
     import jax
 
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", folder)
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            # JAX keeps what took a second or more, and half of what a start compiles takes less.
+            # The default is one second, but half of the programs of a run compile faster than that.
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 def start_processes(config: ConfigDict, mode: str) -> int:
-    """The number of this process, after it has joined the others where there are several."""
+    """Join the other processes, if any, and return the index of this one."""
     if not config.distributed.enabled or mode not in TOGETHER:
         return 0
     from marl_jax.running import processes
@@ -142,7 +143,7 @@ def start_processes(config: ConfigDict, mode: str) -> int:
 
 
 def start(mode: str, given: dict) -> None:
-    """Imports the function of a mode and calls it."""
+    """Import the function of a mode and call it."""
     target, arguments = MODES[mode]
     module, function = target.split(":")
     call = functools.partial(getattr(importlib.import_module(module), function), *(given[name] for name in arguments))
@@ -159,6 +160,8 @@ def start(mode: str, given: dict) -> None:
 
 
 if __name__ == "__main__":
-    if "--mode=play" not in sys.argv:  # Ctrl-C ends at once, also while XLA compiles; training saves before it stops
+    if (
+        "--mode=play" not in sys.argv
+    ):  # Ctrl-C stops at once, even while XLA compiles; training installs a handler that saves first
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv))

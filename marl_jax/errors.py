@@ -1,15 +1,15 @@
-"""Errors that a user can fix, shown as one line without a traceback, and the words of their messages."""
+"""Errors that a user can fix, which `launch.py` prints without a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class RunError(Exception):
-    """A run that cannot go on; `launch.py` prints the message and exits with status 1."""
+    """An error that ends a run; `launch.py` prints the message and exits with status 1."""
 
 
 class ConfigError(RunError, ValueError):
-    """A config that is refused, exit status 2; `problems` has one line for each reason."""
+    """An invalid config, with one line per problem; the exit status is 2."""
 
     def __init__(self, problems: list[str]):
         self.problems = problems
@@ -17,11 +17,12 @@ class ConfigError(RunError, ValueError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint that cannot be written, or that belongs to another run."""
+    """A checkpoint that cannot be read or written, or belongs to another run."""
 
 
 def user_errors() -> tuple[type[Exception], ...]:
-    """Every kind of error that a user can mend; imported late, because the models bring JAX along."""
+    """Return the types of errors that a user can fix."""
+    # Imported here because models import JAX.
     from envs.games.borders import MergeError
     from envs.tasks.data import DataError
     from models.errors import ModelFileError
@@ -31,18 +32,32 @@ def user_errors() -> tuple[type[Exception], ...]:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """A hint at the nearest known word, or nothing; `cutoff` is how much they must have in common, 1 being all."""
+    """Return a hint with the most similar known word, or "".
+
+    Args:
+      word: Unknown word.
+      known: Known words.
+      cutoff: Minimum similarity, from 0 to 1.
+    """
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def nearest(size: int, by: int) -> tuple[int, ...]:
-    """The multiples of `by` around `size`, without 0."""
+    """Return the positive multiples of `by` just below and above `size`."""
     below = size // by * by
     return tuple(n for n in (below, below + by) if n > 0)
 
 
 def not_divisible(field: str, size: int, by: int, what: str) -> str:
-    """The problem with a field whose value is no multiple of `by`, which is called `what`."""
+    """Return the problem with a field that is not a multiple of `by`.
+
+    Args:
+      field: Dotted name of the field.
+      size: Value of the field.
+      by: Required divisor.
+      what: Description of the divisor, such as "algo.group_size".
+    """
     near = " or ".join(str(n) for n in nearest(size, by))
-    return f"config.{field} is {size}, not a multiple of {what if '=' in what else f'{what}, {by}'}; nearest: {near}"
+    divisor = what if "=" in what else f"{what} ({by})"
+    return f"config.{field} is {size}, but must be a multiple of {divisor}, such as {near}"

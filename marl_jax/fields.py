@@ -1,10 +1,10 @@
 """Config fields and the rules for their values.
 
-A `Field` says in one place what a field starts with, what it accepts and what it means:
+A `Field` has a default, a rule and a help text:
 
-    GAMMA = Field(1.0, number(0, 1), "discount per turn of the agent")
+    GAMMA = Field(1.0, number(0, 1), "Discount factor per turn of the agent")
 
-Groups of fields are plain dictionaries from names to fields. Nothing here needs JAX, so that configs stay light.
+A group of fields is a dictionary from names to fields. This module does not import JAX, so configs load quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a field accepts: in words, and as a test."""
+    """A rule for values: `accepted` completes the sentence "must be …", `holds` checks a value."""
 
     accepted: str
     holds: Callable[[Any], bool]
@@ -27,7 +27,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field of a config: its default, what it accepts, and a line of help."""
+    """A config field: default value, rule and help text."""
 
     default: Any
     rule: Rule
@@ -38,15 +38,15 @@ Fields = Mapping[str, Field]
 
 
 def defaults(fields: Fields) -> dict[str, Any]:
-    """The default of every field of a group."""
+    """Return the default of every field of a group."""
     return {name: field.default for name, field in fields.items()}
 
 
 def with_defaults(fields: Fields, /, **changes: Any) -> dict[str, Field]:
-    """The same fields, some with another default."""
+    """Return the fields with some of their defaults replaced."""
     unknown = changes.keys() - fields.keys()
     if unknown:
-        raise ValueError(f"no such field: {', '.join(sorted(unknown))}; fields are {', '.join(fields)}")
+        raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}; fields: {', '.join(fields)}")
     changed = {name: dataclasses.replace(fields[name], default=value) for name, value in changes.items()}
     return {**fields, **changed}
 
@@ -55,26 +55,27 @@ def with_defaults(fields: Fields, /, **changes: Any) -> dict[str, Field]:
 
 
 def integer(low: int, high: int | None = None) -> Rule:
-    """A whole number in a range, both ends included; none is beyond what an int32 holds."""
-    words = f"a whole number from {low} " + ("up" if high is None else f"to {high}")
+    """Accept integers from `low` to `high`, both included, that fit into an int32."""
+    words = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
     top = 2**31 - 1 if high is None else high
     return Rule(words, lambda x: isinstance(x, int) and not isinstance(x, bool) and low <= x <= top)
 
 
 def distinct_integers(low: int) -> Rule:
-    """A tuple of different whole numbers from `low` up."""
+    """Accept tuples of different integers >= `low`."""
     one = integer(low)
 
     def holds(x: Any) -> bool:
         return isinstance(x, tuple | list) and all(map(one.holds, x)) and len(set(x)) == len(x)
 
-    return Rule(f"a tuple of different whole numbers from {low} up", holds)
+    return Rule(f"a tuple of different integers >= {low}", holds)
 
 
 def number(low: float = -math.inf, high: float = math.inf, above: bool = False) -> Rule:
-    """A finite number in a range; with `above`, the lower end itself is left out."""
-    start = "" if low == -math.inf else (f" above {low:g}" if above else f" from {low:g}")
-    words = "a number" + start + ("" if high == math.inf else f" up to {high:g}")
+    """Accept finite numbers from `low` to `high`; with `above`, `low` itself is excluded."""
+    bounds = [] if low == -math.inf else [f"> {low:g}" if above else f">= {low:g}"]
+    bounds += [] if high == math.inf else [f"<= {high:g}"]
+    words = " ".join(["a number", " and ".join(bounds)]).strip()
 
     def holds(x: Any) -> bool:
         if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
@@ -85,32 +86,32 @@ def number(low: float = -math.inf, high: float = math.inf, above: bool = False) 
 
 
 def off_or(rule: Rule) -> Rule:
-    """0, which switches something off, or what another rule accepts."""
+    """Accept 0, which turns a feature off, or values of another rule."""
     return Rule(f"0 (off) or {rule.accepted}", lambda x: (x == 0 and not isinstance(x, bool)) or rule.holds(x))
 
 
 def choice(*values: str) -> Rule:
-    """One of a few words."""
-    return Rule("one of " + ", ".join(values), lambda x: isinstance(x, str) and x in values)
+    """Accept one of the given strings."""
+    return Rule("one of: " + ", ".join(values), lambda x: isinstance(x, str) and x in values)
 
 
 def some_of(*values: str) -> Rule:
-    """A tuple of distinct words out of a few."""
+    """Accept tuples of different strings out of the given ones."""
 
     def holds(x: Any) -> bool:
         return TEXTS.holds(x) and set(x) <= set(values) and len(set(x)) == len(x)
 
-    return Rule("a tuple of distinct words out of " + ", ".join(values), holds)
+    return Rule("a tuple of different strings out of: " + ", ".join(values), holds)
 
 
-TEXT = Rule("a text", lambda x: isinstance(x, str))
-TEXTS = Rule("a tuple of texts", lambda x: isinstance(x, tuple | list) and all(isinstance(y, str) for y in x))
+TEXT = Rule("a string", lambda x: isinstance(x, str))
+TEXTS = Rule("a tuple of strings", lambda x: isinstance(x, tuple | list) and all(isinstance(y, str) for y in x))
 SWITCH = Rule("True or False", lambda x: isinstance(x, bool))
 SEED = integer(0, 2**32 - 1)
 OPEN = Rule("a group of fields", lambda x: isinstance(x, ConfigDict | dict))
-"""A group whose fields are not known here: parameters of a game, seats, the shape of a model."""
+"""A group with fields that this module does not know: game parameters, seats, model shapes."""
 STEP = Rule(
-    "'newest', 'best' or the number of a step, e.g. '200'",
+    "'newest', 'best' or a step number such as '200'",
     lambda x: isinstance(x, str) and (x in ("newest", "best") or x.isdecimal() and len(x) < 19),
 )
-"""Which checkpoint of a run is meant."""
+"""A checkpoint of a run."""

@@ -1,4 +1,4 @@
-"""The command line: overrides land, what is wrong is refused in one line, modes start."""
+"""Command line: overrides, errors in one line, and the start of modes."""
 
 import functools
 import importlib.util
@@ -28,7 +28,7 @@ TIC_TAC_TOE = f"--config={ROOT}/experiments/tic_tac_toe_selfplay.py"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Runs go to a folder of the test, and the root logger is put back."""
+    """Keep runs in a temporary folder and leave the root logger alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("marl_jax.running.console.set_up", lambda *_, **__: None)
     monkeypatch.setattr(launch, "keep_compiled", lambda folder: None)
@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """What the modes were started with, instead of starting them."""
+    """Record the modes and their arguments instead of starting them."""
     calls = []
     monkeypatch.setattr(launch, "start", lambda mode, given: calls.append((mode, given)))
     return calls
@@ -79,35 +79,35 @@ def test_parameters_of_the_game_may_be_new(started):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "--config=experiments/NAME.py is needed"),
-        (["--config=experiments/nope.py"], "no such file of Python; experiments here: "),
-        (["--config=README.md"], "no such file of Python; experiments here: "),
-        ([TIC_TAC_TOE, "--config.agents.all=3"], "--config.agents.all=3: no such field, or another type than now"),
-        ([TIC_TAC_TOE, "--config.agents.seat_0=3"], "config.agents.seat_0 is 3; accepted: the name of a policy"),
-        ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: no such field"),
-        ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0; accepted: a whole"),
-        ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo'; accepted: "),
-        ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown; accepted: tiny, smollm2"),
+        ([], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
+        (["--config=experiments/nope.py"], "no such Python file; experiments: "),
+        (["--config=README.md"], "no such Python file; experiments: "),
+        ([TIC_TAC_TOE, "--config.agents.all=3"], "--config.agents.all=3: there is no such field, or it has another"),
+        ([TIC_TAC_TOE, "--config.agents.seat_0=3"], "config.agents.seat_0 is 3, but must be the name of a policy"),
+        ([TIC_TAC_TOE, "--config.env.params.x.y=3"], "--config.env.params.x.y=3: there is no such field"),
+        ([TIC_TAC_TOE, "--config.model.shape.n_heads=0"], "config.model.shape: n_heads is 0, but must be "),
+        ([TIC_TAC_TOE, "--config.model.shape.family=foo"], "config.model.shape: family is 'foo', but must be "),
+        ([TIC_TAC_TOE + ":gpt-5"], "variant 'gpt-5' is unknown, but must be one of: tiny, smollm2"),
         ([TIC_TAC_TOE, "--config.optm.lr=1"], "--config.optm.lr is not a field; did you mean optim.lr?"),
-        ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: accepted is a whole number (now "),
-        ([TIC_TAC_TOE, "--config.optim.lr=fast"], "--config.optim.lr=fast: accepted is a number (now "),
-        ([TIC_TAC_TOE, "--config.log.wandb=maybe"], "--config.log.wandb=maybe: accepted is true or false"),
+        ([TIC_TAC_TOE, "--config.steps=many"], "--config.steps=many: the value must be an integer, such as "),
+        ([TIC_TAC_TOE, "--config.optim.lr=fast"], "--config.optim.lr=fast: the value must be a number, such as "),
+        ([TIC_TAC_TOE, "--config.log.wandb=maybe"], "--config.log.wandb=maybe: the value must be true or false"),
         ([TIC_TAC_TOE, "--config.algo=ppo"], "--config.algo is a group of fields: algo."),
-        ([TIC_TAC_TOE, "--mode=trian"], "--mode=trian: accepted are train, "),
-        ([TIC_TAC_TOE, "--wrokdir=x"], "--wrokdir is not a flag; flags are --"),
+        ([TIC_TAC_TOE, "--mode=trian"], "--mode is trian, but must be one of: train, "),
+        ([TIC_TAC_TOE, "--wrokdir=x"], "--wrokdir is not a flag; flags: --"),
         ([TIC_TAC_TOE, "x"], "'x' is not a flag"),
-        (["--config.steps=3"], "--config=experiments/NAME.py is needed"),
-        (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; give --config=experiments/NAME.py"),
+        (["--config.steps=3"], "--config=experiments/NAME.py or the --workdir of an existing run is required"),
+        (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
         ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.opponents has other players than the learner"),
-        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro'; accepted: ppo, grpo, at_grpo, sft"),
-        ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is ''; accepted: one of ppo, grpo, at_grpo, sft"),
+        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro', but must be one of: ppo, grpo"),
+        ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is '', but must be one of: ppo, grpo, at_grpo, sft"),
         ([TIC_TAC_TOE, "--config.algo.group_size=4"], "--config.algo.group_size is not a field of ppo; its fields: "),
         ([TIC_TAC_TOE, "--config.algo.name=grpo", "--config.algo.lam=1"], "--config.algo.lam is not a field of grpo"),
         ([TIC_TAC_TOE, "--config.rollout.games=2"], "--config.rollout.games is now config.rollout.num_envs"),
         ([TIC_TAC_TOE, "--config.algo.critic=role"], "is 'role', which is now algo.baseline 'seat_ema'"),
         ([TIC_TAC_TOE, "--config.plugins=no_such_module"], "config.plugins: plugin 'no_such_module' cannot be"),
-        ([TIC_TAC_TOE, "--mode=sft"], "--mode=sft: accepted are train, eval,"),
+        ([TIC_TAC_TOE, "--mode=sft"], "--mode is sft, but must be one of: train, eval,"),
         ([TIC_TAC_TOE, "--config.env.params.size=4"], "config.env.params: tic_tac_toe: unknown parameter 'size'"),
     ],
 )  # fmt: skip
@@ -119,13 +119,13 @@ def test_refused(capsys, started, arguments, message):
 def test_help_lists_the_modes_and_the_fields(capsys):
     assert launch.main(["launch.py", "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"one of {', '.join(launch.MODES)}" in " ".join(text.split())
-    assert "\n  optim.lr (0.001): learning rate\n" in text
-    own = text[text.index("Fields of the algorithm sft:") :]
-    assert "algo.noise (0.1): share of moves" in own and "algo.clip_low" not in own
+    assert f"One of {', '.join(launch.MODES)}" in " ".join(text.split())
+    assert "\n  optim.lr (0.001): Learning rate\n" in text
+    own = text[text.index("Config fields of the algorithm sft:") :]
+    assert "algo.noise (0.1): Fraction of " in own and "algo.clip_low" not in own
 
 
-def test_an_experiment_with_a_mistake_is_told_with_its_name(capsys, tmp_path):
+def test_an_experiment_with_a_mistake_is_reported_with_its_name(capsys, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def get_config():\n    return {}\n")
     assert "get_config returned dict" in refused(capsys, f"--config={file}")
@@ -146,7 +146,7 @@ def test_a_run_is_found_by_its_folder(started, tmp_path):
 
 @pytest.mark.parametrize("form", ["at_grpo", "grpo", "sft"])
 def test_every_field_can_be_written_on_the_command_line(started, form):
-    """Each with the value it has, so that nothing may change."""
+    """Set each field to the value it has; nothing may change."""
     path = f"{ROOT}/experiments/plan_path.py"
     config = flags.load_experiment(path, form)
     overrides = [f"--config.{name}={value}" for name, value in fields(config) if not isinstance(value, ConfigDict)]
@@ -177,7 +177,7 @@ def test_a_saved_config_without_a_field_is_refused(capsys, started, tmp_path, fi
 def test_the_config_of_something_else_is_refused(capsys, started, tmp_path):
     for text in ('{"model_type": "llama"}', "[1]"):
         (tmp_path / "config.json").write_text(text)
-        assert "config.json is the config of something else" in refused(capsys, f"--workdir={tmp_path}", "--mode=eval")
+        assert "config.json is not the config of a run" in refused(capsys, f"--workdir={tmp_path}", "--mode=eval")
 
 
 def test_a_folder_from_before_is_refused_with_the_new_names(capsys, started, tmp_path):
@@ -233,7 +233,7 @@ def test_a_plugin_adds_an_algorithm_with_its_fields(capsys, started, tmp_path, m
     assert "--config.algo.gamma is not a field of mine; its fields: epochs, minibatches" in refused(
         capsys, *chosen, "--config.algo.gamma=1"
     )
-    assert "config.algo.beta is 2.0; accepted: a number from" in refused(capsys, *chosen, "--config.algo.beta=2")
+    assert "config.algo.beta is 2.0, but must be a number >= 0" in refused(capsys, *chosen, "--config.algo.beta=2")
     assert launch.main(["launch.py", *chosen, "--config.algo.beta=1e-5"]) == 0
     config = started[0][1]["config"]
     # 8 is the experiment's; its entropy_coef is nothing that this algorithm accepts.
@@ -252,7 +252,7 @@ def test_plugins_are_written_as_names_or_as_a_tuple(started, text, found):
 def test_the_best_metric_follows_the_opponents(started, caplog):
     assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=('minimax',)"]) == 0
     assert started[0][1]["config"].checkpoint.best_metric == "minimax/win_rate"
-    assert "checkpoint.best_metric was 'random/win_rate', and eval.opponents has no 'random' any more" in caplog.text
+    assert "checkpoint.best_metric was 'random/win_rate', but eval.opponents no longer has 'random'" in caplog.text
     assert launch.main(["launch.py", TIC_TAC_TOE, "--config.eval.opponents=()"]) == 0
     assert started[1][1]["config"].checkpoint.best_metric == ""
     caplog.clear()
@@ -260,10 +260,12 @@ def test_the_best_metric_follows_the_opponents(started, caplog):
     assert started[2][1]["config"].checkpoint.best_metric == "random/win_rate" and not caplog.text
 
 
-def test_a_best_metric_that_was_asked_for_is_not_replaced(capsys, started):
+def test_an_overridden_best_metric_is_not_replaced(capsys, started):
     overrides = ["--config.eval.opponents=('minimax',)", "--config.checkpoint.best_metric=random/win_rate"]
-    assert "'random' is no opponent" in refused(capsys, TIC_TAC_TOE, *overrides)
-    assert "'randm' is no opponent" in refused(capsys, TIC_TAC_TOE, "--config.checkpoint.best_metric=randm/win_rate")
+    assert "'random/win_rate', but must be OPPONENT/METRIC" in refused(capsys, TIC_TAC_TOE, *overrides)
+    assert "'randm/win_rate', but must be OPPONENT/METRIC" in refused(
+        capsys, TIC_TAC_TOE, "--config.checkpoint.best_metric=randm/win_rate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_experiments_imitate_a_bot(started, experiment, lr):
     assert config.algo.grad_accum_steps == (8 if "smollm2" in experiment or "plan" in experiment else 1)
 
 
-def test_memory_that_does_not_suffice_is_told_with_what_to_lower(monkeypatch, capsys, tmp_path):
+def test_an_out_of_memory_error_says_which_fields_to_lower(monkeypatch, capsys, tmp_path):
     def fail(*_):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nmore")
 
@@ -303,7 +305,7 @@ def test_a_mode_is_given_what_it_asks_for(monkeypatch, tmp_path):
     assert workdir == tmp_path and config.log.profile and config.name == "tic_tac_toe_selfplay"
 
 
-def test_what_a_user_can_mend_has_no_traceback(monkeypatch, capsys, tmp_path):
+def test_an_error_that_a_user_can_fix_has_no_traceback(monkeypatch, capsys, tmp_path):
     def fail(*_):
         raise RunError("the disk is full")
 
@@ -337,8 +339,8 @@ def test_the_cache_of_compiled_programs_is_on_and_can_be_off(started, monkeypatc
     "own, seconds, expected",
     [("", None, "ours 0.05"), ("mine", None, "mine 1.0"), ("", "7", "ours 7.0")],
 )
-def test_the_cache_is_told_to_jax_and_a_users_own_wins(own, seconds, expected):
-    """JAX is imported before the command line is read, so that its environment would be too late."""
+def test_the_cache_is_set_in_jax_unless_the_user_has_set_one(own, seconds, expected):
+    """JAX is imported before flags are parsed, so setting its environment variables would be too late."""
     names = "jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs"
     code = f"import launch, jax\nlaunch.keep_compiled('ours')\nprint({names})"
     least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"

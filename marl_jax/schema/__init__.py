@@ -1,1 +1,1 @@
-"""The config of a run: its fields, what each accepts, and how a command line changes them."""
+"""Config schema: fields, validation and command-line flags."""

@@ -1,7 +1,8 @@
-"""Whether the batches of a run divide: into minibatches, their parts and the parts of a mesh.
+"""Divisibility of batches by minibatches, microbatches and mesh shards.
 
-The learner's unit is a row of `Samples`: an answer with its prompt, all candidates of one prompt, or with `history` the
-conversations of one seat. Rows are never split, and a task makes as many as its episodes need, which are padded.
+The learner divides rows of `Samples`. A row is a completion with its prompt, all candidates for one prompt, or, with
+`env.context` "history", the conversations of one seat. Rows are never split. The number of rows of a task depends on
+its episodes, so task batches are padded instead.
 """
 
 from __future__ import annotations
@@ -16,34 +17,39 @@ from marl_jax.errors import ConfigError, nearest
 
 
 def rows_per_game(config: ConfigDict) -> tuple[str, int]:
-    """How many rows one of the games of a rollout makes: what they are called, and their number."""
+    """Return the kind ("seats" or "turns") and number of rows that one parallel game produces."""
     if config.env.context == "history":
         return "seats", games.make(config.env.name, **config.env.params.to_dict()).n_players
     return "turns", config.rollout.unroll_length
 
 
 def rows(config: ConfigDict) -> int | None:
-    """Rows of one rollout; None for a task."""
+    """Return the number of rows of a rollout, or None for a task."""
     return None if config.task.name else config.rollout.num_envs * rows_per_game(config)[1]
 
 
 def parts(config: ConfigDict) -> int:
-    """In how many parts the rows of a rollout are read, one after the other."""
+    """Return the number of microbatches that the rows of a rollout are divided into."""
     algo = settings_from(config.algo)
     return algo.minibatches * algo.grad_accum_steps
 
 
 def games_step(config: ConfigDict) -> int:
-    """A number of games whose rows split into the parts, and which makes whole groups; so do all multiples of it."""
+    """Return the smallest number of games that fills microbatches and groups evenly."""
     step = parts(config) // math.gcd(parts(config), rows_per_game(config)[1])
     return math.lcm(step, settings_from(config.algo).group_size)
 
 
 def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | None = None) -> None:
-    """Refuses batches that the parts do not divide, with the nearest sizes that do.
+    """Check that batches divide evenly, and suggest the nearest sizes that do.
 
-    num_shards     parts of a batch that is learnt from
-    sampling_shards  parts of a batch of games, where that is another number; the first divides it
+    Args:
+      config: Config of the run.
+      num_shards: Number of shards of a training batch.
+      sampling_shards: Number of shards of a batch of games, a multiple of `num_shards`. Defaults to `num_shards`.
+
+    Raises:
+      ConfigError: If a batch does not divide.
     """
     if config.task.name:
         return
@@ -53,20 +59,22 @@ def check_batches(config: ConfigDict, num_shards: int, sampling_shards: int | No
         near = " or ".join(map(str, nearest(config.rollout.num_envs, play_shards)))
         axes = "mesh.data x mesh.fsdp" if play_shards == num_shards else f"mesh.sampling {config.mesh.sampling!r}"
         problems.append(
-            f"config.rollout.num_envs is {config.rollout.num_envs}, not a multiple of the {play_shards} "
-            "parts of the batch "
-            f"({axes}); nearest: {near}"
+            f"config.rollout.num_envs is {config.rollout.num_envs}, but must be a multiple of the {play_shards} batch "
+            f"shards ({axes}), such as {near}"
         )
     if config.eval.games % play_shards:
         near = " or ".join(map(str, nearest(config.eval.games, play_shards)))
-        problems.append(f"config.eval.games is {config.eval.games}, not a multiple of {play_shards}; nearest: {near}")
+        problems.append(
+            f"config.eval.games is {config.eval.games}, but must be a multiple of the {play_shards} batch shards, such "
+            f"as {near}"
+        )
     total, all_parts = rows(config), parts(config) * num_shards
     if not problems and total % all_parts:
         step = math.lcm(play_shards, all_parts // math.gcd(all_parts, total // config.rollout.num_envs))
         near = " or ".join(map(str, nearest(config.rollout.num_envs, step)))
         problems.append(
-            f"config.rollout.num_envs is {config.rollout.num_envs}: {total} rows do not split into algo.minibatches x "
-            f"algo.grad_accum_steps = {parts(config)} x {num_shards} parts of the mesh; nearest: {near}"
+            f"config.rollout.num_envs is {config.rollout.num_envs}, but its {total} rows do not divide into "
+            f"algo.minibatches x algo.grad_accum_steps = {parts(config)} microbatches x {num_shards} shards; try {near}"
         )
     if problems:
         raise ConfigError(problems)

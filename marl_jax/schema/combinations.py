@@ -1,6 +1,7 @@
-"""Conditions between the fields of any run; those of an algorithm stand beside it (`marl_jax/algorithms/checks.py`).
+"""Checks of field combinations that apply to every run.
 
-Called once every field by itself is right and every name is known.
+They run after every field and name has been checked on its own. Checks of an algorithm are in
+`marl_jax/algorithms/*_config.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ def _batch(c: ConfigDict) -> Iterator[str]:
         kind, each = batches.rows_per_game(c)
         near = " or ".join(map(str, nearest(c.rollout.num_envs, batches.games_step(c))))
         yield (
-            f"config.rollout.num_envs is {c.rollout.num_envs}: x {each} {kind} they make {rows} rows, not a "
-            "multiple of "
-            f"algo.minibatches x algo.grad_accum_steps = {parts}; nearest rollout.num_envs: {near}"
+            f"config.rollout.num_envs is {c.rollout.num_envs}, which with {each} {kind} each gives {rows} rows, but "
+            f"rows must be a multiple of algo.minibatches x algo.grad_accum_steps = {parts}; try {near}"
         )
     if c.optim.warmup >= c.steps:
-        yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}; accepted: less than the steps"
+        yield f"config.optim.warmup is {c.optim.warmup} with steps {c.steps}, but must be less than steps"
 
 
 def _roles(c: ConfigDict) -> Iterator[str]:
@@ -41,15 +41,15 @@ def _roles(c: ConfigDict) -> Iterator[str]:
         if not player.startswith(BOT) and player not in c.policies:
             known = ", ".join(c.policies) or "none"
             yield (
-                f"config.agents.{agent} is {player!r}, a policy that is not in config.policies ({known}); accepted: "
-                "one of them, or bot:NAME"
+                f"config.agents.{agent} is {player!r}, but must be bot:NAME or one of the policies in config.policies: "
+                f"{known}"
             )
     used = set(c.agents.values())
     for name in c.policies:
         if name not in used:
-            yield f"config.policies.{name} is used by no agent; give it a seat in config.agents or leave it out"
+            yield f"config.policies.{name} is not used by any agent; assign it a seat in config.agents or remove it"
     if c.policies and all(policy.frozen for policy in c.policies.values()):
-        yield "config.policies: all are frozen, so nothing would learn; accepted: at least one with frozen False"
+        yield "config.policies are all frozen, but at least one must have frozen False"
 
 
 def _models(c: ConfigDict) -> dict[str, ConfigDict]:
@@ -66,20 +66,23 @@ def _warm_start(c: ConfigDict) -> Iterator[str]:
     for field, model in _models(c).items():
         if model.init_from and not exists(model.init_from.partition("@")[0], "config.json"):
             yield (
-                f"config.{field}.init_from is {model.init_from!r}, where no run is, or none any more; accepted: '', or "
-                "the folder of a run, with @STEP or not"
+                f"config.{field}.init_from is {model.init_from!r}, but must be '' or the folder of an existing run, "
+                "optionally with @STEP"
             )
 
 
 def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
     lora = model.lora
     if lora.rank and not lora.targets:
-        yield f"config.{field}.lora.targets is empty with rank {lora.rank}; accepted: some of {LORA_TARGETS}"
+        yield (
+            f"config.{field}.lora.targets is empty with rank {lora.rank}, but must have at least one of: "
+            f"{', '.join(LORA_TARGETS)}"
+        )
     family = model.shape.get("family", models.get(model.name).config.family)
-    projections = FAMILIES.get(family).lora_targets if family in FAMILIES else lora.targets  # its name comes below
+    # An unknown family is reported below.
+    projections = FAMILIES.get(family).lora_targets if family in FAMILIES else lora.targets
     for target in (target for target in lora.targets if lora.rank and target not in projections):
-        whose = f"{model.name} of the family {family}"
-        yield f"config.{field}.lora.targets has {target!r}, which {whose} does not have; leave it out"
+        yield f"config.{field}.lora.targets has {target!r}, but {model.name} (family {family}) has none; remove it"
     known = [part.name for part in dataclasses.fields(ModelConfig)]
     for part in model.shape:
         if part not in known:
@@ -91,75 +94,74 @@ def _one_model(field: str, model: ConfigDict) -> Iterator[str]:
             yield f"config.{field}.shape: {error}"
     step = model.init_from.partition("@")[2]
     if "@" in model.init_from and not STEP.holds(step):
-        yield f"config.{field}.init_from is {model.init_from!r} with the step {step!r}; accepted: {STEP.accepted}"
+        yield f"config.{field}.init_from is {model.init_from!r}, but its step must be {STEP.accepted}"
     place = model.weights
     if place not in ("", "random") and not exists(place):
-        accepted = "'', 'random', a folder, a GGUF file"
-        yield f"config.{field}.weights is {place!r}, which does not exist; accepted: {accepted}"
+        yield f"config.{field}.weights is {place!r}, but must be '', 'random', or an existing folder or GGUF file"
 
 
 def exists(*parts: str) -> bool:
-    """Whether there is such a path; a text that can be no path names nothing."""
+    """Return whether a path exists; invalid paths do not."""
     try:
         return Path(*parts).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, with a null byte, or of an unknown user
+    except (OSError, ValueError, RuntimeError):  # too long, null byte, or unknown user
         return False
 
 
 def _machines(c: ConfigDict) -> Iterator[str]:
     if sum(num_shards == -1 for num_shards in c.mesh.values()) > 1:
-        yield f"config.mesh has more than one -1 ({dict(c.mesh)}); accepted: one axis that takes the devices left"
+        yield f"config.mesh is {dict(c.mesh)}, but must have at most one -1, the axis that uses the remaining devices"
     if c.mesh.sampling == "tensor" and c.mesh.tensor == 1:
-        yield "config.mesh.sampling is 'tensor' with mesh.tensor 1, which splits nothing; accepted: same, replicated"
+        yield "config.mesh.sampling is 'tensor' with mesh.tensor 1, but must be one of: same, replicated"
     d = c.distributed
     if not d.enabled and (d.coordinator or d.processes or d.index >= 0):
-        yield "config.distributed has an address or a number, and enabled is False; accepted: enabled True"
+        yield "config.distributed.enabled is False, but must be True if coordinator, processes or index is set"
     if d.coordinator and not 0 <= d.index < d.processes:
-        yield f"config.distributed.index is {d.index}; accepted: from 0 to processes - 1, {d.processes - 1}"
+        yield f"config.distributed.index is {d.index}, but must be from 0 to processes - 1 = {d.processes - 1}"
 
 
 def _packages(c: ConfigDict) -> Iterator[str]:
     if c.log.wandb and importlib.util.find_spec("wandb") is None:
-        yield "config.log.wandb is True, but the package wandb is not installed; accepted: False, or pip install wandb"
+        yield "config.log.wandb is True, but wandb is not installed; run pip install wandb or set it to False"
 
 
 def _weights(c: ConfigDict) -> Iterator[str]:
     if c.reward.team == c.reward.agent == c.reward.process == 0:
-        yield "config.reward: all three weights are 0, so nothing would be learnt; accepted: at least one other than 0"
+        yield "config.reward has weight 0 for team, agent and process, but at least one must be nonzero"
 
 
 def _ports(c: ConfigDict) -> Iterator[str]:
     port, workers = c.serve.port, c.serve.workers
     if port and port + workers > 65535:
         yield (
-            f"config.serve.port is {port} with serve.workers {workers}, whose own ports follow it; accepted: at most "
-            f"{65535 - workers}, or 0"
+            f"config.serve.port is {port} with serve.workers {workers}, which use the ports after it, but must be 0 or "
+            f"at most {65535 - workers}"
         )
 
 
 def seats(c: ConfigDict, named: Sequence[str], environment: str) -> Iterator[str]:
-    """Problems of `config.agents` in a environment whose seats have these names, in order."""
+    """Yield the problems of `config.agents` in an environment with the given seat names, in order."""
     known = {f"seat_{i}" for i in range(len(named))} | set(named)
     for agent in c.agents:
         who, at, turn = agent.partition("@")
         if who != "all" and who not in known:
-            yield f"config.agents.{agent} is no seat of {environment}; accepted: all, {', '.join(sorted(known))}"
+            yield f"config.agents.{agent} is not a seat of {environment}; choose from: all, {', '.join(sorted(known))}"
         if at and not (turn.isascii() and turn.isdecimal()):
-            yield f"config.agents.{agent} has the turn {turn!r}; accepted: a whole number from 0 up, e.g. {who}@1"
+            yield f"config.agents.{agent} has turn {turn!r}, but must have an integer >= 0, e.g. {who}@1"
             return
     rows = seat_names(c.agents, named)
     free = [role for role, names in zip(named, rows, strict=True) if not names[0]]
     if free:
-        yield f"config.agents has no policy for {', '.join(free)}; accepted: every seat, or 'all'"
+        yield f"config.agents has no policy for {', '.join(free)}, but must name every seat or 'all'"
     used = {agent.partition("@")[0] for agent in c.agents}
     for i, (role, names) in enumerate(zip(named, rows, strict=True)):
         if role != f"seat_{i}" and {role, f"seat_{i}"} <= used:
-            yield f"config.agents has {role} and seat_{i}, which are the same seat; accepted: one of them"
+            yield f"config.agents has {role} and seat_{i}, which are the same seat; remove one of them"
         if len(set(names)) > 1 and any(name.startswith(BOT) for name in names):
-            yield f"config.agents has {', '.join(names)} for {role}, turn by turn; accepted: policies, or one bot"
+            yield f"config.agents has {', '.join(names)} as turns of {role}, but must have policies only or one bot"
 
 
 COMBINATIONS = (_batch, _roles, _model, _warm_start, _machines, _packages, _weights, _ports)
 
 ONLY_AT_START = (_warm_start,)
-"""Conditions of runs that begin to learn: later all that is needed may be in a checkpoint of the run itself."""
+"""Checks that apply only before a run starts; afterwards its own checkpoints have everything it needs."""

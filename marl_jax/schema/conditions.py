@@ -1,4 +1,4 @@
-"""Conditions on metrics, as `stop_when` states them."""
+"""Conditions on metrics for `stop_when`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le}
 
 @dataclasses.dataclass(frozen=True)
 class StopCondition:
-    """One comparison of a metric with a number."""
+    """A comparison of a metric with a number."""
 
     metric: str
     sign: str
@@ -27,18 +27,21 @@ class StopCondition:
 
 
 def parse(text: str) -> tuple[StopCondition, ...]:
-    """Parse conditions joined by "and", such as "success>=0.99 and zero_std_groups>=0.95"; "" gives none.
+    """Parse conditions joined by "and".
+
+    Args:
+      text: Conditions such as "success>=0.99 and zero_std_groups>=0.95", or "" for none.
 
     Raises:
-      ValueError: if a part is not a comparison.
+      ValueError: If a part is not a comparison.
     """
-    found = []
+    conditions = []
     for part in re.split(r"\band\b", text) if text.strip() else ():
         match = _TERM.fullmatch(part)
         if match is None:
             raise ValueError(f"{part.strip()!r} is not a condition such as success>=0.99")
-        found.append(StopCondition(match[1], match[2], float(match[3])))
-    return tuple(found)
+        conditions.append(StopCondition(match[1], match[2], float(match[3])))
+    return tuple(conditions)
 
 
 def _holds(value: object) -> bool:

@@ -1,11 +1,11 @@
-"""The command line: where the config comes from, and what changes it.
+"""Command-line flags: config files and overrides.
 
-    --config=experiments/NAME.py[:VARIANT]   an experiment; without it, the config in the folder of --workdir
-    --config.FIELD=VALUE                     one field of it
-    --config.plugins=MODULE[,MODULE]         modules imported before anything else is looked up
-    --config.algo.name=NAME                  another algorithm, whose defaults are filled in before other fields
+    --config=experiments/NAME.py[:VARIANT]   experiment; defaults to the config in --workdir
+    --config.FIELD=VALUE                     override of one field
+    --config.plugins=MODULE[,MODULE]         modules to import before names are looked up
+    --config.algo.name=NAME                  another algorithm; its defaults apply before other overrides
 
-Names of fields are checked before ml_collections parses the values, because its own errors come as tracebacks.
+Field names are checked before ml_collections parses the values, because its errors are tracebacks.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from registries import load_plugins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALONE = ("serve",)
-"""Modes that need neither an experiment nor a run."""
+"""Modes that need neither --config nor --workdir."""
 OVERRIDE = re.compile(r"--?(no)?config\.([^=]*)(?:=(.*))?$", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line that was read.
+    """A parsed command line.
 
-    values    the flags
-    config    of the run, with all overrides
-    name      of the experiment, "" for a run found by its folder
-    warnings  what was changed besides, to be logged
+    Attributes:
+      values: Parsed flags.
+      config: Config of the run with all overrides.
+      name: Name of the experiment, or "" if the config comes from --workdir.
+      warnings: Warnings to log about fields that were changed automatically.
     """
 
     values: flags.FlagValues
@@ -51,26 +52,26 @@ class Command:
 
 
 def define(config: ConfigDict, argv: list[str], modes: Sequence[str]) -> flags.FlagValues:
-    """The flags, not yet parsed; every field of the config is one."""
+    """Define the flags, including one for every config field, without parsing them."""
     v = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=v, sys_argv=argv)
-    flags.DEFINE_string("workdir", None, "folder of the run (default: runs/NAME[-VARIANT])", flag_values=v)
-    flags.DEFINE_string("mode", "train", f"one of {', '.join(modes)}", flag_values=v)
-    flags.DEFINE_string("topology", "", "hardware to compile for, by --mode=compile: v5e:4x4, h100:8 …", flag_values=v)
-    flags.DEFINE_bool("profile", False, "write a trace of a few steps into the run's folder", flag_values=v)
+    flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/NAME[-VARIANT])", flag_values=v)
+    flags.DEFINE_string("mode", "train", f"One of {', '.join(modes)}", flag_values=v)
+    flags.DEFINE_string("topology", "", "Target hardware of --mode=compile, such as v5e:4x4 or h100:8", flag_values=v)
+    flags.DEFINE_bool("profile", False, "Write a profiler trace of a few steps to the run folder", flag_values=v)
     cache = str(REPOSITORY / ".cache" / "jax")
-    flags.DEFINE_string("compilation_cache", cache, "folder for compiled programs, or off", flag_values=v)
-    flags.DEFINE_bool("verbose", False, "log more", short_name="v", flag_values=v)
-    flags.DEFINE_bool("help", False, "show this text", short_name="h", flag_values=v)
+    flags.DEFINE_string("compilation_cache", cache, "Folder of the compilation cache, or off", flag_values=v)
+    flags.DEFINE_bool("verbose", False, "Verbose logging", short_name="v", flag_values=v)
+    flags.DEFINE_bool("help", False, "Show this help", short_name="h", flag_values=v)
     return v
 
 
 def help_text(modes: Sequence[str]) -> str:
-    """The flags, every field of a run and the fields of every algorithm, each with its default."""
-    groups = {"Fields of a run, --config.FIELD=VALUE": run_fields.FIELDS}
+    """Return the help text: flags, config fields and algorithm fields with their defaults."""
+    groups = {"Config fields, --config.FIELD=VALUE": run_fields.FIELDS}
     for name in ALGORITHMS:
         own = ALGORITHMS.get(name).fields
-        groups[f"Fields of the algorithm {name}"] = {f"algo.{key}": field for key, field in own.items()}
+        groups[f"Config fields of the algorithm {name}"] = {f"algo.{key}": field for key, field in own.items()}
     lines = [define(ConfigDict(), ["launch.py"], modes).get_help()]
     for title, members in groups.items():
         lines += ["", f"{title}:"]
@@ -79,16 +80,20 @@ def help_text(modes: Sequence[str]) -> str:
 
 
 def parse(argv: list[str], modes: Sequence[str]) -> Command:
-    """Reads a command line; a `ConfigError` has what is wrong with it."""
+    """Parse a command line.
+
+    Raises:
+      ConfigError: If a flag, field or value is invalid.
+    """
     place, argv = take(argv, "config")
     workdir, _ = take(argv, "workdir")
     mode, _ = take(argv, "mode")
     alone = mode in ALONE and place is None and not (workdir and Path(workdir, "config.json").expanduser().exists())
     if place is None and workdir is None and not alone:
-        raise ConfigError(["--config=experiments/NAME.py is needed, or the --workdir of a run"])
+        raise ConfigError(["--config=experiments/NAME.py or the --workdir of an existing run is required"])
     path, _, variant = (place or "").partition(":")
-    # A report is of a run that was; the other modes can begin with a config.
-    hint = "" if mode == "report" else "; give --config=experiments/NAME.py"
+    # A report needs an existing run; the other modes can start from a config.
+    hint = "" if mode == "report" else "; pass --config=experiments/NAME.py"
     if alone:
         base = default_config()
     elif place is None:
@@ -97,14 +102,14 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         base = load_experiment(path, variant or None)
 
     argv = import_plugins(base, argv)
-    if place is None and mode != "report":  # a file that was edited or damaged; an experiment is checked with the rest
-        from marl_jax.schema import validate  # late: it needs the registries, and these need JAX
+    if place is None and mode != "report":  # the file may have been edited; an experiment is checked later
+        from marl_jax.schema import validate  # imported here because the registries import JAX
 
         validate.check_fields(base)
     overrides = {match[2]: match[3] for match in map(OVERRIDE.match, argv) if match}
     if alone and not {"serve.models", "serve.runs"} & overrides.keys():
-        needed = "--config.serve.models or --config.serve.runs is needed"
-        raise ConfigError([f"{needed}, or the --workdir of a run, or --config=experiments/NAME.py"])
+        sources = "--config.serve.models, --config.serve.runs, --config=experiments/NAME.py"
+        raise ConfigError([f"{sources} or the --workdir of an existing run is required"])
     if overrides.get("algo.name"):
         with base.unlocked():
             base.algo = switch_algorithm(base.algo, overrides["algo.name"])
@@ -120,11 +125,11 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
         known = [flag for flag in values if len(flag) > 1]
-        raise ConfigError([f"--{error.flagname} is not a flag; flags are --{', --'.join(known)}"]) from error
+        raise ConfigError([f"--{error.flagname} is not a flag; flags: --{', --'.join(known)}"]) from error
     except (flags.Error, ValueError, TypeError) as error:
         raise ConfigError([wrong_value(base, overrides, error)]) from error
     if len(rest) > 1:
-        raise ConfigError([f"{rest[1]!r} is not a flag; flags begin with --"])
+        raise ConfigError([f"{rest[1]!r} is not a flag; flags start with --"])
     set_open_fields(values.config, opened)
     follows = opponents is not None and "checkpoint.best_metric" not in overrides
     warnings = follow_opponents(values.config, opponents) if follows else ()
@@ -133,14 +138,14 @@ def parse(argv: list[str], modes: Sequence[str]) -> Command:
 
 
 def default_config() -> ConfigDict:
-    """A run with every default, for modes that are not about one."""
+    """Return a config with every default, for modes that need no run."""
     config = run_fields.defaults()
     config.algo = ConfigDict({"name": config.algo.name, **fields.defaults(ALGORITHMS.get(config.algo.name).fields)})
     return config
 
 
 def take(argv: list[str], flag: str) -> tuple[str | None, list[str]]:
-    """The value of `--flag=value`, also written as two words, and the arguments without it."""
+    """Return the value of `--flag=value` or `--flag value`, and the remaining arguments."""
     for i, arg in enumerate(argv):
         if match := re.match(rf"--?{re.escape(flag)}(?:=(.*))?$", arg):
             words = 1 if match[1] is not None else 2
@@ -149,10 +154,14 @@ def take(argv: list[str], flag: str) -> tuple[str | None, list[str]]:
 
 
 def load_experiment(path: str, variant: str | None) -> ConfigDict:
-    """The config of an experiment file; what goes wrong in the file is reported with its name."""
+    """Load the config of an experiment file.
+
+    Raises:
+      ConfigError: If there is no such file, or its `get_config` fails.
+    """
     if not Path(path).is_file() or Path(path).suffix != ".py":
         known = sorted(file.name for file in (REPOSITORY / "experiments").glob("[!_]*.py"))
-        raise ConfigError([f"--config={path}: no such file of Python; experiments here: {', '.join(known)}"])
+        raise ConfigError([f"--config={path}: no such Python file; experiments: {', '.join(known)}"])
     spec = importlib.util.spec_from_file_location("experiment", path)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -162,7 +171,7 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
         raise ConfigError([f"--config={path}{f':{variant}' if variant else ''}: {error}"]) from error
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
-        raise ConfigError([f"--config={path}: get_config returned {kind}; expected ml_collections.ConfigDict"])
+        raise ConfigError([f"--config={path}: get_config returned {kind}, but must return ml_collections.ConfigDict"])
     return config
 
 
@@ -170,14 +179,14 @@ def load_experiment(path: str, variant: str | None) -> ConfigDict:
 
 
 def import_plugins(config: ConfigDict, argv: list[str]) -> list[str]:
-    """Imports the plugins of the config or of `--config.plugins`, which is left out of the arguments returned."""
+    """Import the plugins of the config or `--config.plugins`, and return the other arguments."""
     text, argv = take(argv, "config.plugins")
     if text is not None:
-        found = literal(text)
-        found = found.split(",") if isinstance(found, str) else found
-        if not isinstance(found, tuple | list):
-            raise ConfigError([f"config.plugins is {found!r}; accepted: names of modules, with commas between"])
-        config.plugins = tuple(str(name).strip() for name in found if str(name).strip())
+        names = literal(text)
+        names = names.split(",") if isinstance(names, str) else names
+        if not isinstance(names, tuple | list):
+            raise ConfigError([f"config.plugins is {names!r}, but must be module names separated by commas"])
+        config.plugins = tuple(str(name).strip() for name in names if str(name).strip())
     try:
         load_plugins(config.get("plugins", ()))
     except ValueError as error:
@@ -186,7 +195,7 @@ def import_plugins(config: ConfigDict, argv: list[str]) -> list[str]:
 
 
 def switch_algorithm(algo: ConfigDict, name: str) -> ConfigDict:
-    """The fields of another algorithm with their defaults; what was changed here stays where both have the field."""
+    """Return the fields of another algorithm, keeping changed values of fields that both have."""
     try:
         new = ALGORITHMS.get(name).fields
     except ValueError as error:
@@ -198,31 +207,38 @@ def switch_algorithm(algo: ConfigDict, name: str) -> ConfigDict:
 
 
 def follow_opponents(config: ConfigDict, before: Sequence[str]) -> tuple[str, ...]:
-    """Lets `checkpoint.best_metric` follow when an override of `eval.opponents` leaves out the opponent it names.
+    """Update `checkpoint.best_metric` if an override of `eval.opponents` removed its opponent.
 
-    The same metric of the first opponent takes its place, or none where there is no opponent. Says so in a warning.
+    The first opponent replaces the removed one. Without opponents, no metric selects the best checkpoint.
+
+    Args:
+      config: Config of the run, updated in place.
+      before: Value of `eval.opponents` before the override.
+
+    Returns:
+      Warnings to log.
     """
     metric = config.checkpoint.best_metric
     if not fields.TEXTS.holds(config.eval.opponents):
-        return ()  # refused with the other fields
+        return ()  # reported with the other fields
     opponent, _, figure = metric.partition("/")
     names = [Path(name).name for name in config.eval.opponents]
     if opponent in names or opponent not in [Path(name).name for name in before]:
         return ()
     config.checkpoint.best_metric = f"{names[0]}/{figure}" if names else ""
-    chosen = f"now {config.checkpoint.best_metric!r}" if names else "now '', which keeps the newest checkpoints only"
-    return (f"checkpoint.best_metric was {metric!r}, and eval.opponents has no {opponent!r} any more: it is {chosen}",)
+    change = f"it is now {config.checkpoint.best_metric!r}" if names else "only the newest checkpoints are kept"
+    return (f"checkpoint.best_metric was {metric!r}, but eval.opponents no longer has {opponent!r}; {change}",)
 
 
 # --------------------------------------------------------------------------------------------- fields and values
 
 
 def wrong_field(config: ConfigDict, field: str) -> list[str]:
-    """The problem with an override whose field the config does not have, if so."""
+    """Return the problem with the field name of an override, if any."""
     here = config
     for key in field.split("."):
         if not isinstance(here, ConfigDict) or key not in here:
-            from marl_jax.schema import validate  # late, as above
+            from marl_jax.schema import validate  # imported here because the registries import JAX
 
             return [f"--{validate.unknown_field(field, config.algo.name, dict(validate.fields(config)))}"]
         here = here[key]
@@ -232,34 +248,36 @@ def wrong_field(config: ConfigDict, field: str) -> list[str]:
 
 
 def wrong_value(config: ConfigDict, overrides: dict, error: Exception) -> str:
-    """One line about a value that could not be parsed: the field, the value, the type that is accepted."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple, e.g. ('a','b')"}
+    """Return the message for a value that could not be parsed."""
+    types = {int: "an integer", float: "a number", bool: "true or false", tuple: "a tuple, e.g. ('a','b')"}
     match = re.match(r"flag --config\.([^=]+)=", str(error))
     if match is None or match[1] not in overrides:
         return " ".join(str(error).split())
     now = functools.reduce(getattr, match[1].split("."), config)
-    accepted = words.get(type(now), type(now).__name__)
-    return f"--config.{match[1]}={overrides[match[1]]}: accepted is {accepted} (now {now!r})"
+    accepted = types.get(type(now), type(now).__name__)
+    return f"--config.{match[1]}={overrides[match[1]]}: the value must be {accepted}, such as {now!r}"
 
 
 def set_open_fields(config: ConfigDict, texts: dict[str, str | None]) -> None:
-    """Sets fields of open groups, which the config need not list."""
+    """Set fields of open groups, which may be new."""
     with config.unlocked():
         for field, text in texts.items():
             *groups, key = field.split(".")
             try:
                 here = config
                 for name in groups:
-                    if name not in here and groups[0] == "first_stage":  # which has the groups that it changes
+                    if name not in here and groups[0] == "first_stage":  # it has only the groups that it changes
                         here[name] = ConfigDict()
                     here = here[name]
                 here[key] = literal(text)
             except (AttributeError, KeyError, OverflowError, TypeError) as error:
-                raise ConfigError([f"--config.{field}={text}: no such field, or another type than now"]) from error
+                raise ConfigError(
+                    [f"--config.{field}={text}: there is no such field, or it has another type"]
+                ) from error
 
 
 def literal(text: str | None) -> Any:
-    """A number, a switch or a tuple as written in Python; anything else is a text."""
+    """Parse a Python literal or boolean; return anything else as a string."""
     if (text or "").lower() in ("true", "false"):
         return text.lower() == "true"
     try:

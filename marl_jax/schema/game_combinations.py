@@ -1,6 +1,6 @@
-"""Conditions between the fields of a run whose environment is a game.
+"""Checks of field combinations for runs with a game.
 
-Called once every field by itself is right, every name is known and the game accepts its parameters.
+They run after every field and name has been checked on its own and the game has accepted its parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marl_jax.schema import combinations
 from marl_jax.serving.remote import is_remote
 
 LEAST_REASONING = 16
-"""Tokens of an answer below which there is no room for reasoning."""
+"""Minimum value of `max_new_tokens` that leaves room for reasoning."""
 
 
 def _made(c: ConfigDict) -> Game:
@@ -33,14 +33,14 @@ def _seats(c: ConfigDict) -> Iterator[str]:
     problems = [*combinations.seats(c, named, c.env.name)]
     yield from problems
     if c.env.symmetry and games.symmetry(game) is None:
-        yield f"config.env.symmetry is True, and {c.env.name} declares no symmetries; accepted: False"
+        yield f"config.env.symmetry is True, but must be False: {c.env.name} has no symmetries"
     if problems:
         return
     bots = sum(names[0].startswith(BOT) for names in seat_names(c.agents, named))
     if c.opponents.self_play_frac < 1 and len(named) - bots < 2:
         yield (
-            f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, and policies have one seat only, "
-            "the learner's; accepted: 1"
+            f"config.opponents.self_play_frac is {c.opponents.self_play_frac}, but must be 1 because only one seat "
+            "has a policy"
         )
 
 
@@ -50,27 +50,27 @@ def _history(c: ConfigDict) -> Iterator[str]:
     changing = [agent for agent in c.agents if "@" in agent]
     if changing:
         yield (
-            f"config.agents.{changing[0]} changes the policy of a seat inside its conversation, with env.context "
-            "'history'; accepted: one policy for a seat, or env.context 'turn'"
+            f"config.agents.{changing[0]} changes the policy of a seat during its conversation with env.context "
+            "'history'. Use one policy per seat, or set env.context to 'turn'."
         )
 
 
 def _reasoning(c: ConfigDict) -> Iterator[str]:
     if not c.env.reasoning:
         return
-    for field, found, accepted in (
+    for field, value, accepted in (
         ("rollout.completion", c.rollout.completion, "free"),
         ("env.text", c.env.text, "full"),
     ):
-        if found != accepted:
-            yield f"config.env.reasoning is True with {field} {found!r}; accepted: {accepted!r}, or no reasoning"
+        if value != accepted:
+            yield f"config.env.reasoning is True with {field} {value!r}, but {field} must be {accepted!r}"
     if c.rollout.completion == "free" and c.rollout.max_new_tokens < LEAST_REASONING:
         yield (
-            f"config.rollout.max_new_tokens is {c.rollout.max_new_tokens} with env.reasoning True; accepted: "
-            f"{LEAST_REASONING} and more"
+            f"config.rollout.max_new_tokens is {c.rollout.max_new_tokens} with env.reasoning True, but must be >= "
+            f"{LEAST_REASONING}"
         )
     if c.algo.name == "sft":
-        yield "config.env.reasoning is True, and the demonstrations of algo 'sft' have no reasons; accepted: False"
+        yield "config.env.reasoning is True, but must be False: the demonstrations of algo 'sft' have no reasoning"
 
 
 def _seat_bots(c: ConfigDict) -> Iterator[str]:
@@ -82,24 +82,25 @@ def _seat_bots(c: ConfigDict) -> Iterator[str]:
 def _opponents(c: ConfigDict) -> Iterator[str]:
     o = c.opponents
     if o.self_play_frac + o.bot_frac > 1 + 1e-9:
-        yield f"config.opponents: self_play_frac {o.self_play_frac} + bot_frac {o.bot_frac} is above 1"
+        total = f"{o.self_play_frac} + {o.bot_frac}"
+        yield f"config.opponents.self_play_frac + bot_frac is {total}, but must be at most 1"
     if o.bot_frac > 0 and not o.bots:
-        yield f"config.opponents.bot_frac is {o.bot_frac} and opponents.bots is empty; accepted: names, e.g. random"
+        yield f"config.opponents.bot_frac is {o.bot_frac}, but opponents.bots is empty; add bots, e.g. random"
     yield from _bots("opponents.bots", o.bots, c.env.name)
     if o.bots and not round(c.rollout.num_envs * o.bot_frac / len(o.bots)):
         yield (
-            f"config.opponents.bot_frac is {o.bot_frac}, which leaves the bots no game of {c.rollout.num_envs}; "
-            "accepted: more, or opponents.bots empty"
+            f"config.opponents.bot_frac is {o.bot_frac}, which gives the bots none of the {c.rollout.num_envs} games. "
+            "Raise it, or remove opponents.bots."
         )
     if o.self_play_frac + o.bot_frac < 1 - 1e-9 and not o.pool_size:
         yield (
-            f"config.opponents.pool_size is 0 and leaves {1 - o.self_play_frac - o.bot_frac:.2f} of the games without "
-            "an opponent; accepted: 1 and more, or shares that add up to 1"
+            f"config.opponents.pool_size is 0, but {1 - o.self_play_frac - o.bot_frac:.2f} of the games need past "
+            "policies as opponents. Set pool_size >= 1, or self_play_frac and bot_frac that add up to 1."
         )
     if o.pool_size and o.self_play_frac + o.bot_frac > 1 - 1e-9:
         yield (
             f"config.opponents.pool_size is {o.pool_size}, but self_play_frac {o.self_play_frac} and bot_frac "
-            f"{o.bot_frac} leave no games for historical opponents; accepted: 0, or shares that add up to less than 1"
+            f"{o.bot_frac} leave no games for past policies. Set pool_size to 0, or lower the fractions."
         )
 
 
@@ -107,7 +108,7 @@ def _bots(field: str, names: Sequence[str], game: str) -> Iterator[str]:
     known = bot_names(game)
     for name in names:
         if name not in known:
-            yield f"config.{field} has {name!r}, which is no bot of {game}; accepted: {', '.join(known)}"
+            yield f"config.{field} has {name!r}, but the bots of {game} are: {', '.join(known)}"
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:
@@ -115,21 +116,21 @@ def _evaluation(c: ConfigDict) -> Iterator[str]:
     for name in local:
         step = name.partition("@")[2]
         if "@" in name and not STEP.holds(step):
-            yield f"config.eval.opponents has {name!r} with the step {step!r}; accepted: {STEP.accepted}"
+            yield f"config.eval.opponents has {name!r}, but its step must be {STEP.accepted}"
     runs = [name for name in local if combinations.exists(name.partition("@")[0], "config.json")]
     for problem in _bots("eval.opponents", [name for name in local if name not in runs], c.env.name):
-        yield f"{problem}, or the folder of a run, with @STEP or not"
+        yield f"{problem}; an opponent may also be the folder of a run, optionally with @STEP"
     if c.eval.swap_roles and (len(set(c.agents.values())) == 1 or games.game_class(c.env.name).competitive):
         yield (
-            f"config.eval.swap_roles is True, and {c.env.name} is played against each other or all its roles have one "
-            "policy; accepted: False, or a cooperative game with a policy for each role"
+            "config.eval.swap_roles is True, but must be False unless the game is cooperative and its roles have "
+            "different policies"
         )
 
 
 def _best_of(c: ConfigDict) -> Iterator[str]:
     if c.eval.best_of == 1:
         return
-    found = f"config.eval.best_of is {c.eval.best_of}"
+    field = f"config.eval.best_of is {c.eval.best_of}"
 
     def suits(name: str) -> bool:
         game = games.game_class(name)
@@ -137,19 +138,19 @@ def _best_of(c: ConfigDict) -> Iterator[str]:
 
     if not suits(c.env.name):
         known = ", ".join(filter(suits, games.GAMES))
-        yield f"{found} with env.name {c.env.name!r}, where no move can be tried; accepted: 1, or {known}"
+        yield f"{field} with env.name {c.env.name!r}, but must be 1 for games other than: {known}"
     if (critic := settings_from(c.algo).critic) != "head":
-        yield f"{found}, and the critic of {c.algo.name} is {critic!r}; accepted: 1, or algo.critic 'head'"
+        yield f"{field} with critic {critic!r}, but the critic must be 'head' to score moves"
     if c.env.context != "turn" or c.rollout.completion != "constrained":
         yield (
-            f"{found} with env.context {c.env.context!r} and rollout.completion {c.rollout.completion!r}; "
-            "accepted: 1, or 'turn' and 'constrained'"
+            f"{field} with env.context {c.env.context!r} and rollout.completion {c.rollout.completion!r}, but they "
+            "must be 'turn' and 'constrained'"
         )
 
 
 def _best(c: ConfigDict) -> Iterator[str]:
-    found = c.checkpoint.best_metric
-    if not found:
+    best_metric = c.checkpoint.best_metric
+    if not best_metric:
         return
     game = _made(c)
     known = set() if game.competitive else {"self", *(["swapped"] if c.eval.swap_roles else [])}
@@ -157,12 +158,12 @@ def _best(c: ConfigDict) -> Iterator[str]:
         known |= {Path(name).name for name in c.eval.opponents}
     if game.n_deals:
         known.add("best_response")
-    opponent, _, metric = found.partition("/")
+    opponent, _, metric = best_metric.partition("/")
     if opponent not in known:
-        which = f"an opponent of {', '.join(sorted(known))}" if known else "an opponent, and eval.opponents is empty"
+        opponents = f"one of: {', '.join(sorted(known))}" if known else "in eval.opponents, which is empty"
         yield (
-            f"config.checkpoint.best_metric is {found!r}, and {opponent!r} is no opponent; "
-            f"accepted: <opponent>/<metric> with {which}"
+            f"config.checkpoint.best_metric is {best_metric!r}, but must be OPPONENT/METRIC, where OPPONENT is "
+            f"{opponents}"
         )
     if opponent == "best_response":
         metrics = ["exploitability", "nash_conv"]
@@ -173,27 +174,27 @@ def _best(c: ConfigDict) -> Iterator[str]:
         metrics = ["score", *(["success"] if game.solvable else [])]
     if metric != "game_length" and metric.removesuffix("_low").removesuffix("_high") not in metrics:
         yield (
-            f"config.checkpoint.best_metric is {found!r}, and an evaluation of {c.env.name} has no metric {metric!r}; "
-            f"accepted: <opponent>/<metric> with game_length, {', '.join(metrics)}, or an end of their intervals (_low)"
+            f"config.checkpoint.best_metric is {best_metric!r}, but must be OPPONENT/METRIC, where METRIC is one of: "
+            f"game_length, {', '.join(metrics)}, or one of them with _low or _high"
         )
     if not c.eval.every:
-        yield f"config.checkpoint.best_metric is {found!r} with eval.every 0; accepted: 1 and more"
+        yield f"config.checkpoint.best_metric is {best_metric!r} with eval.every 0, but eval.every must be >= 1"
 
 
 def _rewards(c: ConfigDict) -> Iterator[str]:
-    paid = games.game_class(c.env.name).reward_levels_with(c.env.params)
-    if c.rollout.completion == "free" and "process" not in paid:
-        paid = (*paid, "process")  # what an answer costs that names nothing
+    levels = games.game_class(c.env.name).reward_levels_with(c.env.params)
+    if c.rollout.completion == "free" and "process" not in levels:
+        levels = (*levels, "process")  # the penalty of completions that name no legal move
     for level in Reward._fields:
-        # 1 is what the weights are where nobody chose them.
-        if level not in paid and c.reward[level] not in (0, 1):
+        # 1 is the default, so it need not be deliberate.
+        if level not in levels and c.reward[level] not in (0, 1):
             yield (
-                f"config.reward.{level} is {c.reward[level]:g}, but {c.env.name} never pays at that level; accepted: "
-                f"a weight for {' or '.join(paid)}"
+                f"config.reward.{level} is {c.reward[level]:g}, but {c.env.name} gives no {level} rewards; set the "
+                f"weight of {' or '.join(levels)}"
             )
-    if not any(c.reward[level] for level in paid):
-        names = " and ".join(paid)
-        yield f"config.reward.{names} is 0, and {c.env.name} pays at no other level; accepted: another weight"
+    if not any(c.reward[level] for level in levels):
+        names = " and ".join(levels)
+        yield f"config.reward.{names} is 0, but must be nonzero: {c.env.name} gives no other rewards"
 
 
 def _curriculum(c: ConfigDict) -> Iterator[str]:
@@ -202,28 +203,28 @@ def _curriculum(c: ConfigDict) -> Iterator[str]:
         return
     if not games.game_class(c.env.name).has_levels:
         known = [name for name in games.GAMES if games.game_class(name).has_levels]
-        yield f"config.curriculum.enabled is True with env.name {c.env.name!r}; accepted: {', '.join(known)}"
+        yield f"config.curriculum.enabled is True with env.name {c.env.name!r}, but must be one of: {', '.join(known)}"
         return
     if k.start > k.difficulty_levels:
         most = k.difficulty_levels
-        yield f"config.curriculum.start is {k.start}, but difficulty_levels is {most}. It must be from 1 to {most}."
+        yield f"config.curriculum.start is {k.start}, but must be from 1 to curriculum.difficulty_levels = {most}"
     if k.down >= k.up:
-        yield f"config.curriculum.down is {k.down:g} with up {k.up:g}; accepted: less than up"
-    # A curriculum counts games that paid the team, which is what solving one does.
+        yield f"config.curriculum.down is {k.down:g} with up {k.up:g}, but must be less than up"
+    # A curriculum counts games with a team reward, which is given for solving one.
     field = games.game_class(c.env.name).success_reward
     if c.env.params.get(field, 1) <= 0:
-        paid = c.env.params[field]
-        yield f"config.env.params.{field} is {paid:g} with a curriculum, which counts on it; accepted: above 0"
+        reward = c.env.params[field]
+        yield f"config.env.params.{field} is {reward:g} with a curriculum, but must be > 0 to count solved games"
 
 
 def _tasks_only(c: ConfigDict) -> Iterator[str]:
     if c.rollout.in_flight_updates:
         yield (
-            f"config.rollout.in_flight_updates is True with env.name {c.env.name!r}, whose rollout is one program; "
-            "accepted: False, or a task"
+            f"config.rollout.in_flight_updates is True with env.name {c.env.name!r}, but must be False for games, "
+            "whose rollout is one program"
         )
     if c.eval.samples > 1:
-        yield f"config.eval.samples is {c.eval.samples} with env.name {c.env.name!r}; accepted: 1, or a task"
+        yield f"config.eval.samples is {c.eval.samples} with env.name {c.env.name!r}, but must be 1 for games"
 
 
 COMBINATIONS = (
@@ -232,4 +233,4 @@ COMBINATIONS = (
 )  # fmt: skip
 
 ONLY_LEARNING = (_best,)
-"""Conditions that do not matter where nothing is learnt."""
+"""Checks that apply only when training."""

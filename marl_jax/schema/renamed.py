@@ -1,4 +1,4 @@
-"""Old names of fields, values and modes, and names usual elsewhere, each with what to write instead."""
+"""Replacements for old field names and values, and for names used by other libraries."""
 
 from __future__ import annotations
 
@@ -92,17 +92,20 @@ _ELSEWHERE: dict[tuple[str, ...], str] = {
 }
 
 ELSEWHERE = {name: meant for meant, names in _ELSEWHERE.items() for name in names.split()}
-"""What other libraries (TRL, Transformers, verl, CleanRL …) call a field → what it is called here, or a flag."""
+"""Field name in other libraries (TRL, Transformers, verl, CleanRL, …) → field or flag here."""
 
 VALUES: dict[tuple[str, Any], str] = {
     ("algo.critic", "role"): "algo.baseline 'seat_ema'",
     ("algo.critic_reads", "answer"): "'completion'",
 }
-"""(field, old value) → new value, or the field that has taken its place."""
+"""(field, old value) → new value, or the field that replaces it."""
 
 
 def field(name: str) -> str | None:
-    """The problem with a field that has another name now; None if it is not one. A policy's own model counts too."""
+    """Return the problem with a field that has been renamed, or None.
+
+    Fields of a policy's model are recognized too.
+    """
     parts = name.split(".")
     old = ".".join(parts[2:]) if parts[0] == "policies" and parts[2:3] == ["model"] else name
     if old not in RENAMED:
@@ -111,29 +114,29 @@ def field(name: str) -> str | None:
 
 
 def elsewhere(name: str) -> tuple[str, ...]:
-    """What is meant by the last word of a name that is usual elsewhere: fields, or flags."""
+    """Return the fields or flags that correspond to a name from another library."""
     return ELSEWHERE.get(last_word(name).lower(), ())
 
 
 def last_word(name: str) -> str:
-    """The field without its groups; dashes count as underscores."""
+    """Return the field name without its groups, with underscores for dashes."""
     return name.rpartition(".")[2].replace("-", "_")
 
 
-def value(name: str, found: Any) -> str | None:
-    """The problem with a value that is written otherwise now; None if it is not one."""
-    if not isinstance(found, int | str) or (name, found) not in VALUES:
+def value(name: str, old: Any) -> str | None:
+    """Return the problem with a value that has been renamed, or None."""
+    if not isinstance(old, int | str) or (name, old) not in VALUES:
         return None
-    return f"config.{name} is {found!r}, which is now {VALUES[name, found]}"
+    return f"config.{name} is {old!r}, which is now {VALUES[name, old]}"
 
 
 def problems(config: ConfigDict, prefix: str = "") -> list[str]:
-    """Every old name and value in a config that was written earlier."""
-    found = []
+    """Return the problems with all old names and values in a config."""
+    lines = []
     for key, item in config.items():
         name = prefix + key
         if isinstance(item, ConfigDict):
-            found += problems(item, name + ".")
+            lines += problems(item, name + ".")
         else:
-            found += [problem for problem in (field(name), value(name, item)) if problem]
-    return found
+            lines += [problem for problem in (field(name), value(name, item)) if problem]
+    return lines

@@ -1,11 +1,11 @@
-"""A stage before a run: `config.first_stage` holds the fields in which it differs from the run, `{}` is none.
+"""Training stages: `config.first_stage` has the fields that differ in the stage before a run.
 
     config.first_stage = dict(steps=300, algo=dict(name="sft", noise=0.1), optim=dict(lr=1e-3))
 
-Imitation before self-play is the usual case. A stage is a run of its own in the folder `first_stage` of the run, with
-its checkpoints, metrics and report, and the run starts from its newest checkpoint. So each can be interrupted and
-resumed, and fields that a stage does not name (the game, the model, the seed) are the same in both. A stage may have a
-`first_stage` in its turn.
+A common case is imitation before self-play. A stage is a separate run in the subfolder `first_stage`, with its
+checkpoints, metrics and report, and the main run starts from its newest checkpoint. Both can be interrupted and
+resumed. Fields that the stage does not set, such as the game, the model and the seed, are the same in both. A stage may
+have a `first_stage` itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FOLDER = "first_stage"
 
 
 def first_stage(config: ConfigDict) -> ConfigDict | None:
-    """The config of the stage before a run, None where there is none.
+    """Return the config of the stage before a run, or None if there is none.
 
-    A stage that names another algorithm gets the defaults of that algorithm, not the values of the run. `stop_when`
-    applies to the run only: its metrics may not exist in the stage.
+    If the stage uses another algorithm, it starts from that algorithm's defaults, not from the values of the run.
+    `stop_when` applies to the run only, because its metrics may not exist in the stage.
     """
     changes = config.first_stage.to_dict()
     if not changes:
@@ -40,7 +40,7 @@ def first_stage(config: ConfigDict) -> ConfigDict | None:
 
 
 def started(config: ConfigDict, workdir: Path) -> ConfigDict:
-    """The config of the run in `workdir`, whose models start from the stage before it if it is there, or was."""
+    """Return the config with models that start from the first stage, if trained."""
     folder = Path(workdir).absolute() / FOLDER
     if not config.first_stage or not ((folder / "config.json").is_file() or has_begun(workdir)):
         return config
@@ -51,12 +51,12 @@ def started(config: ConfigDict, workdir: Path) -> ConfigDict:
 
 
 def has_begun(workdir: Path) -> bool:
-    """Whether a run has a folder for its checkpoints, and so may have brought all it needs into them."""
+    """Return whether a run has a checkpoint folder."""
     return (Path(workdir) / "checkpoints").is_dir()
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `base`, with those of `changes` in their place, group by group."""
+    """Return `base` with `changes` applied recursively."""
     both = {**base, **changes}
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):

@@ -1,6 +1,6 @@
-"""Conditions between the fields of a run whose environment is a host task.
+"""Checks of field combinations for runs with a host task.
 
-Called once every field by itself is right, every name is known and the task accepts its parameters.
+They run after every field and name has been checked on its own and the task has accepted its parameters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from registries import Registry
 
 
 def tasks() -> Registry:
-    """The registry of tasks."""
+    """Return the registry of tasks."""
     from envs.tasks import TASKS
 
     return TASKS
 
 
 def make(c: ConfigDict) -> Any:
-    """The task of a config; parameters that it does not accept are a TypeError or ValueError."""
+    """Build the task of a config.
+
+    Raises:
+      TypeError, ValueError: If the task does not accept its parameters.
+    """
     return tasks().get(c.task.name)(**c.task.params.to_dict())
 
 
@@ -33,63 +37,64 @@ def _seats(c: ConfigDict) -> Iterator[str]:
     yield from combinations.seats(c, make(c).roles, c.task.name)
     for agent, player in c.agents.items():
         if player.startswith(BOT):
-            yield f"config.agents.{agent} is {player!r} with task.name {c.task.name!r}; accepted: the name of a policy"
+            yield f"config.agents.{agent} is {player!r}, but must be a policy: tasks have no bots"
 
 
 def _games_only(c: ConfigDict) -> Iterator[str]:
     if c.curriculum.enabled:
-        yield f"config.curriculum.enabled is True with task.name {c.task.name!r}; accepted: False, or a puzzle"
+        yield f"config.curriculum.enabled is True with task.name {c.task.name!r}, but must be False except for puzzles"
     if c.opponents.self_play_frac < 1 or c.opponents.bots or c.opponents.pool_size:
-        yield f"config.opponents has other players with task.name {c.task.name!r}; accepted: its defaults, or a game"
+        yield f"config.opponents is set with task.name {c.task.name!r}, but must have its defaults: only games use it"
 
 
 def _length(c: ConfigDict) -> Iterator[str]:
     if c.task.max_new_tokens >= c.task.max_length:
         yield (
-            f"config.task.max_new_tokens is {c.task.max_new_tokens} with task.max_length {c.task.max_length}, which "
-            "leaves no room for a prompt; accepted: less"
+            f"config.task.max_new_tokens is {c.task.max_new_tokens}, but must be less than task.max_length "
+            f"({c.task.max_length}) to leave room for a prompt"
         )
     if c.sampling.page_size & (c.sampling.page_size - 1):
-        yield f"config.sampling.page_size is {c.sampling.page_size}; accepted: 8, 16, 32 or 64"
+        yield f"config.sampling.page_size is {c.sampling.page_size}, but must be one of: 8, 16, 32, 64"
 
 
 def _evaluation(c: ConfigDict) -> Iterator[str]:
     if not all(map(is_remote, c.eval.opponents)) or c.eval.swap_roles:
         yield (
             f"config.eval has opponents {c.eval.opponents!r} and swap_roles {c.eval.swap_roles} with task.name "
-            f"{c.task.name!r}; accepted: () or remote models (http://HOST:PORT/v1#MODEL), and False"
+            f"{c.task.name!r}, but must have remote models (http://HOST:PORT/v1#MODEL) or (), and swap_roles False"
         )
     if c.eval.best_of > 1:
-        yield f"config.eval.best_of is {c.eval.best_of} with task.name {c.task.name!r}; accepted: 1, or a game"
+        yield f"config.eval.best_of is {c.eval.best_of} with task.name {c.task.name!r}, but must be 1 for tasks"
     if c.eval.samples > 1 and c.eval.temperature == 0:
         yield (
-            f"config.eval.samples is {c.eval.samples} with eval.temperature 0, where all samples of an example are "
-            "equal; accepted: 1, or a temperature above 0"
+            f"config.eval.samples is {c.eval.samples} with eval.temperature 0, but greedy samples are all equal. Set "
+            "eval.samples to 1 or eval.temperature above 0."
         )
 
 
 def _best(c: ConfigDict) -> Iterator[str]:
-    found = c.checkpoint.best_metric
-    if not found:
+    best_metric = c.checkpoint.best_metric
+    if not best_metric:
         return
-    opponent, _, metric = found.partition("/")
+    opponent, _, metric = best_metric.partition("/")
     metric = metric.removesuffix("_low").removesuffix("_high")
     if ALGORITHMS.get(c.algo.name).verifies:
         if opponent not in ("balanced", "natural") or metric not in ("accuracy", "auc", "auc_by_question"):
             yield (
-                f"config.checkpoint.best_metric is {found!r} with algo.name {c.algo.name!r}; accepted: accuracy, auc "
-                "or auc_by_question behind balanced/ or natural/, or an end of their intervals (_low)"
+                f"config.checkpoint.best_metric is {best_metric!r} with algo.name {c.algo.name!r}, but must be "
+                "balanced/METRIC or natural/METRIC, where METRIC is one of: accuracy, auc, auc_by_question, or one of "
+                "them with _low or _high"
             )
     elif opponent != "self" or metric not in ("success", "reward"):
         yield (
-            f"config.checkpoint.best_metric is {found!r} with task.name {c.task.name!r}; accepted: self/success, "
-            "self/reward, or an end of their intervals (_low)"
+            f"config.checkpoint.best_metric is {best_metric!r} with task.name {c.task.name!r}, but must be "
+            "self/success or self/reward, or one of them with _low or _high"
         )
     if not c.eval.every:
-        yield f"config.checkpoint.best_metric is {found!r} with eval.every 0; accepted: 1 and more"
+        yield f"config.checkpoint.best_metric is {best_metric!r} with eval.every 0, but eval.every must be >= 1"
 
 
 COMBINATIONS = (_seats, _games_only, _length, _evaluation, _best)
 
 ONLY_LEARNING = (_best,)
-"""Conditions that do not matter where nothing is learnt."""
+"""Checks that apply only when training."""

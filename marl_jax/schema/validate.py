@@ -1,8 +1,9 @@
-"""Refuse a config that cannot work, before anything is compiled.
+"""Config validation before anything is compiled.
 
-Fields are checked one by one (`run_fields.py` and the fields of the algorithm), then names against their registries,
-then conditions between fields (`combinations.py`, those for games or tasks, and the algorithm's own check). `check`
-collects all problems, so that a user can fix them at once. Each names the field, its value and the accepted values.
+Checks first each field on its own (`run_fields.py` and the fields of the algorithm), then names against their
+registries, then combinations of fields (`combinations.py`, those of games or tasks, and the check of the algorithm).
+`check` collects all problems so that a user can fix them at once. Each message has the field, its value and the
+accepted values.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ LEARNING_MODES = ("train", "compile")
 
 
 def check(config: ConfigDict, mode: str = "train", workdir: Path | None = None) -> None:
-    """Raises `ConfigError` with every problem of the config; combinations come once fields and names are right.
+    """Check a config; combinations are checked only if all fields and names are valid.
 
-    Where nothing is learnt (`mode`), no best checkpoint is chosen, and its metric may name whom it likes. A run
-    that has begun in `workdir`, or whose first stage has, may do without the folder it started from.
+    Args:
+      config: Config of a run.
+      mode: Mode of the command. Modes that do not train skip the checks for training.
+      workdir: Folder of the run. If it or its first stage has checkpoints, `model.init_from` need not exist.
+
+    Raises:
+      ConfigError: If the config is invalid, with one line per problem.
     """
     try:
         load_plugins(config.get("plugins", ()))
@@ -50,13 +56,17 @@ def _problems(config: ConfigDict, mode: str, begun: bool) -> list[str]:
 
 
 def check_fields(config: ConfigDict) -> None:
-    """Raises `ConfigError` with the fields that are missing, unknown or of a wrong value, each by itself."""
+    """Check each field on its own.
+
+    Raises:
+      ConfigError: If fields are missing, unknown or invalid.
+    """
     if problems := [*_single_fields(config)]:
         raise ConfigError(problems)
 
 
 def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field as (dotted name, value); open groups count as one field."""
+    """Yield every field as (dotted name, value); an open group is one field."""
     for key, value in config.items(preserve_field_references=False):
         name = prefix + key
         known = run_fields.FIELDS.get(run_fields.field_name(name))
@@ -67,14 +77,14 @@ def fields(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def algorithm_fields(name: Any) -> dict[str, Field]:
-    """The fields of an algorithm by their dotted names; none where the algorithm is unknown."""
+    """Return the fields of an algorithm by dotted name, or {} for an unknown algorithm."""
     if name not in ALGORITHMS:
         return {}
     return {f"algo.{key}": field for key, field in ALGORITHMS.get(name).fields.items()}
 
 
 def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
-    """The problem with a field that does not exist: its new name, the fields of the algorithm, or the nearest one."""
+    """Return the problem with a field that does not exist, with a suggestion."""
     if problem := renamed.field(name):
         return problem
     own = algorithm_fields(algorithm)
@@ -86,13 +96,13 @@ def unknown_field(name: str, algorithm: Any, known: dict[str, Any]) -> str:
 
 
 def _meant(name: str, known: Container[str]) -> str:
-    """A hint at the fields or flags that are meant by a name that is usual elsewhere, or nothing."""
+    """Suggest the field or flag for a name from another library, or return ""."""
     meant = [here for here in renamed.elsewhere(name) if here in known or here.startswith("--")]
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def _of_others(name: str) -> str:
-    """A hint at a field of other algorithms that is meant by a name that is usual elsewhere, or nothing."""
+    """Suggest a field of another algorithm for a name from another library, or return ""."""
     for meant in renamed.elsewhere(name):
         if owners := [algorithm for algorithm in ALGORITHMS if meant in algorithm_fields(algorithm)]:
             return f"; with algo.name {' or '.join(owners)} it is {meant}"
@@ -100,7 +110,7 @@ def _of_others(name: str) -> str:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """A hint at the nearest field, or at all that have the same name in other groups."""
+    """Suggest fields of the same name in other groups, or the most similar field."""
     word, written = renamed.last_word(name), name.replace("-", "_")
     if same := [field for field in known if renamed.last_word(field) == word]:
         return did_you_mean(written, same, cutoff=0.75) or f"; did you mean {' or '.join(same)}?"
@@ -110,38 +120,38 @@ def _near(name: str, known: Iterable[str]) -> str:
 def _single_fields(config: ConfigDict) -> Iterator[str]:
     algorithm = config.get("algo", {}).get("name")
     known = {**run_fields.FIELDS, **algorithm_fields(algorithm)}
-    found = dict(fields(config))
-    for name, value in found.items():
+    present = dict(fields(config))
+    for name, value in present.items():
         field = known.get(run_fields.field_name(name))
         if field is None and name.startswith("algo.") and algorithm not in ALGORITHMS and not renamed.field(name):
-            continue  # whose it is, is not known
+            continue  # the algorithm is unknown, and so are its fields
         if field is None:
             yield unknown_field(name, algorithm, known)
         elif not field.rule.holds(value):
-            yield renamed.value(name, value) or f"config.{name} is {value!r}; accepted: {field.rule.accepted}"
+            yield renamed.value(name, value) or f"config.{name} is {value!r}, but must be {field.rule.accepted}"
     if algorithm is not None and algorithm not in ALGORITHMS:
         yield _unknown("algo.name", algorithm, ALGORITHMS.names())
     for agent, player in config.get("agents", {}).items():
         if not isinstance(player, str):
-            yield f"config.agents.{agent} is {player!r}; accepted: the name of a policy, or bot:NAME"
+            yield f"config.agents.{agent} is {player!r}, but must be the name of a policy or bot:NAME"
     if "policies" not in config:
-        yield "config.policies is missing; accepted: a group with a policy of every name in config.agents"
+        yield "config.policies is missing, but must have every policy in config.agents"
     wanted = [name for name in known if "*" not in name]
     for policy, fields_of in config.get("policies", {}).items():
         wanted += [f"policies.{policy}.{name}" for name in run_fields.POLICY]
         if "model" not in fields_of:
-            yield f"config.policies.{policy}.model is missing; accepted: {{}}, or a model of its own"
+            yield f"config.policies.{policy}.model is missing, but must be {{}} or the config of a model"
         if fields_of.get("model"):
             wanted += [f"policies.{policy}.{name}" for name in known if name.startswith("model.")]
     for name in wanted:
-        if name not in found:
-            yield f"config.{name} is missing; accepted: {known[run_fields.field_name(name)].rule.accepted}"
+        if name not in present:
+            yield f"config.{name} is missing, but must be {known[run_fields.field_name(name)].rule.accepted}"
 
 
 def _names(config: ConfigDict) -> Iterator[str]:
     game, task = config.env.name, config.task.name
     if bool(game) == bool(task):
-        yield f"config.env.name is {game!r} and task.name is {task!r}; accepted: one environment, the other name ''"
+        yield f"config.env.name is {game!r} and task.name is {task!r}, but exactly one of them must be set"
     elif game and game not in games.GAMES:
         yield _unknown("env.name", game, tuple(games.GAMES))
     elif task and task not in task_combinations.tasks():
@@ -151,11 +161,11 @@ def _names(config: ConfigDict) -> Iterator[str]:
             continue
         if value.lower() not in models.names() and value.lower() not in models.ALIASES:
             few = "the name of a registered model, e.g. " + ", ".join(models.names()[:4])
-            yield f"config.{name} is {value!r}; accepted: {few}{did_you_mean(value, models.names())}"
+            yield f"config.{name} is {value!r}, but must be {few}{did_you_mean(value, models.names())}"
 
 
 def _unknown(field: str, value: Any, names: tuple[str, ...]) -> str:
-    return f"config.{field} is {value!r}; accepted: one of {', '.join(names)}{did_you_mean(str(value), names)}"
+    return f"config.{field} is {value!r}, but must be one of: {', '.join(names)}{did_you_mean(str(value), names)}"
 
 
 def _parameters(config: ConfigDict) -> Iterator[str]:

@@ -95,7 +95,7 @@ def test_processes_of_two_configs_do_not_become_one_run(monkeypatch):
 def test_a_warm_start_that_is_gone_is_refused():
     config = tiny_run.get_config()
     config.model.init_from = "/gone/long/ago"
-    with pytest.raises(ConfigError, match="config.model.init_from is '/gone/long/ago', where no run is, or none any"):
+    with pytest.raises(ConfigError, match="config.model.init_from is '/gone/long/ago', but must be '' or"):
         validate.check(config)
     validate.check(config, mode="eval")
     with pytest.raises(RunError, match="/gone/long/ago has no checkpoints"):  # nor has the run itself

@@ -82,11 +82,11 @@ def test_a_damaged_table_of_matches_is_left_out(tmp_path, text):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (dict(env=3), "is damaged: env is 3, expected a group of fields"),
-        (dict(algo=[]), "is damaged: algo is [], expected a group of fields"),
-        (dict(policies={"main": 3}), "is damaged: policies.main is 3, expected a group of fields"),
-        (dict(agents="all"), "is damaged: agents is 'all', expected a group of fields"),
-        (dict(model={"name": "tiny", "lora": None}), "is damaged: model.lora is None, expected a group of fields"),
+        (dict(env=3), "is damaged: env is 3, but must be a group of fields"),
+        (dict(algo=[]), "is damaged: algo is [], but must be a group of fields"),
+        (dict(policies={"main": 3}), "is damaged: policies.main is 3, but must be a group of fields"),
+        (dict(agents="all"), "is damaged: agents is 'all', but must be a group of fields"),
+        (dict(model={"name": "tiny", "lora": None}), "is damaged: model.lora is None, but must be a group of fields"),
     ],
 )
 def test_a_damaged_config_is_refused_in_a_line(tmp_path, change, words):

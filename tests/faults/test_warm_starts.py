@@ -92,7 +92,7 @@ def test_the_newest_whole_checkpoint_is_the_start(first, tmp_path, caplog):
 
 def test_a_run_with_all_weights_continues_exactly(runs, tmp_path):
     config, folder = copied(runs["all weights"], tmp_path, 2)
-    with pytest.raises(ConfigError, match="config.model.init_from is .*, where no run is, or none any more"):
+    with pytest.raises(ConfigError, match="init_from is .*, but must be '' or the folder of an existing run"):
         validate.check(config)
     validate.check(config, workdir=folder)
     train.train(config, folder)

@@ -144,7 +144,7 @@ def test_free_answers_are_written_as_they_would_be_sampled():
     assert jax.jit(free.parse)(jnp.asarray(ids), jnp.asarray(said), legal).tolist() == [0, 1, 2, 3]
     assert all(ids[a, said[a]] in free.stop_ids for a in range(4))
     config.env.text = "full"
-    with pytest.raises(ConfigError, match="max_new_tokens is 3, and the longest answer has 5 tokens; accepted: 5"):
+    with pytest.raises(ConfigError, match="max_new_tokens is 3, and the longest answer has 5 tokens, but must be 5"):
         setups.make(config)  # nobody could ever say it
 
 
@@ -162,6 +162,7 @@ def test_a_policy_that_knows_nothing_pays_the_logarithm_of_its_choices(perfect):
     np.testing.assert_allclose([loss, metrics["probability"]], [np.log(4), 0.25], rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_demonstrations_are_learnt_by_heart_when_they_are_seen_again_and_again():
     setup = setups.make(get_config())
     optimizer = optimizer_for(setup.config)
@@ -295,11 +296,11 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
         setups.make(config)
     config = starting_from(workdir)
     config.model.init_from = f"{workdir}@3"
-    with pytest.raises(RunError, match="has no checkpoint of step 3; accepted: 2, 4"):
+    with pytest.raises(RunError, match="has no checkpoint of step 3, but must be one of: 2, 4"):
         setups.make(config)
     config.model.init_from = str(tmp_path / "nowhere")
     with pytest.raises(
-        ConfigError, match="config.model.init_from is .*nowhere.*; accepted: '', or the folder of a run"
+        ConfigError, match="config.model.init_from is .*nowhere.*, but must be '' or the folder of an existing run"
     ):
         validate.check(config)
 
@@ -307,14 +308,17 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(algo__bot="minimax"), "config.algo.bot is 'minimax', which is no bot of plan_path; accepted: '', random"),
+        (
+            dict(algo__bot="minimax"),
+            "config.algo.bot is 'minimax', which is no bot of plan_path, but must be one of: '', random",
+        ),
         (
             dict(rollout__num_envs=3, rollout__unroll_length=3),
-            "config.rollout.num_envs is 3: x 3 turns they make 9 rows, not a multiple of algo.minibatches x "
-            "algo.grad_accum_steps = 2; nearest rollout.num_envs: 2 or 4",
+            "config.rollout.num_envs is 3, which with 3 turns each gives 9 rows, but rows must be a multiple of "
+            "algo.minibatches x algo.grad_accum_steps = 2; try 2 or 4",
         ),
-        (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4; accepted: less than the steps"),
-        (dict(algo__noise=1.0), "config.algo.noise is 1.0; accepted: a number from 0 up to 0.9"),
+        (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4, but must be less than steps"),
+        (dict(algo__noise=1.0), "config.algo.noise is 1.0, but must be a number >= 0 and <= 0.9"),
         (dict(opponents__self_play_frac=0.5), "config.opponents has other players than the learner with"),
         (dict(curriculum__enabled=True), "config.curriculum.enabled is True with algo.name 'sft'"),
     ],

@@ -130,9 +130,9 @@ def test_the_best_checkpoint_may_be_that_of_least_exploitability():
     config.checkpoint.update(dict(best_metric="best_response/exploitability", best_mode="min"))
     validate.check(config)
     config.checkpoint.best_metric = "best_response/win_rate"
-    with pytest.raises(ConfigError, match="no metric 'win_rate'; accepted: .*exploitability, nash_conv"):
+    with pytest.raises(ConfigError, match="no metric 'win_rate', but must be .*exploitability, nash_conv"):
         validate.check(config)
     config.env = defaults.environment("tic_tac_toe")
     config.checkpoint.best_metric = "best_response/exploitability"
-    with pytest.raises(ConfigError, match="'best_response' is no opponent"):
+    with pytest.raises(ConfigError, match="but must be OPPONENT/METRIC, where OPPONENT"):
         validate.check(config)

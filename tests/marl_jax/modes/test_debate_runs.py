@@ -93,5 +93,5 @@ def test_policies_of_agents_and_turns_are_refused_for_agents_that_are_not_there(
     config = tiny_task.get_config("grpo+arithmetic_debate")
     config.agents = ConfigDict({"ada": "main", "ben": "main", "cleo": "other"})
     config.policies.other = defaults.policy()
-    with pytest.raises(ConfigError, match="config.agents.cleo is no seat of arithmetic_debate"):
+    with pytest.raises(ConfigError, match="config.agents.cleo is not a seat of arithmetic_debate"):
         validate.check(config)

@@ -151,11 +151,11 @@ def test_games_of_a_grade_are_of_its_levels():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(start=5), "config.curriculum.start is 5, but difficulty_levels is 4. It must be from 1 to 4."),
-        (dict(up=0.2, down=0.4), "config.curriculum.down is 0.4 with up 0.2; accepted: less than up"),
+        (dict(start=5), "config.curriculum.start is 5, but must be from 1 to curriculum.difficulty_levels = 4"),
+        (dict(up=0.2, down=0.4), "config.curriculum.down is 0.4 with up 0.2, but must be less than up"),
         (
             dict(difficulty_levels=1),
-            "config.curriculum.difficulty_levels is 1; accepted: a whole number from 2 to 1000",
+            "config.curriculum.difficulty_levels is 1, but must be an integer from 2 to 1000",
         ),
     ],
 )
@@ -171,10 +171,12 @@ def test_only_puzzles_that_pay_for_a_solution_have_one():
     config = rising()
     with config.unlocked():
         config.env.params.goal_reward = 0.0
-    with pytest.raises(ConfigError, match="goal_reward is 0 with a curriculum, which counts on it; accepted: above 0"):
+    with pytest.raises(ConfigError, match="goal_reward is 0 with a curriculum, but must be > 0 to count solved games"):
         validate.check(config)
     config.env.name = "tic_tac_toe"
     with config.unlocked():
         config.env.params = {}
-    with pytest.raises(ConfigError, match="enabled is True with env.name 'tic_tac_toe'; accepted: plan_path, sokoban"):
+    with pytest.raises(
+        ConfigError, match="enabled is True with env.name 'tic_tac_toe', but must be one of: plan_path, sokoban"
+    ):
         validate.check(config)

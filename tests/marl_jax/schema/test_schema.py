@@ -51,7 +51,7 @@ def test_variants_change_fields_that_there_are():
     assert algorithms.grpo(6).group_size == 6 and algorithms.grpo().group_size == 8
     assert algorithms.at_grpo().group_size == published.rloo().group_size == 4
     assert published.gspo(2).clip_high == 4e-4 and algorithms.dr_mas().normalize == "agent"
-    with pytest.raises(ValueError, match="no such field: continuation; fields are epochs"):
+    with pytest.raises(ValueError, match="unknown fields: continuation; fields: epochs"):
         algorithms.grpo(continuation="best")
 
 
