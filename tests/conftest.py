@@ -1,5 +1,6 @@
 """What every test shares: eight virtual CPU devices, quick compiling, and a way to the optional shared data."""
 
+import fnmatch
 import gc
 import importlib.metadata
 import logging
@@ -30,8 +31,13 @@ hypothesis.settings.register_profile("marl_jax", derandomize="MARL_JAX_SOAK" not
 hypothesis.settings.load_profile("marl_jax")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by `-m`
 def pytest_collection_modifyitems(items):
-    """Start the files marked `long` first, so that no worker is left alone with one of them at the end."""
+    """Apply `nightly_for`, and start the files marked `long` first so that no worker is left alone with one."""
+    for item in items:
+        for marker in item.iter_markers("nightly_for"):
+            if any(fnmatch.fnmatchcase(item.callspec.id, pattern) for pattern in marker.args):
+                item.add_marker(pytest.mark.nightly)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

@@ -69,11 +69,11 @@ def test_sizes_are_those_of_the_paper():
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("sarsa", "form 'sarsa' has 'sarsa', which is unknown; accepted: ppo, maporl, grpo, .*qwen2.5-coder-1.5b"),
-        ("ppo+grpo", "has ppo and grpo; accepted: one of them"),
+        ("sarsa", "form 'sarsa' has 'sarsa', but words must be one of: ppo, maporl, grpo, .*qwen2.5-coder-1.5b"),
+        ("ppo+grpo", "has ppo and grpo, but must have only one of them"),
         ("ppo+ppo", "has ppo and ppo"),
-        ("single+maporl", "has 'maporl', whose first turn does not learn, with one turn; accepted: ppo"),
-        ("single+per_turn", "has 'per_turn' with one agent and one turn; accepted: shared"),
+        ("single+maporl", "has 'maporl' with one turn, but its first turn does not learn; use ppo"),
+        ("single+per_turn", "has 'per_turn' with one agent and one turn, but must have 'shared'"),
     ],
 )
 def test_forms_without_meaning_are_refused(form, message):

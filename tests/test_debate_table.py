@@ -67,7 +67,7 @@ def test_rows_that_cannot_run_are_refused(tmp_path, monkeypatch):
         debate.rows_of(flags_of(tmp_path, "--scorer=http://127.0.0.1:1"))
     with pytest.raises(SystemExit, match="the row 'verifier' needs --scorer"):
         debate.rows_of(flags_of(tmp_path, "--only=gsm8k/verifier"))
-    with pytest.raises(SystemExit, match="--only has 'math'; accepted: gsm8k, anli, and behind a slash untuned"):
+    with pytest.raises(SystemExit, match="--only has 'math', but must be one of: gsm8k, anli, and behind a slash untuned"):
         debate.rows_of(flags_of(tmp_path, "--only=math"))
     with pytest.raises(SystemExit, match="has no evaluations to collect"):
         debate.main([f"--workdir={tmp_path}/nothing", "--collect"])

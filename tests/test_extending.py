@@ -170,6 +170,7 @@ def train(folder: Path, config: str, *overrides: str) -> list[dict]:
     return rows
 
 
+@pytest.mark.nightly_for("history")
 @pytest.mark.parametrize("context", ["turn", "history"])
 def test_training_on_the_game(package, tmp_path, context):
     """PPO through launch.py with the plugin, on positions and on conversations."""
@@ -273,7 +274,7 @@ def test_the_rewards_of_the_task(added):
     assert (outcome.success, outcome.reason, len(ask.replies)) == (0, "guesses", 3)
     outcome, ask = scripted.play(task, "clock", lambda seat, messages, k: "A Clock.")
     assert (outcome.reason, len(ask.replies), ask.replies[0][2].rewards.process) == ("written", 1, -1)
-    with pytest.raises(ValueError, match="guesses is 0; accepted: 1 or more"):
+    with pytest.raises(ValueError, match="guesses is 0, but must be >= 1"):
         TASKS.get("taboo")(guesses=0)
     with pytest.raises(ValueError, match="part is 'dev'"):
         task.examples("dev")
@@ -314,9 +315,9 @@ def test_training_with_the_algorithm(package, tmp_path):
     [
         (
             "rollout.unroll_length=4",
-            "config.rollout.unroll_length is 4 with algo.name 'reinforce'; accepted: 9 and more",
+            "config.rollout.unroll_length is 4 with algo.name 'reinforce', but must be 9 and more",
         ),
-        ("algo.epochs=2", "config.algo.epochs is 2; accepted: a whole number from 1 to 1"),
+        ("algo.epochs=2", "config.algo.epochs is 2, but must be an integer from 1 to 1"),
         ("algo.lam=1", "--config.algo.lam is not a field of reinforce; its fields: epochs, minibatches"),
     ],
 )
@@ -412,7 +413,7 @@ def test_lora_on_the_family(family):
         merged, _ = tiny_models.forward(model, lora.merge(params, adapters, scale, row), tokens)
         np.testing.assert_allclose(applied[row], merged[row], atol=1e-4)
         assert np.max(np.abs(applied[row] - tiny_models.forward(model, params, tokens)[0][row])) > 0.1
-    with pytest.raises(ValueError, match="'gate' is not a projection of relu2; accepted: q, k, v, o, up, down"):
+    with pytest.raises(ValueError, match="'gate' is not a projection of relu2, but must be one of: q, k, v, o, up, down"):
         lora.sizes(model.cfg, "gate")
 
 

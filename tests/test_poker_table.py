@@ -23,7 +23,7 @@ def write_run(folder, steps, values):
 
 def test_every_form_is_a_row_and_every_seed_a_run():
     assert set(poker.WORDS) == set(poker.SHORT) == set(forms.FORMS)
-    with pytest.raises(SystemExit, match="--only has 'chess'; accepted: kuhn, leduc, and behind a slash ppo"):
+    with pytest.raises(SystemExit, match="--only has 'chess', but must be one of: kuhn, leduc, and behind a slash ppo"):
         poker.main(["--only=chess"])
 
 

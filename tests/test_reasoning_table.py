@@ -46,7 +46,7 @@ def test_unequal_budgets_are_refused(tmp_path, monkeypatch):
 def test_rows_are_asked_for_by_name(tmp_path):
     assert len(chosen("")) == 3 * 6
     assert chosen("nli,code/single") == [("code", "single"), *(("nli", row) for row in reasoning.ROWS)]
-    with pytest.raises(SystemExit, match="--only has 'code/duo'; accepted: math, code, nli, and behind a slash"):
+    with pytest.raises(SystemExit, match="--only has 'code/duo', but must be one of: math, code, nli, and behind a slash"):
         chosen("code/duo")
     for wrong in ("--steps=-1", "--model=nope", "--jobs=0", "--stepp=3", "--step=first"):
         with pytest.raises(SystemExit):

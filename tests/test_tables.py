@@ -66,7 +66,7 @@ def test_rows_are_asked_for_by_name(tmp_path):
     assert len(chosen("")) == 3 * 7
     assert chosen("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]
     assert {game for game, _ in chosen("sokoban")} == {"sokoban"}
-    with pytest.raises(SystemExit, match="--only has 'chess/grpo'; accepted: plan_path, sokoban, sudoku, and"):
+    with pytest.raises(SystemExit, match="--only has 'chess/grpo', but must be one of: plan_path, sokoban, sudoku, and"):
         chosen("chess/grpo")
     with pytest.raises(SystemExit):
         planning.parse(["--stepps=3"])

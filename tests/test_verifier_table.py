@@ -25,7 +25,7 @@ def test_every_form_is_a_config_that_can_work(model):
         validate.check(config)
         validate.check(config, "label")
         assert config.algo.name == "verifier" and (model in (None, "tiny") or config.model.lora.rank)
-    with pytest.raises(ValueError, match="form 'chess' is unknown"):
+    with pytest.raises(ValueError, match="form is 'chess', but must be one of: gsm8k"):
         forms.verifier("chess")
 
 

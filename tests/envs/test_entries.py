@@ -48,7 +48,7 @@ def test_bots_by_name(name):
     legal = jax.jit(game.legal)(state)
     for bot in bot_names(name):
         assert legal[jax.jit(make_bot(game, bot).act)(state, jax.random.key(0))]
-    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle'; accepted: {', '.join(bot_names(name))}"):
+    with pytest.raises(ValueError, match=f"{name} has no bot 'oracle', but must be one of: {', '.join(bot_names(name))}"):
         make_bot(game, "oracle")
 
 

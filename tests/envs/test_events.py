@@ -75,6 +75,7 @@ def facts(name: str):
 # --- Nothing is left out --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly_for("hanabi 5-*", "sudoku*-full", "sokoban*-full", "plan_path*-full")
 @pytest.mark.parametrize("style", texts.STYLES)
 @pytest.mark.parametrize("name", [name for name in MOST if name.split()[0] in READERS])
 def test_opening_and_events_say_what_the_position_says(name, style):
@@ -246,6 +247,7 @@ SOME = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly_for("*-digits by three-*", "hanabi 5-*")
 @pytest.mark.parametrize(("kind", "style"), [
     ("byte", "brief"), ("byte", "compact"), ("smollm2", "compact"), ("digits by three", "full"),
 ])  # fmt: skip
@@ -258,6 +260,7 @@ def test_tokens_of_events_equal_the_tokenizers(name, kind, style):
     check_tokens(prompt.history.event, events.reshape(-1, events.shape[-1]), tok.encode, every=7)
 
 
+@pytest.mark.nightly_for("*-digits by three-*", "*-sentencepiece-*")
 @pytest.mark.parametrize(("kind", "style", "wrapped"), [
     ("byte", "brief", False), ("smollm2", "compact", True), ("digits by three", "full", True),
     ("sentencepiece", "compact", False),

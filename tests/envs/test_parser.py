@@ -144,6 +144,7 @@ def questions(draw, sets, whole=False):
     return key, written, legal
 
 
+@pytest.mark.nightly_for("smollm2-135m", "merged")
 @pytest.mark.parametrize("kind", nightly_cases(KINDS, "qwen2.5"))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -160,6 +161,7 @@ def test_jit_finds_in_tokens_what_is_in_the_text(kind, data):
     assert parsed(kind, key, rows, legal, marked) == wanted
 
 
+@pytest.mark.nightly_for("qwen2.5")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -130,6 +130,7 @@ def check_tokens(compiled, indices, encode, every: int = 4):
         assert (tokens[i, lengths[i] :] == compiled.pad_id).all()
 
 
+@pytest.mark.nightly_for("hanabi 5-*", "* local-*")
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", MOST)
 def test_tokens_equal_the_tokenizers(name, kind):
@@ -155,6 +156,7 @@ def test_texts_suit_other_tokenizers(name, kind, style):
     assert prompt.event_length < prompt.opening_length - len(prompt.prefix)
 
 
+@pytest.mark.nightly_for("hanabi 5", "hanabi")
 @pytest.mark.parametrize("name", FORMS)
 def test_brief_tokens_are_bytes(name):
     check_tokens(byte_prompt(name, "brief").compiled_opening, numbers(name, "brief"), byte_tokenizer().encode)
@@ -350,5 +352,5 @@ def test_a_text_can_ask_for_reasoning_and_reads_the_answer_behind_it(name):
     assert reasoned.questions[0] in prompt.opening_text(jax.tree.map(lambda x: x[0], positions(name)), 0)
     bare = dataclasses.replace(plain, questions=plain.asks)
     assert all(q.endswith('Then write "Answer:" and the name of an action.') for q in bare.reasoned().questions)
-    with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning; accepted: full"):
+    with pytest.raises(ValueError, match="style 'brief' cannot ask for reasoning, but must be full"):
         make_text(game(name), "brief", reasoning=True)

@@ -108,6 +108,7 @@ def check(model, params, talks, adapters=None, prefix=()):
         np.testing.assert_allclose(np.stack(hidden), whole[i, start : start + len(hidden)], atol=ATOL)
 
 
+@pytest.mark.nightly_for("llama", "llama3", "phi3", "qwen2")
 @pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_interleaved_seats_equal_conversations_read_at_once(family):
     """Unequal lengths, idle rows, games that end: without adapters."""
@@ -118,6 +119,7 @@ def test_interleaved_seats_equal_conversations_read_at_once(family):
     check(model, params, talks)
 
 
+@pytest.mark.nightly_for("llama3", "phi3", "mistral")
 @pytest.mark.parametrize(
     "family", nightly_cases(["llama3", "mistral", "phi3", "qwen3", "gpt2"], "llama3", "phi3", "qwen3")
 )
@@ -187,6 +189,7 @@ def test_appending_by_cudnn_takes_one_bias_for_all_heads(monkeypatch, shared):
     assert set(biases) == {(GAMES, 1, 6, SLOTS + rules.shape[1])}
 
 
+@pytest.mark.nightly_for("data", "tensor", "fsdp")
 @pytest.mark.parametrize("name", sorted(MESHES))
 def test_on_a_mesh_rows_stay_with_their_game(name):
     """Every device holds the caches of its own games; the numbers are those of one device."""

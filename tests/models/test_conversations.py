@@ -146,6 +146,7 @@ def check_same(model, params, start):
     assert largest_difference(others, grads) < 1e-5 * largest(grads)
 
 
+@pytest.mark.nightly_for("llama", "llama3", "phi3", "mistral", "qwen2")
 @pytest.mark.parametrize("family", nightly_cases(FAMILIES, "llama3", "phi3", "qwen3"))
 def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     """Every family, two of them with a window shorter than a conversation."""
@@ -153,6 +154,7 @@ def test_loss_and_gradients_equal_those_of_separate_prompts(family):
     check_same(model, {"model": params}, start=0)
 
 
+@pytest.mark.nightly_for("gpt2")
 @pytest.mark.parametrize("family", nightly_cases(["llama3", "phi3", "qwen3", "gpt2"], "llama3", "phi3"))
 def test_behind_a_prefix_with_an_adapter_for_each_row(family):
     """Scaled and learnt positions, a window, normalised queries and keys: what a prefix could shift."""

@@ -86,6 +86,7 @@ def check_rows(group, window, n, length=21, size=16, kv_heads=2, dtype=jnp.float
         assert np.all(np.asarray(np.delete(mine, ROWS, axis=0)) == 7), "other rows stay as they are"
 
 
+@pytest.mark.nightly_for("30-1", "5-3")
 @pytest.mark.parametrize(("window", "n"), [(None, 1), (None, 3), (5, 3), (30, 1)])
 def test_it_reads_rows_of_a_larger_cache_behind_a_prefix(window, n):
     """A prefix that is no multiple of a block; windows that end in the cache or in the prefix."""
@@ -130,6 +131,7 @@ def check_pages(group, window, page, size=16, kv_heads=2, dtype=jnp.float32, slo
         np.testing.assert_array_equal(mine[rest], before[rest])
 
 
+@pytest.mark.nightly_for("7-None-16", "6-5-4")
 @pytest.mark.parametrize(
     ("group", "window", "page"), [(1, None, 4), (7, None, 16), (6, 5, 4), (7, 20, 8), (3, None, 32)]
 )

@@ -46,6 +46,7 @@ def test_abstract_and_axes_mirror_the_parameters(family):
     assert sum(x.size for x in jax.tree.leaves(model.abstract())) == cfg.n_params
 
 
+@pytest.mark.nightly_for("gpt2")
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_fresh_model_guesses_uniformly(family):
     cfg = dataclasses.replace(CONFIGS[family], vocab_size=500, d_model=64, n_layers=6)
@@ -66,6 +67,7 @@ def test_parameters_come_in_the_dtype_asked_for(dtype):
     assert jax.tree.map(lambda x: x.dtype, model.abstract(dtype)) == jax.tree.map(lambda x: x.dtype, params)
 
 
+@pytest.mark.nightly_for("gpt2", "qwen3")
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gpt2"])
 def test_bf16_stays_near_fp32_and_logits_are_fp32(family):
     model, params = make(family)
@@ -104,6 +106,7 @@ def test_remat_keeps_less_and_changes_no_gradient():
     assert memory["full"] < memory["dots"] < memory["none"]
 
 
+@pytest.mark.nightly_for("dots")
 @pytest.mark.parametrize("mode", ["full", "dots"])
 def test_unrolled_layers_are_computed_again_too(mode):
     """XLA may not take what the forward pass has computed: how much memory that saves shows on a GPU only."""
@@ -129,6 +132,7 @@ def test_padding_changes_nothing():
         np.testing.assert_allclose(padded[0, :9], whole[0, :9], atol=1e-6)
 
 
+@pytest.mark.nightly_for("gpt2")
 @pytest.mark.parametrize("family", nightly_cases(["mistral", "gpt2"], "mistral"))
 def test_packed_rows_and_shared_prefixes_equal_separate_rows(family):
     """One prompt with K answers of unequal length, in four ways: loss and gradient must agree.

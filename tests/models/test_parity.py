@@ -92,6 +92,7 @@ def test_every_layer_and_the_logits(golden, name):
     check_every_layer(golden(name))
 
 
+@pytest.mark.nightly_for("smollm2", "llama")
 @pytest.mark.parametrize("name", CASES)
 def test_prefill_append_and_decode_with_the_cache(golden, name):
     check_with_cache(golden(name))

@@ -141,6 +141,7 @@ def test_qwen_ids_are_those_of_transformers(qwen, qwen_gguf, qwen_tiktoken):
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 @settings(max_examples=150, deadline=None)
 @given(text=MIXED)
 def test_three_readers_of_qwen_agree_on_any_text(qwen, qwen_gguf, qwen_tiktoken, text):

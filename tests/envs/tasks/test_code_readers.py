@@ -85,12 +85,12 @@ def test_mbpp_has_the_published_parts_and_the_solutions_signature():
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"task_id": None}, "mbpp: task_id is None; expected int"),
+        ({"task_id": None}, "mbpp: task_id is None, but must be of type int"),
         ({"task_id": 975}, "mbpp 975: the published ids are 1 to 974"),
         ({"code": "def inc(x"}, "mbpp 11: not Python"),
-        ({"test_list": []}, "mbpp 11: its tests call none of its functions"),
-        ({"test_list": ["assert other(1) == 2"]}, r"mbpp 11: its tests call none of its functions \(helper, inc\)"),
-        ({"text": "  "}, "mbpp 11: question is '  '; expected a text"),
+        ({"test_list": []}, "mbpp 11: the tests call none of its functions"),
+        ({"test_list": ["assert other(1) == 2"]}, "mbpp 11: the tests call none of its functions: helper, inc"),
+        ({"text": "  "}, "mbpp 11: question is '  ', but must be a non-empty string"),
     ],
 )
 def test_records_with_missing_or_wrong_fields_are_named(change, error):
@@ -192,7 +192,7 @@ class Evil:
 @pytest.mark.parametrize("value", [Evil(), ["a"], ("a",), {"a": 1}, 3, None, b"bytes", os.system, [Evil(), "text"]])
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_any_other_pickle_is_refused_and_not_run(value, protocol):
-    with pytest.raises(ValueError, match="it is not run|cut short"):
+    with pytest.raises(ValueError, match="more than a string|truncated"):
         pickled_text(pickle.dumps(value, protocol))
     assert not os.path.exists("/tmp/should_not_exist")
 
@@ -207,8 +207,8 @@ def test_any_bytes_are_a_text_or_refused(data):
 def test_what_is_not_a_packed_list_of_tests_is_refused():
     for field, error in (
         ("not base64!", "not base64 of zlib"), (base64.b64encode(b"x").decode(), "not base64 of zlib"),
-        (packed("{}"), "expected a list of tests"), (packed("["), "not JSON"), (packed(7), "it is not run"),
-        (base64.b64encode(zlib.compress(pickle.dumps("[]") + b"junk")).decode(), "4 bytes behind the end"),
+        (packed("{}"), "not a list of JSON objects"), (packed("["), "not JSON"), (packed(7), "more than a string"),
+        (base64.b64encode(zlib.compress(pickle.dumps("[]") + b"junk")).decode(), "4 bytes follow the end"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"q: .*{error}"):
             private_tests(field, "q")
@@ -228,7 +228,7 @@ def test_apps():
     [row] = contests.apps([record | {"input_output": calls, "starter_code": "class Solution:\n    def f(self, a):"}])
     assert row["tests"][0]["call"] == "Solution().f(1, [2])" and row["entry_point"] == "Solution.f"
     assert not list(contests.apps([record | {"input_output": ""}]))  # as some published problems are
-    with pytest.raises(ValueError, match="apps 3: 1 inputs and 0 outputs"):
+    with pytest.raises(ValueError, match="apps 3: input_output has 1 inputs but 0 outputs"):
         list(contests.apps([record | {"input_output": json.dumps({"inputs": ["1"], "outputs": []})}]))
 
 
@@ -241,7 +241,7 @@ def test_codecontests():
     [row] = contests.codecontests([record])
     assert [test["stdout"] for test in row["tests"]] == ["2\n", "4\n"] and row["solution"] == "print(1)"
     statements = {"name": "1_A", "statement": "D", "n_hidden_tests": 3}
-    with pytest.raises(ValueError, match="codecontests 1_A: it has none of public_tests"):
+    with pytest.raises(ValueError, match="codecontests 1_A: there are no tests; .* one of: public_tests"):
         list(contests.codecontests([statements]))
 
 
@@ -296,7 +296,7 @@ def test_an_own_file_of_rows(tmp_path):
         (good | {"answer": 3}, "row 1: unknown field 'answer'"),
         (good | {"part": "dev"}, "row 1: part is 'dev', but must be one of: train, validation, test"),
         (good | {"tests": [{"call": "f(1)", "expect": "open('x')"}]}, "own 1: test 0: expect: not a literal"),
-        (good | {"tests": [{"stdin": "", "stdout": ""}]}, "own 1: test 0: it has an input, and the row asks for"),
+        (good | {"tests": [{"stdin": "", "stdout": ""}]}, "own 1: test 0: it has stdin, but the row asks for"),
         (good | {"entry_point": "f; import os"}, "own 1: entry_point is 'f; import os'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=error):

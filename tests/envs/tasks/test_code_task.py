@@ -222,7 +222,8 @@ def test_bad_answers_are_counted_and_end_no_episode(answer, metric, form):
 @pytest.mark.parametrize(
     ("params", "error"),
     [
-        ({"turns": 0}, "turns is 0, but must be between 1 and 4"), ({"turns": 5}, "turns is 5, but must be between 1 and 4"),
+        ({"turns": 0}, "turns is 0, but must be between 1 and 4"),
+        ({"turns": 5}, "turns is 5, but must be between 1 and 4"),
         ({"form": "pair"}, "form is 'pair', but must be one of: roles, single"),
         ({"reward": "x"}, "reward is 'x', but must be one of: paper, cure"),
         ({"dataset": "nope"}, "dataset is 'nope', but must be one of: apps"),

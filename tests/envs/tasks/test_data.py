@@ -87,7 +87,7 @@ def test_neighbours_are_not_kept_together():
 def test_a_huge_dataset_needs_no_list_and_no_index_outside_it_is_accepted():
     assert 0 <= order(1, 2, 10**12 - 1, 10**12) < 10**12
     for index in (-1, 5):
-        with pytest.raises(ValueError, match=f"index is {index}; accepted: 0 to 4"):
+        with pytest.raises(ValueError, match=f"index is {index}, but must be 0 to 4"):
             order(0, 0, index, 5)
 
 
@@ -108,7 +108,7 @@ def test_the_same_rows_have_the_same_fingerprint_wherever_they_lie(tmp_path):
     swapped, changed = [ROWS[1], ROWS[0], *ROWS[2:]], [*ROWS[:-1], {**ROWS[-1], "answer": 1}]
     prints = {from_list(rows).fingerprint for rows in (ROWS, swapped, changed, ROWS[:-1])}
     assert len(prints) == 4 and all(len(one) == 64 for one in prints)
-    with pytest.raises(IndexError, match="rows has 40 rows; there is no row 40"):
+    with pytest.raises(IndexError, match="index is 40, but rows has 40 rows"):
         from_jsonl(plain)[40]
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_cut_short_or_absent_is_refused(tmp_path, suffix):
     whole = (gzip if suffix == ".gz" else lzma).compress(b'{"a": 1}\n' * 1000)
     for content in (whole[:-20], b"no archive"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=f"x.jsonl{suffix}: not a whole {suffix} file"):
+        with pytest.raises(DataError, match=f"x.jsonl{suffix}: not a complete {suffix} file"):
             from_jsonl(path)
     with pytest.raises(DataError, match="No such file"):
         from_jsonl(tmp_path / f"absent.jsonl{suffix}")
@@ -161,9 +161,9 @@ def test_an_answer_of_a_megabyte_is_a_row_like_others(tmp_path):
 
 
 def test_rows_of_a_list_are_dicts_of_json_values_and_are_not_shared():
-    with pytest.raises(DataError, match="list, row 1 is 'x'; expected a dict"):
+    with pytest.raises(DataError, match="list, row 1 is 'x', but must be a dict"):
         from_list([{}, "x"])
-    with pytest.raises(DataError, match="list, row 0: .*bytes.*expected JSON values"):
+    with pytest.raises(DataError, match="list, row 0: .*bytes.*values must be JSON"):
         from_list([{"a": b"x"}])
     data = from_list([{"a": [1]}])
     data[0]["a"].append(2)
@@ -212,7 +212,7 @@ def test_parts_are_disjoint_whole_and_do_not_depend_on_the_order_of_rows(ids, ra
     try:
         parts = make_splits(from_list(rows), key="id")
     except DataError as error:
-        assert len(set(ids)) < 12 and "too few to cut the part" in str(error)
+        assert len(set(ids)) < 12 and "too few to cut the split" in str(error)
         return
     found = {name: {row["id"] for row in part} for name, part in parts.items()}
     assert set.union(*found.values()) == set(ids) and sum(map(len, found.values())) == len(set(ids))
@@ -255,13 +255,13 @@ def test_a_builder_is_prepared_once_and_read_by_number_without_tensorflow(tmp_pa
     before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
     assert prepare_tfds("sums", parts, tmp_path) == folder
     assert before == sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
-    with pytest.raises(DataError, match="holds other data of this name"):
+    with pytest.raises(DataError, match="holds different data"):
         prepare_tfds("sums", {"train": from_list(ROWS[:5])}, tmp_path)
-    with pytest.raises(DataError, match="sums has no split 'validation'; found: train, test"):
+    with pytest.raises(DataError, match="sums has no split 'validation'; the splits are: train, test"):
         from_tfds(folder, "validation")
     with pytest.raises(DataError, match="no such folder"):
         from_tfds(tmp_path / "absent", "train")
-    with pytest.raises(DataError, match="every part needs a row"):
+    with pytest.raises(DataError, match="rows, but need at least 1"):
         prepare_tfds("none", {"train": from_list([])}, tmp_path)
 
 
@@ -327,9 +327,9 @@ def test_a_split_of_the_hub_is_fetched_and_read(hub, tmp_path, monkeypatch):
     assert list(open_dataset(f"hub:{folder}", "train")) == ROWS, "a copy in a folder will do"
     with pytest.raises(DataError, match="no Parquet or JSONL file of the split 'test'; files: data/dev.jsonl"):
         from_hub("me/sums", "test", endpoint=address)
-    with pytest.raises(DataError, match="you/absent: the hub gave no dataset"):
+    with pytest.raises(DataError, match="you/absent: the Hub returned no dataset"):
         from_hub("you/absent", "train", endpoint=address)
-    with pytest.raises(DataError, match="me/sums: the hub"):
+    with pytest.raises(DataError, match="me/sums: the Hub"):
         from_hub("me/sums", "train", endpoint="http://127.0.0.1:1")
 
 
@@ -342,7 +342,7 @@ def test_bad_values_in_parquet_are_named(tmp_path):
     parquet.write_table(pyarrow.table({"a": [b"bytes"]}), tmp_path / "test.parquet")
     with pytest.raises(DataError, match=r"\(train\), row 1: invalid UTF-8: byte 0xff"):
         list(from_hub(str(tmp_path), "train"))
-    with pytest.raises(DataError, match=r"\(test\), row 0: .*bytes.*expected JSON values"):
+    with pytest.raises(DataError, match=r"\(test\), row 0: .*bytes.*values must be JSON"):
         _ = from_hub(str(tmp_path), "test").fingerprint
 
 

@@ -95,15 +95,15 @@ def test_prompts_of_messages_are_conversations_for_trl():
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (lambda completion: float("nan"), "returned nan; expected a finite number"),
-        (lambda completion: None, "returned None; expected a finite number"),
-        (lambda completion: "high", "returned 'high'; expected a finite number"),
-        (lambda completions: [1.0, 2.0], r"returned .1.0, 2.0.; expected a list of 1 numbers"),
-        (lambda completions: [None], "returned None; expected a finite number"),
-        (lambda completions: 1.0, "expected a list of 1 numbers"),
+        (lambda completion: float("nan"), "returned nan, but must return a finite number"),
+        (lambda completion: None, "returned None, but must return a finite number"),
+        (lambda completion: "high", "returned 'high', but must return a finite number"),
+        (lambda completions: [1.0, 2.0], r"returned .1.0, 2.0., but must return 1 numbers in a list"),
+        (lambda completions: [None], "returned None, but must return a finite number"),
+        (lambda completions: 1.0, "must return 1 numbers in a list"),
         (lambda completion: object(), "not JSON serializable"),
         (rewards.raises, "ZeroDivisionError: no luck"),
-        (rewards.exits, "ended without an answer"),
+        (rewards.exits, "ended without a response"),
     ],
 )
 def test_a_function_that_fails_costs_its_episode_and_is_counted(function, problem, caplog):
@@ -213,7 +213,7 @@ def test_every_kind_of_data(tmp_path):
         task = dataset_task(data, rewards.right)()
         rows = [row for part in SPLITS for row in task.examples(part)]
         assert sorted(map(str, rows)) == sorted(map(str, ROWS)) and len(task.examples("train")) == 6
-    with pytest.raises(DataError, match="data has the parts test"):
+    with pytest.raises(DataError, match="data has the splits test"):
         OwnTask({"test": ROWS}, rewards.right).examples("test")
     with pytest.raises(ValueError, match="part is 'dev'"):
         task.examples("dev")
@@ -229,20 +229,20 @@ A, CLASH = {"role": "a", "prompt": ""}, [{"role": "answer", "prompt": ""}]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dataset_task(ROWS, []), "needs a reward function"),
-        (lambda: dataset_task(ROWS, 5), "the reward 'int' is 5; expected a function"),
-        (lambda: dataset_task(ROWS, lambda answer: 1), "takes neither completion nor completions"),
+        (lambda: dataset_task(ROWS, []), "rewards is empty"),
+        (lambda: dataset_task(ROWS, 5), "reward 'int' is 5, but must be a function"),
+        (lambda: dataset_task(ROWS, lambda answer: 1), "has neither a parameter completion nor completions"),
         (lambda: dataset_task(ROWS, lambda *texts: 1), "takes positional arguments"),
         (lambda: dataset_task(ROWS, [rewards.right, rewards.right]), "two reward functions have the same name"),
-        (lambda: dataset_task(ROWS, rewards.right, weights=[1, 2]), "expected one for each of right"),
-        (lambda: dataset_task(ROWS, rewards.right, success="left"), "success is 'left'; accepted: right"),
-        (lambda: dataset_task(ROWS, rewards.right, pays="all"), "pays is 'all'; accepted: team"),
+        (lambda: dataset_task(ROWS, rewards.right, weights=[1, 2]), "must have one value for each of: right"),
+        (lambda: dataset_task(ROWS, rewards.right, success="left"), "success is 'left', but must be one of: right"),
+        (lambda: dataset_task(ROWS, rewards.right, pays="all"), "pays is 'all', but must be one of: team"),
         (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "rewards": ["x"]}]), "a step's reward is 'x'"),
         (
             lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "rewards": []}]),
             "no step .* has the reward 'right'",
         ),
-        (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "waits for 'b'"),
+        (lambda: dataset_task(ROWS, rewards.right, workflow=[{**A, "when": {"b": "x"}}]), "is about 'b'"),
         (lambda: OwnTask(ROWS, lambda completion, gold: 1).examples("train"), "row 0: no field 'gold'"),
         (lambda: OwnTask(ROWS, rewards.right, prompt="{question}").examples("train"), "no field 'question'"),
         (lambda: OwnTask(ROWS, rewards.right, workflow=CLASH).examples("train"), "the name of a role"),

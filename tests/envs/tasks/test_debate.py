@@ -342,8 +342,8 @@ class Broken:
     [
         (ConnectionError("refused"), "ConnectionError: refused"), (EpisodeError("no luck"), "no luck"),
         ("hang", "took more than 0.01 s"),
-        ([0.5], r"returned \[0.5\]; expected a list of 2 numbers"), ("0.5", "expected a list of 2 numbers"),
-        ([0.5, float("nan")], "score nan"), ([0.5, 1.5], "1.5; expected 0 to 1"), ([0.5, "1"], "score '1'"),
+        ([0.5], r"returned \[0.5\], but must return a list of 2 numbers"), ("0.5", "must return a list of 2 numbers"),
+        ([0.5, float("nan")], "score nan"), ([0.5, 1.5], "1.5, but scores must be 0 to 1"), ([0.5, "1"], "score '1'"),
         ([0.5, True], "score True"), (None, "returned None"),
     ],
 )  # fmt: skip
@@ -405,20 +405,20 @@ def test_evaluations_may_have_other_numbers_of_agents():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (dict(agents=0), "agents is 0; accepted: 1 to 16"),
+        (dict(agents=0), "agents is 0, but must be 1 to 16"),
         (dict(agents=17), "agents is 17"),
-        (dict(eval_agents=-1), "eval_agents is -1; accepted: 0 to 16"),
-        (dict(turns=0), "turns is 0; accepted: 1 or more"),
-        (dict(dataset="gsm9k"), "dataset is 'gsm9k'; accepted: arithmetic, arc, nli, question, sciq, .*gsm8k"),
-        (dict(preset="ours"), "preset is 'ours'; accepted: paper, released"),
-        (dict(credit="all"), "credit is 'all'; accepted: influence, cumulative, immediate, last, last_mean"),
-        (dict(gamma=2.0), "gamma is 2.0; accepted: 0 to 1"),
+        (dict(eval_agents=-1), "eval_agents is -1, but must be 0 to 16"),
+        (dict(turns=0), "turns is 0, but must be >= 1"),
+        (dict(dataset="gsm9k"), "dataset is 'gsm9k', but must be a .jsonl file of math problems or one of: arithmetic, arc, nli, question, sciq, .*gsm8k"),
+        (dict(preset="ours"), "preset is 'ours', but must be one of: paper, released"),
+        (dict(credit="all"), "credit is 'all', but must be one of: influence, cumulative, immediate, last, last_mean"),
+        (dict(gamma=2.0), "gamma is 2.0, but must be 0 to 1"),
         (dict(continuation="worst"), "continuation is 'worst'"),
-        (dict(scorer="silver"), "scorer is 'silver'; accepted: 'gold', or the http"),
+        (dict(scorer="silver"), "scorer is 'silver', but must be 'gold' or the http"),
         (dict(scorer=7), "scorer is 7"),
         (dict(score_limit=0.0), "score_limit is 0.0"),
         (dict(verifier_lines=True), "verifier_lines is True with scorer 'gold'"),
-        (dict(source=dict(answer="last")), "answer is 'last'; accepted: boxed, final"),
+        (dict(source=dict(answer="last")), "answer is 'last', but must be one of: boxed, final"),
     ],
 )
 def test_settings_without_meaning_are_refused(params, message):

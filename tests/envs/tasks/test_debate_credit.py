@@ -228,7 +228,7 @@ def test_malformed_answers():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"kind": "fair"}, "credit is 'fair'; accepted: influence, cumulative"), ({"gamma": 1.5}, "gamma is 1.5")],
+    [({"kind": "fair"}, "credit is 'fair', but must be one of: influence, cumulative"), ({"gamma": 1.5}, "gamma is 1.5")],
 )
 def test_credit_without_meaning_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):

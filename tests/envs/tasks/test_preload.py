@@ -90,5 +90,5 @@ def test_a_program_that_cannot_be_loaded_says_why(tmp_path):
     (end,) = run(loaded, "right")
     loaded.close()
     assert end.code == 1 and "No module named 'no_such_package'" in end.errors
-    with pytest.raises(ValueError, match="with preload, expected a Python file"):
+    with pytest.raises(ValueError, match="with preload, but must be a Python file"):
         AgentProgram("cat agent.txt", preload=True)

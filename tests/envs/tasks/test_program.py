@@ -64,8 +64,8 @@ def test_a_number_is_the_reward_and_anything_else_is_none(output, reward):
 
 
 @pytest.mark.parametrize(("result", "message"), [
-    ({"rewrad": 1}, "'rewrad'; accepted: reward, rewards"), ({"reward": "1"}, "reward '1'; expected a finite number"),
-    ({"reward": math.nan}, "expected a finite number"), ({"rewards": {"critic": 1}}, "'critic'; accepted: solver"),
+    ({"rewrad": 1}, "'rewrad', but fields must be one of: reward, rewards"), ({"reward": "1"}, "reward '1', but must have a finite number"),
+    ({"reward": math.nan}, "must have a finite number"), ({"rewards": {"critic": 1}}, "'critic', but roles must be one of: solver"),
     ({"rewards": [1]}, "by name"), ({"metrics": {"a": math.inf}}, "by name"), ({"success": [1]}, "finite"),
 ])  # fmt: skip
 def test_a_result_that_makes_no_sense_is_refused(result, message):

@@ -218,12 +218,12 @@ def test_text_of_a_row_is_never_a_template():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (dict(comparison="fuzzy"), "comparison is 'fuzzy'; accepted: exact"),
-        (dict(form="xml"), "form is 'xml'; accepted: boxed, text"),
+        (dict(comparison="fuzzy"), "comparison is 'fuzzy', but must be one of: exact"),
+        (dict(form="xml"), "form is 'xml', but must be one of: boxed, text"),
         (dict(template="{question} {answer}"), "shows {answer}, the field with the answer"),
-        (dict(comparison="choice"), "accepted: a field with comparison 'choice'"),
-        (dict(test="x.jsonl"), "need train"),
-        (dict(agents="crowd"), "agents is 'crowd'; accepted: single, roles"),
+        (dict(comparison="choice"), "must be a field for 'choice'"),
+        (dict(test="x.jsonl"), "set without train"),
+        (dict(agents="crowd"), "agents is 'crowd', but must be one of: single, roles"),
         (dict(turns=0), "turns is 0"),
     ],
 )
@@ -235,13 +235,13 @@ def test_settings_without_meaning_are_refused(params, message):
 @pytest.mark.parametrize(
     ("row", "params", "message"),
     [
-        ({"question": "q"}, {}, "no field 'answer'; found: question"),
+        ({"question": "q"}, {}, "no field 'answer'; the fields are: question"),
         ({"question": "q", "answer": ""}, {}, "the field 'answer' is empty"),
         ({"answer": "a"}, {}, "no field 'question'"),
-        ({"question": "q", "answer": "many"}, dict(comparison="number"), "the answer 'many' is no number"),
+        ({"question": "q", "answer": "many"}, dict(comparison="number"), "the answer 'many' is not a number"),
         ({"question": "q", "answer": "E", "o": ["x", "y"]}, dict(comparison="choice", options="o"), "none of the opt"),
-        ({"question": "q", "answer": "A", "o": ["x"]}, dict(comparison="choice", options="o"), "expected 2 to 26"),
-        ({"question": "q", "answer": "a"}, dict(comparison="one_of"), "no list of texts"),
+        ({"question": "q", "answer": "A", "o": ["x"]}, dict(comparison="choice", options="o"), "must be 2 to 26"),
+        ({"question": "q", "answer": "a"}, dict(comparison="one_of"), "not a list of strings"),
         ({"question": " ", "answer": "a"}, {}, "the prompt is empty"),
     ],
 )
@@ -297,7 +297,7 @@ def test_published_forms_of_nli_and_arc_are_read(tmp_path):
     published = {"uid": "1", "context": "p", "hypothesis": "h", "label": "c"}
     assert Nli().read(published)["label"] == "contradiction" and Nli().read({**published, "label": 0})["premise"] == "p"
     path = write(tmp_path / "nli.jsonl", [published, {**published, "label": "x"}])
-    with pytest.raises(DataError, match="nli.jsonl:2: ValueError: the label is 'x'; expected one of entailment"):
+    with pytest.raises(DataError, match="nli.jsonl:2: ValueError: the label is 'x', but must be one of: entailment"):
         Nli(train=path).examples("train")
     row = {"id": "n", "question": "?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}
     assert Arc().read(row) == {"id": "n", "question": "?", "choices": ["x", "y"], "answer": "B"}

@@ -38,7 +38,7 @@ def test_every_task_keeps_to_the_protocol(name):
     assert all(fingerprint_of(examples) for examples in parts.values())
     kinds = [{repr(example) for example in examples} for examples in parts.values()]
     assert len(set.union(*kinds)) == sum(map(len, kinds)), "an example is in two parts"
-    with pytest.raises(ValueError, match="part is 'dev'; accepted: train, validation, test"):
+    with pytest.raises(ValueError, match="part is 'dev', but must be one of: train, validation, test"):
         task.examples("dev")
     for candidates in (1, 3):
         outcome, ask = play(task, parts["train"][0], lambda *_: "I do not know", candidates)
@@ -84,7 +84,7 @@ def test_answers_are_those_of_python(seed, level, part):
 
 def test_seeds_differ_and_too_many_examples_are_refused():
     assert Arithmetic(seed=1).examples("train") != Arithmetic(seed=2).examples("train")
-    with pytest.raises(ValueError, match="have only about"):
+    with pytest.raises(ValueError, match="has only about"):
         Arithmetic(levels=(1,), n_examples=5000).examples("test")
 
 
@@ -171,7 +171,7 @@ def test_a_random_continuation_follows_from_the_episodes_seed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SolverChecker(continuation="worst"), "continuation is 'worst'; accepted: best, random, first"),
+        (lambda: SolverChecker(continuation="worst"), "continuation is 'worst', but must be one of: best, random, first"),
         (lambda: SolverChecker(rounds=0), "rounds is 0"),
         (lambda: Arithmetic(levels=()).examples("train"), r"levels is \(\)"),
     ],

@@ -53,7 +53,7 @@ def test_a_call_beyond_its_limit_is_killed_and_the_next_one_gets_a_new_process()
         (verifiers.leave, "leave: SystemExit: 3"),
         (verifiers.hoard, "hoard: MemoryError"),
         (verifiers.strange, "strange: TypeError: Object of type set is not JSON"),
-        (verifiers.die, "the process ended without an answer"),
+        (verifiers.die, "the worker process ended without a response"),
         ("tests.envs.tasks.verifiers:absent", "AttributeError"),
     ],
 )
@@ -168,5 +168,5 @@ def wait_until(holds, seconds=30):
 
 
 def test_functions_that_another_process_cannot_find_are_refused():
-    with pytest.raises(ValueError, match="expected a function of a module"):
+    with pytest.raises(ValueError, match="use a module-level function"):
         with_workers(lambda workers: workers.call(lambda: 1, limit=1))

@@ -60,6 +60,7 @@ def test_samples_of_full_length_always_fit():
     check_places(full, rows)
 
 
+@pytest.mark.nightly_for("adapter and prefix")
 @pytest.mark.parametrize(
     ("settings", "prefix", "algo"),
     [

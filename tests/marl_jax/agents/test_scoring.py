@@ -37,6 +37,7 @@ def agree(found, expected):
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.nightly_for("adapters and candidates of one prompt", "separate critic")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "group"),

@@ -180,6 +180,7 @@ def finished(folder):
     return config, folder / "run"
 
 
+@pytest.mark.nightly
 def test_a_run_evaluates_also_with_roles_swapped_and_writes_games(finished):
     config, workdir = finished
     rows = read_json_lines(workdir / "eval.jsonl")
@@ -242,6 +243,7 @@ def test_a_checkpoint_holds_what_both_models_learnt(finished):
         assert not all(jax.tree.leaves(same)), name
 
 
+@pytest.mark.nightly_for("dapo")
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "dapo"])
 def test_a_step_of_every_algorithm_fits_together(folder, algo):
     """Traced, not compiled."""

@@ -142,6 +142,7 @@ def test_the_loss_by_hand():
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.nightly
 def test_it_learns_to_tell_right_from_wrong(workdir):
     rows = [row for row in read_json_lines(workdir / "eval.jsonl") if row["opponent"] == "balanced"]
     assert rows[0]["step"] == 0 and rows[0]["auc"] == 0.5, "the head begins at 0: every score is a half"
@@ -298,7 +299,7 @@ def test_requests_that_are_refused(monkeypatch):
     monkeypatch.setenv("MARL_JAX_KEY", KEY)
     with server.in_thread(app(FakeScorer(), key=KEY, body_bytes=2000)) as url:
         assert score(url, [chat("a", "5")], version="v1") == [0.005]
-        with pytest.raises(WrongScorer, match="has version v1; expected v2"):
+        with pytest.raises(WrongScorer, match="has version v1, but must have v2"):
             score(url, [chat("a", "5")], version="v2")
         with pytest.raises(ScorerRefused, match="413"):
             score(url, [chat("a", "5" * 3000)])

@@ -49,11 +49,11 @@ def small(name="ppo"):
 @pytest.mark.parametrize("name", ["gpro", "PPO", "", "ppo "])
 def test_an_unknown_name_is_an_error_everywhere(name):
     config = small(name)
-    with pytest.raises(ValueError, match=f"unknown algorithm {name!r}; accepted: ppo, grpo, at_grpo, sft"):
+    with pytest.raises(ValueError, match=f"unknown algorithm {name!r}, but must be one of: ppo, grpo, at_grpo, sft"):
         ALGORITHMS.get(name)
     with pytest.raises(ValueError, match=f"unknown algorithm {name!r}"):
         setups.make(config)
-    with pytest.raises(ConfigError, match=f"config.algo.name is {name!r}; accepted: one of ppo, grpo, at_grpo, sft"):
+    with pytest.raises(ConfigError, match=f"config.algo.name is {name!r}, but must be one of: ppo, grpo, at_grpo, sft"):
         validate.check(config)
 
 

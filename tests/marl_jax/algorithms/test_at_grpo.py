@@ -238,6 +238,7 @@ class GoesOnElsewhere(TreeRollout):
         return jnp.int32(K - 1)
 
 
+@pytest.mark.nightly_for("d", "e")
 @pytest.mark.parametrize(
     "check, broken",
     [
@@ -258,6 +259,7 @@ def test_property_holds_and_a_broken_program_fails_it(check, broken):
 # ---------------------------------------------------------------------------------------------- the walk in Python
 
 
+@pytest.mark.nightly_for("{'continuation': 'random'}", "{'team_term': 'lookahead'}")
 @pytest.mark.parametrize(
     "changes",
     [{}, dict(continuation="random"), dict(continuation="first", team_term="lookahead"), dict(team_term="lookahead")],

@@ -278,6 +278,7 @@ def separate(rows, policy):
     return alone.replace(advantages=wide(rows.advantages)[:, 0])
 
 
+@pytest.mark.nightly_for("True")
 @pytest.mark.parametrize("long_names", [False, True])
 def test_loss_and_gradients_are_the_same_when_candidates_share_their_prompt(long_names):
     policy, trained, frozen, rows = candidates(long_names)
@@ -312,6 +313,7 @@ def test_minibatches_and_their_parts_keep_groups_together():
 # ------------------------------------------------------------------------------------------------------- a whole step
 
 
+@pytest.mark.nightly_for("at_grpo_lora", "roles_grpo", "roles")
 @pytest.mark.parametrize("form", planning.FORMS)
 def test_a_step_of_every_form_fits_together(form):
     """Traced, not compiled: rollout, advantages and update agree on what passes between them."""

@@ -101,6 +101,7 @@ def reference(answers, kl_coef, train_turns):
     return advantages, returns, loss, by_logp, by_value
 
 
+@pytest.mark.nightly_for("False")
 @pytest.mark.parametrize("released", [False, True])
 def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypatch):
     debates, algo = Debates(released), settings_from(published.maporl(TURNS, released))

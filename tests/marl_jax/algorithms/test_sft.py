@@ -310,7 +310,7 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
     [
         (
             dict(algo__bot="minimax"),
-            "config.algo.bot is 'minimax', which is no bot of plan_path, but must be one of: '', random",
+            "config.algo.bot is 'minimax', but must be '' or a bot of plan_path: random",
         ),
         (
             dict(rollout__num_envs=3, rollout__unroll_length=3),
@@ -319,7 +319,7 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
         ),
         (dict(optim__warmup=4), "config.optim.warmup is 4 with steps 4, but must be less than steps"),
         (dict(algo__noise=1.0), "config.algo.noise is 1.0, but must be a number >= 0 and <= 0.9"),
-        (dict(opponents__self_play_frac=0.5), "config.opponents has other players than the learner with"),
+        (dict(opponents__self_play_frac=0.5), "config.opponents has players other than the learner, but"),
         (dict(curriculum__enabled=True), "config.curriculum.enabled is True with algo.name 'sft'"),
     ],
 )

@@ -193,7 +193,7 @@ def test_topologies_by_name():
     ],
 )
 def test_other_names_are_refused(name, words, capsys):
-    with pytest.raises(ConfigError, match="accepted: v5e:4x4"):
+    with pytest.raises(ConfigError, match="must be v5e:4x4"):
         topology.parse(name)
     arguments = ["launch.py", "--config=tests/marl_jax/tiny_run.py", "--mode=compile", f"--topology={name}"]
     assert launch.main(arguments) == 2

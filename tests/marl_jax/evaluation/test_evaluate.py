@@ -253,7 +253,7 @@ def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
         restore_weights(other_game, folder)
-    with pytest.raises(RunError, match="has no checkpoint of step 999; accepted: 1"):
+    with pytest.raises(RunError, match="has no checkpoint of step 999, but must be 1"):
         restore_weights(setup, folder, "999")
     with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
         restore_weights(setup, folder, "best")
@@ -304,7 +304,7 @@ def test_opponents_by_folder(runs, tmp_path):
     setup, one, other = runs
     named = contestants.find_contestants(("random", str(one), str(other), f"{one}@1", str(one)), setup)
     assert [c.name for c in named] == ["random", str(one), str(other), "run@1"]
-    with pytest.raises(RunError, match="@last'; accepted: a bot, FOLDER, or FOLDER@STEP with 'newest'"):
+    with pytest.raises(RunError, match="@last', but must be a bot, FOLDER, or FOLDER@STEP with 'newest'"):
         contestants.find_contestant(f"{one}@last", setup)
     saved = json.loads((one / "config.json").read_text())
     saved["mesh"]["data"] = 3  # of another machine

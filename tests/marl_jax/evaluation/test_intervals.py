@@ -24,7 +24,7 @@ def test_repeats_do_not_narrow_an_interval():
     few, many = intervals.bootstrap(values[::8]), intervals.bootstrap(values, distinct=64)
     assert many == pytest.approx(few) and few.value == pytest.approx(intervals.bootstrap(values).value)
     for wrong in (0, 513):
-        with pytest.raises(ValueError, match=f"distinct is {wrong}; accepted: from 1 to the number of values, 512"):
+        with pytest.raises(ValueError, match=f"distinct is {wrong}, but must be from 1 to the number of values, 512"):
             intervals.wilson(1, 512, distinct=wrong)
 
 

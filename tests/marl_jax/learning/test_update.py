@@ -220,6 +220,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     )
 
 
+@pytest.mark.nightly_for("settings1")
 @pytest.mark.parametrize("settings", [{}, dict(critic="central"), dict(lora=2)])
 def test_everything_that_should_learn_learns(settings):
     train_state, metrics = step(tiny_play.ppo(kl_coef=0.1, minibatches=1), **settings)

@@ -15,6 +15,7 @@ from tests.envs.tasks import verifiers
 FORMS = ("single", "single_grpo", "roles_prompt", "roles_grpo", "at_grpo_shared", "at_grpo_per_role")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.quick
 def test_a_run_learns_from_programs_in_the_sandbox(tmp_path, monkeypatch):
@@ -70,5 +71,5 @@ def test_every_form_can_run_and_learns_from_as_many_answers(model):
     assert len(set(room.values())) == 1, room
     assert {config.model.name for config in configs.values()} == {configs["single"].model.name}
     assert set(configs["at_grpo_per_role"].policies) == {"coder", "tester"}
-    with pytest.raises(ValueError, match="form 'duo' is unknown; accepted: single, "):
+    with pytest.raises(ValueError, match="form is 'duo', but must be one of: single, "):
         code_generation.get_config("duo")

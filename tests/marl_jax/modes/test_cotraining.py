@@ -171,6 +171,7 @@ def start(setup):
     return states, quick_jit(functools.partial(learn_step, setup, optimizer))
 
 
+@pytest.mark.nightly
 def test_models_of_different_tokenizers_exchange_text(mixed):
     """Each reads in its own tokens what the other wrote in its."""
     setup, _, samples, *_ = mixed

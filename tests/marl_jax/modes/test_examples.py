@@ -34,9 +34,9 @@ from tests.models.tiny_models import random_params
 
 ROOT = Path(__file__).resolve().parents[3]
 NEEDS = {
-    "openai_sdk": ("openai", "requirements-serving-test.txt", None),
-    "autogen_team": ("autogen_agentchat", "requirements-autogen.txt", "MARL_JAX_AUTOGEN_PYTHON"),
-    "langgraph_team": ("langgraph", "requirements-langgraph.txt", "MARL_JAX_LANGGRAPH_PYTHON"),
+    "openai_sdk": ("openai", "pip install -e .[test]", None),
+    "autogen_team": ("autogen_agentchat", "pip install -r requirements-autogen.txt", "MARL_JAX_AUTOGEN_PYTHON"),
+    "langgraph_team": ("langgraph", "pip install -e .[langgraph]", "MARL_JAX_LANGGRAPH_PYTHON"),
 }
 
 

@@ -156,6 +156,7 @@ def assert_in_place(setup, train_states):
             assert x.sharding.is_equivalent_to(place, x.ndim)
 
 
+@pytest.mark.nightly_for("adapters")
 @pytest.mark.parametrize("case", ["full", "adapters"])
 def test_a_mesh_gives_what_one_device_gives(case):
     ours, theirs = run(case, "all"), run(case, "one")

@@ -89,7 +89,7 @@ def test_fields_of_a_stage_on_the_command_line(tmp_path):
     config = flags.parse([*command, "--config.first_stage.algo.noize=0.5", "--config.first_stage.steps=-1"], ()).config
     with pytest.raises(ConfigError) as refused:
         validate.check(config)
-    assert "first stage: config.steps is -1; accepted: a whole number from 1 up" in str(refused.value)
+    assert "first stage: config.steps is -1, but must be an integer >= 1" in str(refused.value)
     assert "first stage: config.algo.noize is not a field of sft" in str(refused.value)
 
 

@@ -49,6 +49,7 @@ def parameters(workdir):
     return jax.tree.leaves(restored.state["trained"])
 
 
+@pytest.mark.nightly
 def test_two_processes_train_to_the_parameters_of_one(tmp_path):
     alone, workdir, cache = tmp_path / "alone", tmp_path / "pair", tmp_path / "cache"
     with socket.socket() as free:

@@ -78,6 +78,7 @@ def launch(workdir, cache, *flags):
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.nightly_for("arithmetic-grpo")
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     nightly_cases(
@@ -178,6 +179,7 @@ def test_broken_episodes_cost_themselves_and_not_the_run(tmp_path):
     assert sum(row["episodes/finished"] for row in rows) == 13 and all(row["skipped"] == 0 for row in rows)
 
 
+@pytest.mark.nightly_for("0.5")
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("reward", [0.5, 1e200])
 def test_rewards_that_are_constant_or_not_finite_change_nothing_and_raise_an_alarm(reward, tmp_path, caplog):
@@ -311,6 +313,7 @@ def test_a_policy_for_each_role(lora, tmp_path):
         assert rows[-1]["w/completions_trained"] == 8 and rows[-1]["e/completions_trained"] == 4
 
 
+@pytest.mark.nightly
 def test_turns_of_a_role_can_have_policies_of_their_own(tmp_path):
     config = per_role(tiny_task.get_config("grpo"), lora=True)
     config.agents = ConfigDict({"all": "w", "writer@1": "e"})

@@ -68,8 +68,11 @@ def test_kinds_of_moves_may_weigh_more(shown):
 @pytest.mark.parametrize(
     "weights, message",
     [
-        (("play",), "algo.kind_weights is .*; accepted: a tuple of texts KIND=WEIGHT"),
-        (("jump=2",), "kind_weights has 'jump', which is no kind of move of hanabi; accepted: discard, play, hint"),
+        (("play",), "algo.kind_weights is .*, but must be a tuple of strings KIND=WEIGHT"),
+        (
+            ("jump=2",),
+            "kind_weights has 'jump', but kinds of moves of hanabi must be one of: discard, play, hint",
+        ),
     ],
 )
 def test_weights_that_mean_nothing_are_refused(weights, message):

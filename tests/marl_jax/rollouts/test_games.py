@@ -175,6 +175,7 @@ def test_nothing_is_transferred_while_games_are_played():
             assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"_{word}" not in text, word
 
 
+@pytest.mark.nightly_for("central")
 @pytest.mark.parametrize("critic", ["head", "central"])
 def test_a_historical_opponent_needs_no_critic(critic):
     roll = program(Sections(1, historical=2), tiny_play.policy(critic=critic))
@@ -184,6 +185,7 @@ def test_a_historical_opponent_needs_no_critic(critic):
     assert float(np.std(samples.values)) > 1e-3  # the learner's own are there in all rows
 
 
+@pytest.mark.nightly_for("central", "separate")
 @pytest.mark.parametrize("kind", ["separate", "central", "long_names", "prefix", "free"])
 def test_the_sampler_reports_what_the_learner_computes(kind):
     settings = {

@@ -254,11 +254,11 @@ def test_configs_that_cannot_work():
             validate.check(config)
         return str(error.value)
 
-    assert "per_side is 3, but it must be <= algo.samples (2)." in problems(**{"algo.per_side": 3})
+    assert "per_side is 3, but must be <= algo.samples (2)" in problems(**{"algo.per_side": 3})
     assert "must be one of: accuracy, auc" in problems(**{"checkpoint.best_metric": "self/success"})
     config = tiny_verifier.get_config()
     config.task.name, config.task.params = "solver_checker", {}
-    with pytest.raises(ConfigError, match="which labels the answers of one"):
+    with pytest.raises(ConfigError, match="roles .* must be a task of one role"):
         validate.check(config)
     config = tiny_verifier.get_config()
     config.task.name, config.env.name = "", "tic_tac_toe"

@@ -41,6 +41,7 @@ def test_the_trace_names_the_phases(workdir):
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 def test_the_parts_of_the_programs_have_names_too(workdir):
     (protocol,) = (workdir / "profile").rglob("*.xplane.pb")  # what TensorBoard reads; holds the programs
     content = protocol.read_bytes()

@@ -286,7 +286,7 @@ def test_a_mesh_gives_the_same_answers(engine, requests, expected):
     check_same([only(answers[n]) for n in numbers], expected)
     assert batcher.usage.preempted > 0 and batcher.usage.reused >= 16, "memory was short and prompts were shared"
     assert spread._read_lines._cache_size() == spread._decode_rows._cache_size() == 0, "all was compiled before"
-    with pytest.raises(ValueError, match="rows is 6; accepted: multiples of 4"):
+    with pytest.raises(ValueError, match="rows is 6, but must be a positive multiple of 4"):
         Batcher(spread, rows=6, max_length=SLOTS)
 
 
@@ -329,16 +329,19 @@ def test_a_nan_ends_its_requests_and_spoils_no_other(engine):
     [
         (lambda b: b.submit([]), "prompt 0 is empty"),
         (lambda b: b.submit([1] * 49), "prompt 0 has 49 tokens"),
-        (lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)), "40 tokens and max_new_tokens 9 do not fit .* 48"),
+        (lambda b: b.submit([1] * 40, Sampling(max_new_tokens=9)), "40 tokens with max_new_tokens 9 exceeds max_length 48"),
         (lambda b: b.submit([CONFIG.vocab_size]), "prompt 0 has token ids from 97 to 97"),
-        (lambda b: b.submit([1], Sampling(max_new_tokens=1), 3), "policy is 3; accepted: 0 to 2"),
+        (lambda b: b.submit([1], Sampling(max_new_tokens=1), 3), "policy is 3, but must be 0 to 2"),
         (lambda b: b.submit([1], Sampling(max_new_tokens=1, stop_strings=("a",))), "stop_strings need a tokenizer"),
-        (lambda b: b.submit([1], Sampling(stop_strings=("",))), "stop_strings is .* no empty string"),
-        (lambda b: b.submit([1], Sampling(max_new_tokens=1), n=0), "n is 0; accepted: 1 or more"),
-        (lambda b: b.set_weights(3, {}, 1), "policy is 3; accepted: 0 to 2"),
-        (lambda b: b.set_weights(1, {}, 1), r"weights of policy 1: .*'a'.* is absent; expected: of shape \(2, 48, 4\)"),
+        (lambda b: b.submit([1], Sampling(stop_strings=("",))), "stop_strings is .* without empty strings"),
+        (lambda b: b.submit([1], Sampling(max_new_tokens=1), n=0), "n is 0, but must be >= 1"),
+        (lambda b: b.set_weights(3, {}, 1), "policy is 3, but must be 0 to 2"),
+        (
+            lambda b: b.set_weights(1, {}, 1),
+            r"weights of policy 1: .*'a'.* is absent, but must be of shape \(2, 48, 4\)",
+        ),
         (lambda b: Batcher(b.engine, rows=0, max_length=16), "rows is 0"),
-        (lambda b: Batcher(b.engine, rows=4, max_length=65), "max_length is 65; accepted: 1 to 64"),
+        (lambda b: Batcher(b.engine, rows=4, max_length=65), "max_length is 65, but must be 1 to 64"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(engine, act, message):
@@ -364,6 +367,7 @@ class Parity:
         self.written.append(token)
 
 
+@pytest.mark.nightly_for("8")
 @pytest.mark.parametrize("rows", [2, 8])  # with the first, samples wait, and whoever comes last loses its row
 def test_a_constraint_binds_its_own_answers_and_nobody_elses(engine, requests, expected, rows):
     batcher = make(engine, rows=rows, cache_tokens=SLOTS if rows == 2 else 4 * SLOTS)

@@ -258,12 +258,12 @@ def test_a_name_that_begins_another_is_closed():
 @pytest.mark.parametrize(
     ("names", "end_id", "message"),
     [
-        ([], None, "every action needs a name of at least one token; got 0 names"),
-        ([(1,), ()], None, "got 2 names, 1 of them empty"),
-        ([(1, 2), (3,), (1, 2)], None, r"two actions have the same tokens \[1, 2\]"),
-        ([(1,), (1, 2)], None, r"the name with tokens \[1\] begins another: give an end_id"),
-        ([(1,), (1, 2), (1, END)], END, r"closed by end_id 11, the name with tokens \[1, 11\] still begins another"),
-        ([(1,), (1, END, 2)], END, r"closed by end_id 11, the name with tokens \[1, 11\] still begins another"),
+        ([], None, "there are 0 action names"),
+        ([(1,), ()], None, "there are 2 action names, 1 of them empty"),
+        ([(1, 2), (3,), (1, 2)], None, r"two actions have the tokens \[1, 2\]"),
+        ([(1,), (1, 2)], None, r"the name with tokens \[1\] is a prefix of another; pass an end_id"),
+        ([(1,), (1, 2), (1, END)], END, r"the name with tokens \[1, 11\] is a prefix of another in spite of end_id 11"),
+        ([(1,), (1, END, 2)], END, r"the name with tokens \[1, 11\] is a prefix of another in spite of end_id 11"),
     ],
 )
 def test_names_that_cannot_be_told_apart_are_refused(names, end_id, message):

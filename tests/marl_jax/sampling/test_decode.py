@@ -225,5 +225,5 @@ def test_filters_shape_the_distribution_and_its_log_probs():
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=f"{field} is .*; accepted: "):
+    with pytest.raises(ValueError, match=f"{field} is .*, but must be "):
         Sampling(**{field: value})

@@ -199,7 +199,7 @@ def test_a_conversation_can_be_used_once(engine):
         lambda: engine.repeat(first, 2),
         lambda: engine.share(first, 2, slots=SLOTS),
     ):
-        with pytest.raises(ValueError, match="this conversation was continued already"):
+        with pytest.raises(ValueError, match="this conversation has already been continued"):
             use()
 
 
@@ -248,14 +248,14 @@ def test_seeds_of_a_choice_are_per_row(engine):
 
 def test_a_row_does_not_depend_on_neighbours_slot_or_batch_size(engine):
     requests = samplings(3)
-    merge_metrics, _ = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), requests)
+    together, _ = engine.generate(engine.prefill(PROMPTS, slots=SLOTS), requests)
     order = [2, 0, 1]
     turned, _ = engine.generate(engine.prefill([PROMPTS[i] for i in order], slots=SLOTS), [requests[i] for i in order])
     for i in range(3):
         alone, _ = engine.generate(engine.prefill([PROMPTS[i]], slots=SLOTS), [requests[i]])
         for other in (alone[0], turned[order.index(i)]):
-            assert other.tokens.tolist() == merge_metrics[i].tokens.tolist()
-            np.testing.assert_allclose(other.logps, merge_metrics[i].logps, atol=1e-5)
+            assert other.tokens.tolist() == together[i].tokens.tolist()
+            np.testing.assert_allclose(other.logps, together[i].logps, atol=1e-5)
 
 
 def test_repeat_equals_reading_each_copy(roles):
@@ -393,7 +393,7 @@ def test_different_models_answer_behind_the_same_calls(engine):
         assert row[at : at + 4] == logits[at - 1 : at + 3].argmax(axis=-1).tolist()
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -401,10 +401,10 @@ def test_different_models_answer_behind_the_same_calls(engine):
     [
         (lambda e: e.prefill([], slots=16), "the batch is empty"),
         (lambda e: e.prefill([[1], []], slots=16), "prompt 1 is empty"),
-        (lambda e: e.prefill([[1] * 17], slots=16), "prompt 0 has 17 tokens; the cache was asked for 16 slots"),
-        (lambda e: e.prefill([[1], [2, 97]], slots=16), "prompt 1 has token ids from 2 to 97; accepted: 0 to 96"),
-        (lambda e: e.prefill([[1]], slots=65), "slots is 65; accepted: 1 to 64, the positions of the model"),
-        (lambda e: e.prefill([[1]], slots=16, adapter_ids=[1]), "adapter 1 was asked for; the engine has 0"),
+        (lambda e: e.prefill([[1] * 17], slots=16), "prompt 0 has 17 tokens, but the cache has 16 slots"),
+        (lambda e: e.prefill([[1], [2, 97]], slots=16), "prompt 1 has token ids from 2 to 97, but must be 0 to 96"),
+        (lambda e: e.prefill([[1]], slots=65), "slots is 65, but must be 1 to 64, the positions of the model"),
+        (lambda e: e.prefill([[1]], slots=16, adapter_ids=[1]), "adapter_ids has 1, but the engine has 0 adapters"),
         (lambda e: e.prefill([[1]], slots=16, adapter_ids=[0, 0]), r"adapter_ids has shape \(2,\)"),
     ],
 )
@@ -416,17 +416,17 @@ def test_prompts_that_cannot_be_read_are_refused(engine, act, message):
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda e, c: e.generate(c, Sampling(max_new_tokens=5)), "row 1: max_new_tokens is 5, but there is room for 4"),
+        (lambda e, c: e.generate(c, Sampling(max_new_tokens=5)), "max_new_tokens of row 1 is 5, but 4 slots are left"),
         (lambda e, c: e.generate(c, [Sampling()]), "got 1 sampling settings for 3 rows"),
         (lambda e, c: e.generate(c, Sampling(max_new_tokens=1, stop_strings=("x",))), "stop_strings need a tokenizer"),
-        (lambda e, c: e.append(c, [[1] * 12, [], []]), "row 0: 12 more tokens behind 5 do not fit: .* 16 in all"),
+        (lambda e, c: e.append(c, [[1] * 12, [], []]), "row 0 would have 5 \\+ 12 tokens, but must have at most 16"),
         (lambda e, c: e.append(c, [[], [], [-1]]), "prompt 2 has token ids from -1 to -1"),
         (lambda e, c: e.append(c, [[]]), "append got 1 prompts for a conversation of 3 rows"),
         (lambda e, c: e.choose(c, CHOICES, np.eye(3, 5) * [[1], [0], [1]]), "row 1 has no legal action"),
-        (lambda e, c: e.choose(c, CHOICES, np.ones((3, 4))), r"legal has shape \(3, 4\); expected \(3, 5\)"),
-        (lambda e, c: e.choose(c, make_choices([range(5), (9,)]), np.ones((3, 2))), "row 1: room for 4 tokens"),
-        (lambda e, c: e.repeat(c, 0), "times is 0; accepted: 1 or more"),
-        (lambda e, c: e.share(c, 2, slots=16), r"one row for each adapter: .* read by adapters \[0, 0, 0\]"),
+        (lambda e, c: e.choose(c, CHOICES, np.ones((3, 4))), r"legal has shape \(3, 4\), but must have \(3, 5\)"),
+        (lambda e, c: e.choose(c, make_choices([range(5), (9,)]), np.ones((3, 2))), "row 1 has 4 slots left"),
+        (lambda e, c: e.repeat(c, 0), "times is 0, but must be >= 1"),
+        (lambda e, c: e.share(c, 2, slots=16), r"one row for each adapter, but this one has rows for adapters \[0, 0, 0\]"),
     ],
 )
 def test_what_does_not_fit_a_conversation_is_refused_and_leaves_it_usable(engine, act, message):
@@ -442,13 +442,13 @@ def test_a_bucket_does_not_make_a_model_longer():
     engine = QuickEngine(model, params, dtype=jnp.float32, bucket=24)
     conversation = engine.prefill([[1] * 60], slots=60)
     assert conversation.cache.slots == 72 and conversation.room(0) == 4
-    with pytest.raises(ValueError, match="there is room for 4 behind its 60 tokens"):
+    with pytest.raises(ValueError, match="4 slots are left after its 60 tokens"):
         engine.generate(conversation, Sampling(max_new_tokens=5))
 
 
 def test_adapters_come_with_their_scale():
     model, params = model_and_params()
-    with pytest.raises(ValueError, match="adapters and lora_scale belong together"):
+    with pytest.raises(ValueError, match="adapters and lora_scale must be given together"):
         Engine(model, params, adapters=adapters()[0])
 
 
@@ -461,7 +461,7 @@ def test_a_nan_is_reported_with_its_row(engine):
         engine.update(params | {"embed": params["embed"].at[7].set(jnp.nan)})
         with pytest.raises(FloatingPointError, match="the logits of row 1 are not finite after 0 new tokens"):
             engine.generate(engine.prefill(prompts, slots=SLOTS), GREEDY)
-        with pytest.raises(FloatingPointError, match="the logits of row 1 are not finite at its answer"):
+        with pytest.raises(FloatingPointError, match="the logits of row 1 are not finite"):
             engine.choose(engine.prefill(prompts, slots=SLOTS), CHOICES, np.ones((3, 5), bool))
         engine.update(params | {"embed": params["embed"].at[chain[2][0]].set(jnp.nan)})
         assert chain[2][0] not in sum(prompts, chain[0] + chain[1])
@@ -474,6 +474,6 @@ def test_a_nan_is_reported_with_its_row(engine):
 def test_full_logits_is_what_it_says():
     """The reference of this file reads rows of unequal length without letting padding in."""
     rows = random_prompts([4, 9])
-    merge_metrics, alone = full_logits(rows), full_logits(rows[1:])
-    np.testing.assert_allclose(merge_metrics[1], alone[0], atol=1e-5)
-    assert merge_metrics[0].shape == (4, CONFIG.vocab_size)
+    together, alone = full_logits(rows), full_logits(rows[1:])
+    np.testing.assert_allclose(together[1], alone[0], atol=1e-5)
+    assert together[0].shape == (4, CONFIG.vocab_size)

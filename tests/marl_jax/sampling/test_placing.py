@@ -375,16 +375,16 @@ def test_requests_that_can_never_fit_are_refused():
     engine = FakeEngine(parts=2)
     with pytest.raises(
         ValueError,
-        match="cache_tokens is 47, which is room for 44 tokens; expected: at least 48, a "
-        "conversation of max_length 24 for each of 2 parts of the batch",
+        match="cache_tokens is 47, which gives a cache of 44 tokens, but at least 48 are needed for a "
+        "conversation of max_length 24 in each of 2 shards",
     ):
         make(engine, cache_tokens=47)
-    with pytest.raises(ValueError, match="memory_frac is 0.0, which is room for 0 tokens; expected: at least 24"):
+    with pytest.raises(ValueError, match="memory_frac is 0.0, which gives a cache of 0 tokens, but at least 24 are needed"):
         make(FakeEngine(), cache_tokens=None, memory_frac=0.0)
-    with pytest.raises(ValueError, match="page_size is 12; accepted: powers of two"):
+    with pytest.raises(ValueError, match="page_size is 12, but must be a power of two"):
         make(engine, page_size=12)
     batcher = make(engine, cache_tokens=48)
-    with pytest.raises(ValueError, match="20 tokens and max_new_tokens 5 do not fit into max_length 24"):
+    with pytest.raises(ValueError, match="20 tokens with max_new_tokens 5 exceeds max_length 24"):
         batcher.submit([1] * 20, Sampling(max_new_tokens=5))
     assert not batcher.busy
 

@@ -69,7 +69,7 @@ def test_every_form_of_a_puzzle_is_accepted_and_has_the_same_budget(experiment):
         validate.check(config)
     budgets = {batches.rows(configs[form]) * (4 if form.startswith("at_grpo") else 1) for form in planning.PLAY}
     assert len(budgets) == 1
-    with pytest.raises(ValueError, match="form 'at_grop' is unknown, but must be one of: single, grpo"):
+    with pytest.raises(ValueError, match="form is 'at_grop', but must be one of: single, grpo"):
         experiment.get_config("at_grop")
 
 
@@ -78,7 +78,7 @@ def test_every_form_of_poker_is_accepted(experiment):
     for form in (None, *poker.FORMS, "sft", "smollm2", "ppo+smollm2-lora", "sft+tiny"):
         validate.check(experiment.get_config(form))
     with pytest.raises(
-        ValueError, match="form 'magnt' is unknown, but must be one of: magnet, ppo, role, magnet_role, sft"
+        ValueError, match="form is 'magnt', but must be one of: magnet, ppo, role, magnet_role, sft"
     ):
         experiment.get_config("magnt")
 
@@ -256,8 +256,8 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
             dict(algo=algorithms.grpo(), rollout__unroll_length=8),
             "an episode of tic_tac_toe may take 9, and algo.name 'grpo'",
         ),
-        (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has other players than the"),
-        (dict(algo__gae="token", algo__critic="central", rollout__completion="free"), "which has one value a turn"),
+        (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has players other than the"),
+        (dict(algo__gae="token", algo__critic="central", rollout__completion="free"), "which has one value per turn"),
         (dict(opponents__bots=("random",)), "config.opponents.bot_frac is 0.0, which gives the bots none of the"),
         (dict(opponents__bots=("random",), opponents__bot_frac=1e-4), "gives the bots none of the"),
         (dict(env=defaults.environment("sudoku"), env__symmetry=True), "must be False: sudoku has no symmetries"),
@@ -357,7 +357,7 @@ def test_the_environment_is_a_game_or_a_task(sums):
         (dict(agents={"all": "main", "judge": "main"}), "config.agents.judge is not a seat of sums; choose from: all"),
         (dict(task__time_limit=0.0), "config.task.time_limit is 0.0, but must be a number > 0"),
         (dict(task__max_length=256), "config.task.max_new_tokens is 256, but must be less than task.max_length (256)"),
-        (dict(algo=algorithms.sft()), "config.algo.name is 'sft' with task.name 'sums', which no bot plays"),
+        (dict(algo=algorithms.sft()), "config.algo.name is 'sft' with task.name 'sums', but bots only play games"),
         (dict(agents__all="bot:random"), "config.agents.all is 'bot:random', but must be a policy: tasks have no bots"),
         (dict(opponents__pool_size=2), "config.opponents is set with task.name 'sums'"),
         (dict(curriculum__enabled=True), "config.curriculum.enabled is True with task.name 'sums'"),

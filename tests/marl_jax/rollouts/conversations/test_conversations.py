@@ -99,6 +99,7 @@ CASES = {
 }
 
 
+@pytest.mark.nightly_for("adapters and names")
 @pytest.mark.parametrize("case", nightly_cases(CASES, "separate critic", "one-token names"))
 def test_later_answers_see_earlier_ones(case):
     """One conversation in each row: no mask, plain causal attention."""
@@ -110,6 +111,7 @@ def test_later_answers_see_earlier_ones(case):
     assert int(jnp.max(jnp.sum(samples.completion_lengths > 0, axis=1))) > 1
 
 
+@pytest.mark.nightly_for("separate critic")
 @pytest.mark.parametrize("case", ["separate critic", "adapters and names"])
 def test_conversations_share_a_row_and_candidates_branch_off_them(case):
     made = policy(**CASES[case])
@@ -140,6 +142,7 @@ def test_means_are_over_answers_not_rows(settings):
     check(policy(), tiny.random_rows(np.random.default_rng(4), N, 2, 2, WIDTH, 2), **settings)
 
 
+@pytest.mark.nightly_for("adapter and prefix")
 @pytest.mark.parametrize(
     "settings",
     [dict(critic="head"), dict(critic="none", lora=1, prefix=True)],

@@ -76,6 +76,7 @@ def played(case):
     return found, tiny.tell(found)
 
 
+@pytest.mark.nightly_for("opponents", "hanabi")
 @pytest.mark.parametrize(
     "case", nightly_cases(CASES, "names behind a prefix, adapters", "tree of names, adapters", "groups")
 )
@@ -115,6 +116,7 @@ def check(found, told):
     assert float(metrics["dropped_completions"]) == pytest.approx(1 - told.recorded[counts].mean())
 
 
+@pytest.mark.nightly_for("tree of names, adapters")
 @pytest.mark.parametrize("case", ["tree of names, adapters", "groups"])
 def test_refill_replaces_the_conversations_of_whole_games(case):
     rollout = dataclasses.replace(program(case).roll, refill=2)
@@ -210,6 +212,7 @@ def test_a_row_without_room_loses_later_answers_and_a_bot_is_not_learned_from():
     np.testing.assert_allclose(*(x.advantages * x.to_tokens(x.loss_weights) for x in asked), atol=1e-5)
 
 
+@pytest.mark.nightly_for("cache")
 @pytest.mark.parametrize("what", ["cache", "events"])
 def test_a_conversation_that_does_not_fit_begins_again(what, monkeypatch):
     """Room for less than an implementation would choose: the reference begins again where it is full."""
@@ -265,6 +268,7 @@ def test_demonstrations_are_conversations():
     np.testing.assert_array_equal(samples.loss_weights, counted(found, told) & told.recorded)
 
 
+@pytest.mark.nightly
 def test_how_well_demonstrations_are_imitated():
     """The accuracy is that of the learner's most likely answers in the same conversations."""
     settings = demonstrations()

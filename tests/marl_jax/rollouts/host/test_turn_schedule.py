@@ -49,12 +49,12 @@ def test_only_the_weights_of_other_turns_change(schedule):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        (dict(train_turns=(1, 1)), "different whole numbers"),
-        (dict(train_turns=(-1,)), "different whole numbers"),
-        (dict(turn_block=2), "no turns take turns"),
-        (dict(turn_block=2, train_turns=(1,)), "no turns take turns"),
+        (dict(train_turns=(1, 1)), "different integers"),
+        (dict(train_turns=(-1,)), "different integers"),
+        (dict(turn_block=2), "blocks need at least two turns"),
+        (dict(turn_block=2, train_turns=(1,)), "blocks need at least two turns"),
         (dict(pack=2, grad_accum_steps=2, critic_reads="completion"), "algo.critic_reads 'completion'"),
-        (dict(whiten=True), "accepted: one of none, agent, turn"),
+        (dict(whiten=True), "must be one of: none, agent, turn"),
     ],
 )
 def test_what_cannot_work_is_refused(fields, problem):
