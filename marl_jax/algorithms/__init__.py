@@ -1,4 +1,4 @@
-"""The algorithms, each a file in this folder and a line here."""
+"""Registry of the algorithms, each a module in this package."""
 
 from ml_collections import ConfigDict
 

@@ -1,7 +1,7 @@
-"""What an algorithm is, and the parts that several share.
+"""Interface of algorithms, and parts that several of them share.
 
-An algorithm says how it rolls out, how samples get their advantages, what loss they have, which config fields it reads
-and what it rejects. It is one file in this folder and one line in the registry; nothing else knows its name.
+An algorithm defines its rollout, its advantages, its loss, its config fields and the configs that it rejects. It is one
+module in this package and one line in the registry; no other code refers to it by name.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from models.sharding import num_shards
 
 
 def no_conditions(config: ConfigDict) -> Iterator[str]:
-    """For algorithms that accept whatever their fields do."""
+    """Accept every config whose fields are valid."""
     yield from ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """One entry of the registry.
+    """An entry of the registry.
 
-    settings   its settings, whose class declares its config fields (`marl_jax/learning/settings.py`)
-    rollout    from the parts of a run to the rollout that gathers its samples
-    compute_advantages  (policy, weights, samples, algo) -> (samples ready for the update, metrics); runs inside jit
-    objective  see `learning.update.Objective`
-    check      (config) -> problems of a config with this algorithm
-    critic     whether it has one
-    heldout_eval  from the parts of a run to a function of the parameters that counts something on held-out games; None
-    verifies   whether it trains a verifier, which scores answers and gives none
+    Attributes:
+        name: Name in the registry.
+        settings: Settings class, which declares the config fields (see `marl_jax/learning/settings.py`).
+        rollout: Builds the rollout from the parts of a run.
+        compute_advantages: Maps (policy, weights, samples, algo) to (samples for the update, metrics). It runs inside
+            jit.
+        objective: Loss; see `learning.update.Objective`.
+        check: Yields the problems of a config with this algorithm.
+        critic: Whether the algorithm has a critic.
+        heldout_eval: Maps the parts of a run to a function that evaluates parameters on held-out games, or None.
+        verifies: Whether it trains a verifier, which scores completions and samples none.
     """
 
     name: str
@@ -58,12 +61,12 @@ class Algorithm:
 
     @property
     def fields(self) -> Fields:
-        """The fields of `config.algo`."""
+        """Fields of `config.algo`."""
         return fields_of(self.settings)
 
 
 class HeldoutCount(NamedTuple):
-    """How often something was right; of the cases, how many were distinct."""
+    """Number of right cases, of all cases and of distinct cases."""
 
     right: int
     total: int
@@ -71,14 +74,25 @@ class HeldoutCount(NamedTuple):
 
 
 class HeldoutMetrics(NamedTuple):
-    """What was counted on held-out games: the name of the row, and counts by metric, the headline first."""
+    """Counts of an evaluation on held-out games.
+
+    Attributes:
+        name: Name of the row in the evaluation.
+        counts: Counts by metric, most important first.
+    """
 
     name: str
     counts: dict[str, HeldoutCount]
 
 
 def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -> Any:
-    """`function` (samples -> tree of [N, …]) over parts of the rows, so that memory stays that of a minibatch."""
+    """Map a function over parts of the rows to bound its memory.
+
+    Args:
+        function: Maps samples to a tree of arrays [N, …].
+        samples: Samples to process.
+        parts: Maximum number of parts; lowered until it divides N.
+    """
     while samples.n % parts:
         parts -= 1
     return unsplit(jax.lax.map(function, split(samples.replace(completion_at=None), parts)))
@@ -87,9 +101,14 @@ def in_parts(function: Callable[[Samples], Any], samples: Samples, parts: int) -
 def score_in_parts(
     function: Callable[[Samples, packing.PackedRows | None], Any], samples: Samples, algo: LearnerSettings
 ) -> Any:
-    """`function` (samples, packed rows or None -> tree of [N, X]) over the parts in which the update reads the rows.
+    """Map a function over the rows in the parts in which the update reads them.
 
-    Rows without an answer are not read where rows are packed, and have zeros.
+    If rows are packed, rows without a completion are not read and get zeros.
+
+    Args:
+        function: Maps samples and packed rows (or None) to a tree of arrays [N, X].
+        samples: Samples to score.
+        algo: Settings of the algorithm.
     """
     samples, parts = samples.replace(completion_at=None), algo.minibatches * algo.grad_accum_steps
     if not algo.pack:
@@ -103,17 +122,17 @@ def score_in_parts(
         return rows, function(rows.pick(samples), rows)
 
     def add(i, total):
-        rows, found = one(i)
-        return rows.put(total, found)
+        rows, scores = one(i)
+        return rows.put(total, scores)
 
     nothing = jax.tree.map(lambda x: jnp.zeros((samples.n, *x.shape[1:]), x.dtype), jax.eval_shape(one, 0)[1])
     return jax.lax.fori_loop(0, -(-places.used() // size), add, nothing)
 
 
 def with_reference(policy: Policy, weights: dict, samples: Samples, algo: PolicyGradientSettings) -> Samples:
-    """The samples with what the update compares them with: log-probabilities of reference and magnet, KL in the reward.
+    """Add log-probabilities of reference and magnet, and the KL in the reward.
 
-    A KL in the reward is subtracted from what the answering seat was paid, summed over the tokens of the answer.
+    With `kl_in="reward"`, the KL summed over the tokens of a completion is subtracted from the reward of its seat.
     """
 
     def logps(function):
@@ -125,38 +144,39 @@ def with_reference(policy: Policy, weights: dict, samples: Samples, algo: Policy
         samples = samples.replace(ref_logps=logps(scoring.reference_logps))
     if algo.kl_coef and algo.kl_in == "reward":
         own = jax.nn.one_hot(samples.seat, samples.n_seats)
-        paid = samples.to_completions(kl_rewards(samples, algo))
-        samples = samples.replace(rewards=samples.rewards + paid[..., None] * own)
+        penalty = samples.to_completions(kl_rewards(samples, algo))
+        samples = samples.replace(rewards=samples.rewards + penalty[..., None] * own)
     return samples
 
 
 def kl_rewards(samples: Samples, algo: PolicyGradientSettings) -> jax.Array:
-    """float32 [N, X]: what a KL in the reward pays for every token; zeros where it is not charged there."""
+    """Return the KL penalty in the reward of each token, float32 [N, X], or zeros."""
     if not algo.kl_coef or algo.kl_in != "reward":
         return jnp.zeros(samples.targets.shape, jnp.float32)
     assert samples.ref_logps is not None
     counts = samples.mask() * samples.to_tokens(samples.recorded())
-    # Of answers without room in a row the reference may mean nothing.
-    found = losses.kl(samples.logps, jnp.where(counts > 0, samples.ref_logps, samples.logps), algo.kl_kind)
-    return -algo.kl_coef * found * counts
+    # The reference is undefined for completions without room in a row.
+    divergence = losses.kl(samples.logps, jnp.where(counts > 0, samples.ref_logps, samples.logps), algo.kl_kind)
+    return -algo.kl_coef * divergence * counts
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippedObjective(Objective):
     """PPO's clipped loss with its options, shared by PPO and the GRPO family.
 
-    critic  also fit the critic's values, at the first token of each answer or at every one (`algo.gae`), where there
-            is a critic and not an average of returns in its place
+    Attributes:
+        critic: Whether to fit the values of a critic, at the first token of each completion or at every token
+            (`algo.gae`), unless an average of returns replaces it.
     """
 
     critic: bool
 
     def fits_values(self, algo: PolicyGradientSettings) -> bool:
-        """Whether values are learnt by this loss."""
+        """Return whether this loss trains a critic."""
         return self.critic and algo.baseline == "critic"
 
     def loss_weights_for(self, samples: Samples, algo: PolicyGradientSettings) -> dict[str, jax.Array]:
-        """Weights of the tokens in the policy's loss and in the critic's."""
+        """Return the token weights of the policy loss and of the value loss."""
         weighed = {"policy": losses.token_weights(samples, algo.loss_agg, samples.max_new)}
         if self.fits_values(algo):
             weighed["value"] = losses.token_weights(samples, "token", mask=value_mask(samples, algo.gae))
@@ -165,10 +185,13 @@ class ClippedObjective(Objective):
     def loss(
         self, samples: Samples, weighed: dict, scores: Scores, algo: PolicyGradientSettings, scheduled: Scheduled
     ) -> tuple[jax.Array, dict]:
-        """The loss of some rows, and metrics; both are sums over tokens with the minibatch's weights."""
+        """Compute the loss of some rows and metrics, as weighted sums over tokens.
+
+        The weights are those of the minibatch.
+        """
         old = samples.logps if samples.old_logps is None else samples.old_logps
         correction = losses.truncated_importance(old, samples.logps, algo.tis_clip) if algo.tis_clip else 1.0
-        # Of answers that do not count (an opponent's, or without room in a row) the scores may mean nothing.
+        # Scores are undefined for completions with weight 0 (of an opponent, or without room in a row).
         logps = jnp.where(weighed["policy"] > 0, scores.logps, old)
         if algo.ratio_mask != "none":
             correction *= losses.ratio_mask(samples, logps, old, algo.ratio_mask, algo.ratio_mask_limit)
@@ -186,7 +209,7 @@ class ClippedObjective(Objective):
             "ratio": total(clip.ratio),
             "clip_frac_low": total(clip.clip_frac_low),
             "clip_frac_high": total(clip.clip_frac_high),
-            "approx_kl": total(losses.kl(old, logps, "k3")),  # KL(old ‖ new): the tokens were drawn from old
+            "approx_kl": total(losses.kl(old, logps, "k3")),  # KL(old ‖ new), because the tokens were sampled from old
             "log_ratio_max": jnp.max(logps - old, initial=0.0),
             "log_ratio_min": jnp.min(logps - old, initial=0.0),
             "logprob_diff": total(jnp.abs(logps - samples.logps)),
@@ -211,7 +234,10 @@ class ClippedObjective(Objective):
         return loss, {**metrics, "loss": loss}
 
     def minibatch_metrics(self, samples: Samples, n_policies: int) -> dict[str, jax.Array]:
-        """Compute the net advantage of each policy: far from 0, a minibatch pushes all its completions one way."""
+        """Compute the net advantage of each policy.
+
+        If it is far from 0, a minibatch changes the probability of all its completions in the same direction.
+        """
         own = (samples.policy == jnp.arange(n_policies)[:, None])[..., None] if n_policies > 1 else jnp.ones((1, 1, 1))
         weights = own * samples.loss_weights  # [n, N, S]
         mean = samples.to_completions(samples.advantages) / jnp.maximum(samples.completion_lengths, 1)
@@ -219,18 +245,21 @@ class ClippedObjective(Objective):
         return {"net_advantage": jnp.sum(weights * mean, axis=(1, 2)) / total}
 
     def summary(self, samples: Samples, algo: PolicyGradientSettings) -> dict[str, jax.Array]:
-        """How well the critic had foreseen the returns."""
+        """Compute how well the critic predicted the returns."""
         if not self.fits_values(algo):
             return {}
-        asked = value_mask(samples, algo.gae) * samples.to_tokens(samples.loss_weights)
-        count = jnp.maximum(jnp.sum(asked), 1e-8)
+        weights = value_mask(samples, algo.gae) * samples.to_tokens(samples.loss_weights)
+        count = jnp.maximum(jnp.sum(weights), 1e-8)
         return {
-            "explained_variance": losses.explained_variance(samples.values, samples.returns, asked),
-            "value": jnp.sum(samples.values * asked) / count,
-            "return": jnp.sum(samples.returns * asked) / count,
+            "explained_variance": losses.explained_variance(samples.values, samples.returns, weights),
+            "value": jnp.sum(samples.values * weights) / count,
+            "return": jnp.sum(samples.returns * weights) / count,
         }
 
 
 def value_mask(samples: Samples, gae: str) -> jax.Array:
-    """float32 [N, X]: where the critic is asked. Over turns, before the first token; over tokens, before each."""
+    """Return float32 [N, X] with 1 where the critic predicts a value.
+
+    These are the first tokens of completions, or all tokens if `gae` is "token".
+    """
     return samples.mask() if gae == "token" else samples.first()

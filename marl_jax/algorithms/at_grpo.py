@@ -1,4 +1,4 @@
-"""AT-GRPO: at every turn of every agent K candidates of one prompt, compared with each other; one is continued."""
+"""AT-GRPO: K candidates of one prompt at every turn, compared with each other."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from marl_jax.samples import Samples
 def compute_advantages(
     policy: Policy, weights: dict, samples: Samples, algo: ATGRPOSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
-    """Samples with the advantages of each candidate within its group, by what its own seat was paid, and metrics."""
+    """Compute the advantage of each candidate in its group by the reward of its seat."""
     samples = with_old_logps(policy, weights, samples, algo)
     place, size = (samples.group, samples.member), (samples.n_groups, samples.group_size)
     exists = samples.completion_lengths > 0
     rewards = jnp.zeros(size).at[place].add(samples.own_rewards() * exists)
     members = jnp.zeros(size, bool).at[place].max(exists)
     agents = jnp.zeros(size[:1], jnp.int32).at[samples.group].max(samples.seat * exists)
-    found = groups.advantages(rewards, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
+    result = groups.advantages(rewards, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
     counts = jnp.any(jnp.zeros(size, bool).at[place].max(samples.loss_weights > 0), axis=1)
-    metrics = group_metrics(found, counts, rewards, members)
-    informative = found.informative[samples.group]
-    return with_advantages(samples, found.advantages[place], rewards[place], informative, algo), metrics
+    metrics = group_metrics(result, counts, rewards, members)
+    informative = result.informative[samples.group]
+    return with_advantages(samples, result.advantages[place], rewards[place], informative, algo), metrics
 
 
 def rollout(run: RunParts) -> Rollout:
-    """Build the rollout: candidates of one prompt at every turn."""
+    """Build the rollout, with several candidates at every turn."""
     algo = run.algo
     assert isinstance(algo, ATGRPOSettings)
     if run.task:

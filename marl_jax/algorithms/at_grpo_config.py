@@ -27,48 +27,49 @@ class ATGRPOSettings(GroupSettings):
 
 
 def check(c: ConfigDict) -> Iterator[str]:
-    """AT-GRPO: candidates of one prompt in groups."""
+    """Yield the problems of a config with AT-GRPO."""
     from envs.tasks import TASKS
 
     yield from check_train_turns(c)
     yield from check_overlong(c)
-    yield from check_no_other_players(c, "whose groups compare the learner with itself")
+    yield from check_no_other_players(c, "compares the learner with itself")
     if not c.task.name:
         if c.algo.team_term == "lookahead" and c.env.context == "history":
-            yield "config.algo.team_term is 'lookahead' with env.context 'history', but must be 'immediate', or 'turn'"
+            yield "config.algo.team_term is 'lookahead', but must be 'immediate' unless env.context is 'turn'"
         yield from _planner(c)
         return
     for name, default in (("continuation", "best"), ("team_term", "immediate")):
         if c.algo[name] != default:
             yield (
-                f"config.algo.{name} is {c.algo[name]!r} with task.name {c.task.name!r}, which scores candidates and "
-                f"keeps one itself, but must be {default!r}, and what task.params offer"
+                f"config.algo.{name} is {c.algo[name]!r}, but must be {default!r} for tasks, which score candidates "
+                "and keep one themselves. Use task.params instead"
             )
     workflow = TASKS.get(c.task.name)(**c.task.params.to_dict()).graph
     for node in workflow.nodes.values() if workflow is not None else ():
         for step in node.steps if not node.is_last else ():
             if step.rewards is None:
                 yield (
-                    f"config.algo.name is 'at_grpo' with task.name {c.task.name!r}, whose step of {step.role!r} at "
-                    f"{node.name!r} has no rewards to compare candidates by, but must be rewards at each step, or []"
+                    f"config.algo.name is 'at_grpo' with task.name {c.task.name!r}, but the step of {step.role!r} at "
+                    f"{node.name!r} has no rewards to compare candidates by. Give every step rewards or []"
                 )
 
 
 def _planner(c: ConfigDict) -> Iterator[str]:
+    """Yield the settings that give all proposals of a planner the same reward."""
     from marl_jax.agents.seating import seat_names
 
-    # A planner's step moves nothing: it is paid for its proposal at the process level, at once, and never ends a game.
+    # The step of a planner makes no move: it only gets an immediate process reward and never ends a game.
     if c.algo.team_term != "immediate" or c.env.params.get("roles") != "two":
         return
     planners = seat_names(c.agents, ("planner",))[0]
     if not any(name in c.policies and not c.policies[name].frozen for name in planners):
         return
-    unpaid = [] if c.reward.dense else ["reward.dense is False"]
-    unpaid += [] if c.reward.process else ["reward.process is 0"]
+    problems = [] if c.reward.dense else ["reward.dense is False"]
+    problems += [] if c.reward.process else ["reward.process is 0"]
     if c.env.params.get("planner_weight", 1) == 0 and c.rollout.completion != "free":
-        unpaid.append("env.params.planner_weight is 0")
-    for why in unpaid:
+        problems.append("env.params.planner_weight is 0")
+    for why in problems:
         yield (
-            f"config.{why} with algo.name 'at_grpo' and algo.team_term 'immediate': all proposals of the planner are "
-            "paid alike, so it would never learn, but must be another value, or algo.team_term 'lookahead'"
+            f"config.{why} with algo.name 'at_grpo' and algo.team_term 'immediate', but then all proposals of the "
+            "planner get the same reward and it never learns. Change it, or set algo.team_term to 'lookahead'"
         )

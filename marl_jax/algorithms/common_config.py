@@ -13,7 +13,7 @@ from marl_jax.learning.settings import LearnerSettings, redefault, setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyGradientSettings(LearnerSettings):
-    """Settings of every policy gradient."""
+    """Settings of all policy gradient algorithms."""
 
     clip_low: float = setting(
         0.2, number(0, 1, above=True), "Lower clip range; importance ratios are clipped below 1 - clip_low"
@@ -108,12 +108,17 @@ def pack_setting() -> int:
 
 
 def check_no_other_players(c: ConfigDict, why: str) -> Iterator[str]:
-    """Refuse opponents: the algorithm plays all seats itself."""
+    """Yield a problem if there are opponents.
+
+    Args:
+        c: Config of a run.
+        why: Verb phrase that says why the algorithm has no opponents.
+    """
     o = c.opponents
     if o.self_play_frac < 1 or o.bot_frac > 0 or o.pool_size:
         yield (
-            f"config.opponents has other players than the learner with algo.name {c.algo.name!r}, {why}; "
-            "accepted: self_play_frac 1, bot_frac 0 and pool_size 0"
+            f"config.opponents has players other than the learner, but algo.name {c.algo.name!r} {why}. "
+            "Set self_play_frac to 1, bot_frac to 0 and pool_size to 0"
         )
 
 
@@ -123,7 +128,7 @@ def has_free_answers(c: ConfigDict) -> bool:
 
 
 def check_overlong(c: ConfigDict) -> Iterator[str]:
-    """Refuse a penalty that every completion would get."""
+    """Yield a problem if every completion would get the penalty."""
     field, longest = (
         ("task.max_new_tokens", c.task.max_new_tokens)
         if c.task.name
@@ -131,33 +136,38 @@ def check_overlong(c: ConfigDict) -> Iterator[str]:
     )
     if c.algo.overlong == "penalty" and has_free_answers(c) and c.algo.overlong_buffer >= longest:
         yield (
-            f"config.algo.overlong_buffer is {c.algo.overlong_buffer} with {field} {longest}, so that every answer "
-            "would be over-long, but must be less than the limit"
+            f"config.algo.overlong_buffer is {c.algo.overlong_buffer}, but must be less than {field} ({longest}), or "
+            "every completion gets a penalty"
         )
 
 
 def check_train_turns(c: ConfigDict) -> Iterator[str]:
-    """Refuse a choice of turns where there are none to choose."""
+    """Yield a problem if turns are selected where there are none to select from."""
     if c.algo.train_turns and not c.task.name:
-        yield f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}, but must be (), or a task"
+        yield (
+            f"config.algo.train_turns is {c.algo.train_turns!r} with env.name {c.env.name!r}, but must be () for games"
+        )
     if c.algo.turn_block and len(c.algo.train_turns) < 2:
         yield (
-            f"config.algo.turn_block is {c.algo.turn_block} with algo.train_turns {c.algo.train_turns!r}, so that no "
-            "turns take turns, but must be 0, or two turns and more"
+            f"config.algo.turn_block is {c.algo.turn_block} with algo.train_turns {c.algo.train_turns!r}, but blocks "
+            "need at least two turns. Set turn_block to 0 or add turns to train_turns"
         )
 
 
 def check_packing(c: ConfigDict) -> Iterator[str]:
-    """Refuse packing where it cannot work."""
+    """Yield the problems of packing, where it cannot work."""
     if not c.algo.pack:
         return
-    found = f"config.algo.pack is {c.algo.pack} with"
+    subject = f"config.algo.pack is {c.algo.pack} with"
     if not has_free_answers(c):
         yield (
-            f"{found} rollout.completion {c.rollout.completion!r}, whose samples are of one length, but must be 0, "
-            "or 'free'"
+            f"{subject} rollout.completion {c.rollout.completion!r}, but only free completions differ in length. Set "
+            "pack to 0 or rollout.completion to 'free'"
         )
     if c.algo.grad_accum_steps < 2:
-        yield f"{found} algo.grad_accum_steps 1: no parts to leave out, but must be 0, or algo.grad_accum_steps from 2 up"
+        yield (
+            f"{subject} algo.grad_accum_steps 1, but packing saves time by skipping parts of a minibatch. Set pack to "
+            "0 or grad_accum_steps to 2 or more"
+        )
     if c.model.lora.rank and len(c.policies) > 1:
-        yield f"{found} an adapter for each of {len(c.policies)} policies, but must be 0, or one policy"
+        yield f"{subject} adapters of {len(c.policies)} policies, but must be 0 unless there is one policy"

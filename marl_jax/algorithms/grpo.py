@@ -1,7 +1,7 @@
-"""GRPO and its relatives: K whole episodes from one start, compared with each other; there is no critic.
+"""GRPO and its variants: K full episodes from one start, compared without a critic.
 
-Which member of the family it is, is settings: baseline, standard deviation and what is left out here, clips, ratio and
-mean in the loss (`configs/algorithms.py`).
+Settings select the variant: baseline, standard deviation and filtering in this module; clipping, importance ratio and
+averaging in the loss (see `configs/algorithms.py`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from marl_jax.samples import Samples
 def compute_advantages(
     policy: Policy, weights: dict, samples: Samples, algo: GroupSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
-    """Samples with the advantages of whole episodes within their groups, seat by seat, and metrics."""
+    """Compute the advantages of full episodes in their groups, for each seat."""
     samples = with_old_logps(policy, weights, samples, algo)
     returns, ended = episode_returns(samples)  # [G, P, K], [G, K]
     members = jnp.broadcast_to(ended[:, None], returns.shape)
     agents = jnp.broadcast_to(jnp.arange(samples.n_seats), returns.shape[:-1])
-    found = groups.advantages(returns, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
+    result = groups.advantages(returns, members, agents=agents, n_agents=samples.n_seats, **group_settings(algo))
     place = (samples.group, samples.seat, samples.member)
     active = jnp.zeros(returns.shape, bool).at[place].max(samples.loss_weights > 0)
     counts = jnp.any(members & active, axis=-1)
-    informative = found.informative[samples.group, samples.seat]
-    metrics = group_metrics(found, counts, returns, members)
-    return with_advantages(samples, found.advantages[place], returns[place], informative, algo), metrics
+    informative = result.informative[samples.group, samples.seat]
+    metrics = group_metrics(result, counts, returns, members)
+    return with_advantages(samples, result.advantages[place], returns[place], informative, algo), metrics
 
 
 def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
-    """What every seat earned in each episode of each group, float32 [G, P, K], and whether that ended, bool [G, K]."""
+    """Compute the returns of every seat in each episode of each group.
+
+    Returns:
+        Returns float32 [G, P, K], and whether the episode ended, bool [G, K].
+    """
     place = (samples.group, samples.member)
     size = (samples.n_groups, samples.group_size)
     returns = jnp.zeros((*size, samples.n_seats)).at[place].add(samples.rewards)
@@ -48,7 +52,7 @@ def episode_returns(samples: Samples) -> tuple[jax.Array, jax.Array]:
 
 
 def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: GroupSettings) -> Samples:
-    """`with_reference`, and against staleness the log-probabilities before the update."""
+    """Add log-probabilities before the update, if `tis_clip` needs them, and `with_reference`."""
     if algo.tis_clip:
         old = score_in_parts(lambda *part: scoring.answer_logps(policy, weights, *part), samples, algo)
         samples = samples.replace(old_logps=old)
@@ -58,7 +62,10 @@ def with_old_logps(policy: Policy, weights: dict, samples: Samples, algo: GroupS
 def with_advantages(
     samples: Samples, advantages: jax.Array, returns: jax.Array, informative: jax.Array, algo: GroupSettings
 ) -> Samples:
-    """Fill in what is known of the completions, [N, S]; those of uninformative groups may be left out of the loss."""
+    """Set advantages, returns and `informative` [N, S] of the completions.
+
+    With `filter_zero_std_groups`, completions of uninformative groups get weight 0.
+    """
     if algo.filter_zero_std_groups:
         samples = samples.replace(loss_weights=samples.loss_weights * informative)
     mask = samples.mask()
@@ -70,23 +77,27 @@ def with_advantages(
 
 
 def group_settings(algo: GroupSettings) -> dict:
-    """The arguments of `groups.advantages` that an experiment chooses."""
+    """Return the arguments of `groups.advantages` that come from the config."""
     return dict(baseline=algo.group_baseline, std=algo.group_std, normalize=algo.normalize, ddof=algo.std_ddof)
 
 
-def group_metrics(found: Groups, exists: jax.Array, rewards: jax.Array, members: jax.Array | None = None) -> dict:
-    """Of the groups that anyone learns from: how many, the share in which all were paid alike, their deviation."""
+def group_metrics(result: Groups, exists: jax.Array, rewards: jax.Array, members: jax.Array | None = None) -> dict:
+    """Compute metrics of the groups that contribute to the loss.
+
+    These are the number of groups, the share of groups whose rewards are all equal, and the standard deviation of
+    rewards.
+    """
     count = jnp.maximum(jnp.sum(exists), 1)
     std = groups.group_std(rewards, jnp.ones_like(rewards, bool) if members is None else members)
     return {
         "groups": jnp.sum(exists),
-        "zero_std_groups": jnp.sum(exists & ~found.informative) / count,
+        "zero_std_groups": jnp.sum(exists & ~result.informative) / count,
         "group_reward_std": jnp.sum(jnp.where(exists, std, 0.0)) / count,
     }
 
 
 def rollout(run: RunParts) -> Rollout:
-    """Build the rollout: whole episodes, `group_size` from every start or of every example."""
+    """Build the rollout of full episodes, `group_size` from every start or example."""
     algo = run.algo
     if run.task:
         return HostRollout(**run.task.arguments(samples=algo.group_size), refill=algo.refill)

@@ -63,13 +63,13 @@ class GRPOSettings(GroupSettings):
 
 
 def check(c: ConfigDict) -> Iterator[str]:
-    """GRPO: whole episodes from one start in groups."""
+    """Yield the problems of a config with GRPO."""
     from envs.games import registry as games
 
     yield from check_train_turns(c)
     yield from check_overlong(c)
     yield from check_packing(c)
-    yield from check_no_other_players(c, "whose groups compare the learner with itself")
+    yield from check_no_other_players(c, "compares the learner with itself")
     field, size = ("task.n_episodes", c.task.n_episodes) if c.task.name else ("rollout.num_envs", c.rollout.num_envs)
     if size % c.algo.group_size:
         yield not_divisible(field, size, c.algo.group_size, "algo.group_size")
@@ -78,7 +78,6 @@ def check(c: ConfigDict) -> Iterator[str]:
     longest = games.make(c.env.name, **c.env.params.to_dict()).max_turns
     if c.rollout.unroll_length < longest:
         yield (
-            f"config.rollout.unroll_length is {c.rollout.unroll_length}, but an episode of {c.env.name} may "
-            f"take {longest}, and "
-            f"algo.name 'grpo' judges whole episodes, but must be {longest} and more"
+            f"config.rollout.unroll_length is {c.rollout.unroll_length} with algo.name 'grpo', but must be >= "
+            f"{longest} to finish every episode of {c.env.name}"
         )

@@ -1,4 +1,4 @@
-"""PPO in self-play: generalised advantage estimation over each seat's own turns, and a critic."""
+"""PPO in self-play, with a critic and GAE over the turns of each seat."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from marl_jax.samples import Samples
 def compute_advantages(
     policy: Policy, weights: dict, samples: Samples, algo: PPOSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
-    """Samples of a rollout, its last turns looking ahead, with advantages and returns; those turns are left out."""
-    # A batcher asks no critic, and one that reads conversations by itself is not asked while they are sampled.
+    """Compute advantages and returns, and drop the lookahead turns."""
+    # A batcher evaluates no critic, and sampling with a KV cache does not evaluate a separate one.
     unasked = policy.on_host or (policy.keeps_cache and policy.critic == "separate")
     if algo.tis_clip or algo.gae == "token" or unasked:
         scores = score_in_parts(lambda *part: scoring.score(policy, weights, *part), samples, algo)
-        # What the row had no room for cannot be scored; it keeps the value with which it was sampled.
+        # Completions without room in a row cannot be scored and keep the values from sampling.
         scored = samples.to_tokens(samples.recorded())
         samples = samples.replace(values=jnp.where(scored, scores.values, samples.values))
         if algo.tis_clip:
@@ -33,7 +33,7 @@ def compute_advantages(
     samples = with_reference(policy, weights, samples, algo)
 
     lam, values = algo.lam, samples.at_first(samples.values)
-    if algo.baseline == "seat_ema":  # whole returns, compared with what the seat usually earns
+    if algo.baseline == "seat_ema":  # full returns, compared with the average return of the seat
         lam, values = 1.0, weights["baseline"][samples.seat]
     in_time = samples.in_time
     credit = advantages.gae(
@@ -59,16 +59,20 @@ def compute_advantages(
 
 
 def _whitened_together(samples: Samples, whiten: str) -> tuple[jax.Array, int]:
-    """int32 [N, S]: answers of one number are whitened together, and how many numbers there are."""
+    """Return the labels of completions that are whitened together.
+
+    Returns:
+        Labels int32 [N, S], and the number of labels.
+    """
     if whiten == "agent":
         return samples.seat, samples.n_seats
     assert samples.completion_at is not None
-    turns = samples.completion_at.shape[0]  # no chat of an episode has more
+    turns = samples.completion_at.shape[0]  # upper bound on the turns of a chat
     return samples.seat * turns + samples.turn, samples.n_seats * turns
 
 
 def rollout(run: RunParts) -> Rollout:
-    """Build the rollout: games in rows that never idle, with opponents; or episodes of a task, in order of time."""
+    """Build the rollout: games with opponents, or episodes of a task in time order."""
     if run.task:
         return HostRollout(**run.task.arguments(), time_order=True)
     assert run.game is not None

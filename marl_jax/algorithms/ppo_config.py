@@ -56,37 +56,37 @@ class PPOSettings(PolicyGradientSettings):
 
 
 def check(c: ConfigDict) -> Iterator[str]:
-    """PPO: one sample per prompt, values from a critic."""
+    """Yield the problems of a config with PPO."""
     yield from check_train_turns(c)
     yield from check_overlong(c)
     yield from check_packing(c)
     if c.task.name and c.algo.critic == "central":
         yield (
-            f"config.algo.critic is 'central' with task.name {c.task.name!r}, whose seats share no position to read; "
-            "accepted: 'head' or 'separate'"
+            f"config.algo.critic is 'central' with task.name {c.task.name!r}, but must be 'head' or 'separate' for "
+            "tasks, whose seats share no position"
         )
     if c.algo.pack and c.algo.critic != "head":
-        found = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
-        yield f"{found}, but must be 0, or algo.critic 'head'"
+        subject = f"config.algo.pack is {c.algo.pack} with algo.critic {c.algo.critic!r}"
+        yield f"{subject}, but must be 0 unless algo.critic is 'head'"
     if c.algo.pack and c.algo.critic_reads == "completion":
-        yield f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'completion', but must be 0, or 'chat'"
+        subject = f"config.algo.pack is {c.algo.pack} with algo.critic_reads 'completion'"
+        yield f"{subject}, but must be 0 unless algo.critic_reads is 'chat'"
     for name, of_tasks, default in (("critic_reads", "completion", "chat"), ("whiten", "turn", "agent")):
         if c.algo[name] == of_tasks and not c.task.name:
-            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}, but must be {default!r}, or a task"
+            yield f"config.algo.{name} is {of_tasks!r} with env.name {c.env.name!r}, but must be {default!r} for games"
     if c.algo.gae == "token" and not has_free_answers(c):
         yield (
-            "config.algo.gae is 'token' with rollout.completion 'constrained', but must be 'turn', or "
-            "rollout.completion 'free'"
+            "config.algo.gae is 'token' with rollout.completion 'constrained', but must be 'turn' unless "
+            "rollout.completion is 'free'"
         )
     if c.algo.gae == "token" and (c.algo.critic == "central" or c.algo.baseline == "seat_ema"):
-        found = "baseline 'seat_ema'" if c.algo.baseline == "seat_ema" else "critic 'central'"
+        source = "baseline 'seat_ema'" if c.algo.baseline == "seat_ema" else "critic 'central'"
         yield (
-            f"config.algo.gae is 'token' with algo.{found}, which has one value a turn, but must be 'turn', or "
-            "algo.critic 'head' or 'separate'"
+            f"config.algo.gae is 'token' with algo.{source}, which has one value per turn, but must be 'turn' unless "
+            "algo.critic is 'head' or 'separate'"
         )
     if c.algo.baseline == "seat_ema" and c.algo.whiten != "none":
         yield (
-            f"config.algo.whiten is {c.algo.whiten!r} with algo.baseline 'seat_ema': it subtracts each "
-            "agent's mean, and the "
-            "average with it, but must be 'none'"
+            f"config.algo.whiten is {c.algo.whiten!r} with algo.baseline 'seat_ema', but must be 'none': whitening "
+            "subtracts the mean of each agent, and the baseline with it"
         )

@@ -1,9 +1,9 @@
-"""Supervised training on what a bot plays, so that small models have something to improve by playing.
+"""Supervised fine-tuning on the moves of a bot, as a starting point for reinforcement learning.
 
     python launch.py --config=experiments/plan_path.py:roles_sft --workdir=runs/warm
     python launch.py --config=experiments/plan_path.py --workdir=runs/mine --config.model.init_from=runs/warm
 
-Its rollout reads instead of sampling: the answers are the bot's. The loss is the likelihood of whole answers.
+Completions come from the bot instead of the policy. The loss is the negative log-likelihood of full completions.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from marl_jax.rollouts.base import RunParts
 from marl_jax.rollouts.demonstrations import DemonstrationAnswers, Demonstrations
 from marl_jax.samples import Samples
 
-DRAWS = 32  # of the bot in a held-out position: what it plays in one of them is right
+DRAWS = 32  # draws of the bot in a held-out position; any move that it plays in one of them is right
 HELD_OUT_KEY = 7
 
 
 def compute_advantages(
     policy: Policy, weights: dict, samples: Samples, algo: SFTSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
-    """The samples as they are."""
+    """Return the samples unchanged."""
     return samples, {}
 
 
 class Likelihood(Objective):
-    """Minus the mean log-probability of whole answers."""
+    """The negative mean log-probability of full completions."""
 
     def loss_weights_for(self, samples: Samples, algo: SFTSettings) -> jax.Array:
-        """[N, S], adding up to 1 over a minibatch."""
+        """Return the weights of completions [N, S], which sum to 1 over a minibatch."""
         return samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
 
     def loss(
         self, samples: Samples, weighed: jax.Array, scores: Scores, algo: SFTSettings, scheduled: Scheduled
     ) -> tuple[jax.Array, dict]:
-        """The loss of some rows, and metrics."""
+        """Compute the loss of some rows and metrics."""
         answers = samples.to_completions(scores.logps)
         loss = -jnp.sum(weighed * answers)
         metrics = {"loss": loss, "probability": jnp.sum(weighed * jnp.exp(answers))}
@@ -54,7 +54,7 @@ class Likelihood(Objective):
 
 
 def rollout(run: RunParts) -> Demonstrations:
-    """Build the rollout: the games of a bot."""
+    """Build the rollout, in which a bot plays."""
     algo = run.algo
     assert isinstance(algo, SFTSettings) and run.game is not None
     weights = sft_config.kind_weights(algo.kind_weights)
@@ -63,26 +63,26 @@ def rollout(run: RunParts) -> Demonstrations:
 
 
 class Imitation:
-    """How well a team imitates the bot in games that training never sees, the same ones at every call."""
+    """Evaluation of imitation in held-out games, the same ones at every call."""
 
     def __init__(self, run: RunParts):
         shown = rollout(run)
         unseen = dataclasses.replace(shown, game=shown.game.held_out(), noise=0.0)
-        self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last: an answer that names nothing
+        self._kinds = np.array([*unseen.game.action_kinds, ""])  # the last entry: no action was named
         self._program = Program(
             lambda params: unseen.heldout_eval(params, jax.random.key(HELD_OUT_KEY), DRAWS),
-            "the imitation's evaluation",
+            "the evaluation of the imitation",
         )
 
     def compile_ahead(self, ahead: AotCompiler, params: dict[str, dict]) -> None:
-        """Begins to compile what a call needs."""
+        """Start compiling the evaluation."""
         self._program.compile_ahead(ahead, lambda: (params,))
 
     def __call__(self, params: dict[str, dict]) -> HeldoutMetrics:
-        """How often the most likely answer is one of the bot's: its accuracy.
+        """Count how often the most likely action is one that the bot plays.
 
-        Where actions have kinds, also the accuracy of the bot's moves of each, and the precision of the policy's: of
-        the plays that it chooses, the share that the bot would make.
+        If actions have kinds, also compute for each kind the accuracy on the moves of the bot and the precision of the
+        moves of the policy: the share of its moves of this kind that the bot would make.
         """
         answers = jax.device_get(self._program(params))
         counts = {"accuracy": _count(answers, answers.counts)}

@@ -1,4 +1,4 @@
-"""Settings and checks of supervised training. Importing this does not import JAX."""
+"""Settings and checks of supervised fine-tuning. Importing this does not import JAX."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from marl_jax.learning.settings import LearnerSettings, setting
 
 _KIND_WEIGHT = re.compile(r"(\w+)=(\d+(?:\.\d+)?)")
 _KIND_WEIGHTS = Rule(
-    "a tuple of texts KIND=WEIGHT, e.g. ('play=2',)",
+    "a tuple of strings KIND=WEIGHT, such as ('play=2',)",
     lambda x: TEXTS.holds(x) and all(_KIND_WEIGHT.fullmatch(text) for text in x),
 )
 
 
 def kind_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Weights by the names of kinds, from texts like "play=2"."""
+    """Parse weights by kind of move from strings such as "play=2"."""
     return {kind: float(weight) for kind, weight in (text.split("=") for text in texts)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTSettings(LearnerSettings):
-    """Settings of supervised training."""
+    """Settings of supervised fine-tuning."""
 
     bot: str = setting("", TEXT, "Bot to imitate; '': the strongest bot of the game")
     noise: float = setting(0.1, number(0, 0.9), "Fraction of random moves, which lead to unusual positions")
@@ -36,21 +36,21 @@ class SFTSettings(LearnerSettings):
 
 
 def check(c: ConfigDict) -> Iterator[str]:
-    """Supervised training: a bot plays all seats and all levels of a game."""
+    """Yield the problems of a config with supervised fine-tuning."""
     from envs.games import registry as games
     from envs.games.bots import bot_names
 
     if c.task.name:
-        yield f"config.algo.name is 'sft' with task.name {c.task.name!r}, which no bot plays, but must be a game"
+        yield f"config.algo.name is 'sft' with task.name {c.task.name!r}, but bots only play games. Set env.name"
         return
     known = bot_names(c.env.name)
     if c.algo.bot and c.algo.bot not in known:
-        yield f"config.algo.bot is {c.algo.bot!r}, which is no bot of {c.env.name}, but must be '', {', '.join(known)}"
+        yield f"config.algo.bot is {c.algo.bot!r}, but must be '' or a bot of {c.env.name}: {', '.join(known)}"
     kinds = games.make(c.env.name, **c.env.params.to_dict()).action_kinds
     for kind in kind_weights(c.algo.kind_weights):
         if kind not in kinds:
             known = ", ".join(dict.fromkeys(kinds)) or "none"
-            yield f"config.algo.kind_weights has {kind!r}, which is no kind of move of {c.env.name}, but must be one of: {known}"
-    yield from check_no_other_players(c, "where a bot plays all seats")
+            yield f"config.algo.kind_weights has {kind!r}, but kinds of moves of {c.env.name} must be one of: {known}"
+    yield from check_no_other_players(c, "has a bot in all seats")
     if c.curriculum.enabled:
-        yield "config.curriculum.enabled is True with algo.name 'sft', which shows all levels, but must be False"
+        yield "config.curriculum.enabled is True with algo.name 'sft', which uses all levels, but must be False"

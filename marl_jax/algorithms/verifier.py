@@ -1,11 +1,12 @@
-"""A verifier: supervised training of a head that says, at the tokens of an answer, how likely the answer is right.
+"""Training of a verifier: a head that predicts whether a completion is right.
 
     python launch.py --config=experiments/verifier.py --mode=label --workdir=runs/labels
     python launch.py --config=experiments/verifier.py --workdir=runs/verifier --config.algo.data=runs/labels
 
-Its rollout reads labelled answers (`marl_jax/rollouts/labelled.py`). The loss is the binary cross-entropy of the head's
-sigmoid with the label, on the last half of the answer's tokens: earlier ones often cannot know, and the last alone is
-little to learn from. The score of an answer is read at its last token, which every choice of tokens includes.
+The rollout reads labelled completions (`marl_jax/rollouts/labelled.py`). The loss is the binary cross-entropy of the
+label and the sigmoid of the head, on the last half of the completion tokens. At earlier tokens the result is often
+still open, and the last token alone gives little signal. The score of a completion is read at its last token, which
+every choice of `label_tokens` includes.
 """
 
 from __future__ import annotations
@@ -33,33 +34,44 @@ from marl_jax.samples import Samples
 log = logging.getLogger(__name__)
 
 FOLDER = "labelled"
-"""Where in its workdir `--mode=label` writes, one file for each part."""
+"""Folder in the workdir that `--mode=label` writes to, with one file per split."""
 
 
 def compute_advantages(
     policy: Policy, weights: dict, samples: Samples, algo: VerifierSettings
 ) -> tuple[Samples, dict[str, jax.Array]]:
-    """The samples as they are."""
+    """Return the samples unchanged."""
     return samples, {}
 
 
 def places(samples: Samples) -> jax.Array:
-    """int32 [N, X]: the number of each token within its answer; rows have one answer, which begins the row's tokens."""
+    """Return the index of each token in its completion, int32 [N, X].
+
+    Rows have one completion, which starts at the first completion token.
+    """
     return jnp.broadcast_to(jnp.arange(samples.width), samples.targets.shape)
 
 
 def label_mask(samples: Samples, tokens: str) -> jax.Array:
-    """float32 [N, X]: 1 on the tokens of answers that carry the label; `tokens` is last_half, all or last."""
+    """Return float32 [N, X] with 1 on the tokens that carry the label.
+
+    Args:
+        samples: Labelled completions.
+        tokens: Tokens with a label: "last_half", "all" or "last".
+    """
     lengths = samples.completion_lengths
     first = {"last_half": lengths // 2, "all": jnp.zeros_like(lengths), "last": lengths - 1}[tokens]
     return (places(samples) >= first) * samples.mask()
 
 
 class CrossEntropy(Objective):
-    """The mean over answers of the mean binary cross-entropy over the tokens with a label."""
+    """The mean over completions of the mean binary cross-entropy of their labelled tokens."""
 
     def loss_weights_for(self, samples: Samples, algo: VerifierSettings) -> dict[str, jax.Array]:
-        """Weights of tokens, adding up to 1 over a minibatch: of those with a label, and of the last ones."""
+        """Return the weights of labelled tokens and of last tokens.
+
+        Each set of weights sums to 1 over a minibatch.
+        """
         mask = label_mask(samples, algo.label_tokens)
         share = samples.loss_weights / jnp.maximum(jnp.sum(samples.loss_weights), 1.0)
         each = share / jnp.maximum(samples.to_completions(mask), 1.0)
@@ -69,7 +81,10 @@ class CrossEntropy(Objective):
     def loss(
         self, samples: Samples, weighed: dict, scores: Scores, algo: VerifierSettings, scheduled: Scheduled
     ) -> tuple[jax.Array, dict]:
-        """The loss of some rows, and metrics; those at the last token are what a reader of the score sees."""
+        """Compute the loss of some rows and metrics.
+
+        Metrics at the last token describe the score that users of the verifier see.
+        """
         cross_entropy = optax.sigmoid_binary_cross_entropy(scores.values, samples.returns)
         loss = jnp.sum(weighed["label"] * cross_entropy)
         right = (scores.values > 0) == (samples.returns > 0.5)
@@ -84,35 +99,41 @@ class CrossEntropy(Objective):
 
 
 def folder(config: ConfigDict, workdir: Path | None) -> Path:
-    """Where the labelled answers of a run lie: its own, or those of the run that `algo.data` names."""
+    """Return the folder of labelled completions: the run's own, or that of `algo.data`."""
     base = Path(config.algo.data).expanduser() if config.algo.data else workdir
     return (base or Path()) / FOLDER
 
 
 def read_split(config: ConfigDict, workdir: Path | None, part: str) -> list[labelled.Question]:
-    """The labelled questions of a part; a file that is missing or not whole is an error that says what to do."""
+    """Read the labelled questions of a split.
+
+    Raises:
+        DataError: The file does not exist or is incomplete.
+    """
     path = folder(config, workdir) / f"{part}.jsonl"
     if not path.is_file():
-        raise labelled.DataError(f"{path} does not exist; --mode=label writes it, or algo.data names a run that has it")
+        raise labelled.DataError(
+            f"{path} does not exist; write it with --mode=label, or set algo.data to a run that has it"
+        )
     header, questions = labelled.read_file(path)
     if not labelled.whole(header, questions):
-        raise labelled.DataError(f"{path} is not whole; --mode=label with the same folder continues it")
+        raise labelled.DataError(f"{path} is incomplete; complete it with --mode=label and the same --workdir")
     return questions[: wanted(config, part)]
 
 
 def wanted(config: ConfigDict, part: str) -> int:
-    """How many questions of a part a run labels, or takes of those that were labelled."""
+    """Return the maximum number of questions of a split to label or to use."""
     return config.algo.questions if part == "train" else config.algo.held_out
 
 
 def choose(config: ConfigDict, questions: list[labelled.Question]) -> labelled.Balance:
-    """The answers that a run learns from."""
+    """Select the completions to train on."""
     a = config.algo
     return labelled.balance(questions, a.per_side, config.seed, balanced=a.balanced, gold=a.gold)
 
 
 def rollout(run: RunParts) -> labelled.LabelledAnswers:
-    """Build the rollout: the labelled answers of the train part."""
+    """Build the rollout, which reads the labelled completions of the train split."""
     c, task = run.config, run.task
     assert task is not None
     parts = run.algo.minibatches * run.algo.grad_accum_steps * meshes.batch_shards(run.mesh)
@@ -121,7 +142,7 @@ def rollout(run: RunParts) -> labelled.LabelledAnswers:
     readable = labelled.Readable(task.tokenizers[0], read_split(c, run.workdir, "train"), c.task.max_length)
     chosen = choose(c, readable.questions)
     counts = {**chosen.counts, "left_out": readable.left_out}
-    log.info("labelled answers: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
+    log.info("labelled completions: %s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     answers = readable.read(chosen.chosen)
     return labelled.LabelledAnswers(answers, c.algo.completions, c.seed, task.process, task.place, counts)
 

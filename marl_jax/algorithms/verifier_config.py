@@ -37,17 +37,18 @@ class VerifierSettings(LearnerSettings):
 
 
 def check(c: ConfigDict) -> Iterator[str]:
-    """One policy, and a task of one role whose answers are labelled."""
+    """Yield the problems of a config with verifier training."""
     from envs.tasks import TASKS
 
     if not c.task.name:
-        yield f"config.algo.name is 'verifier' with env.name {c.env.name!r}, but must be a task of one role"
+        yield f"config.algo.name is 'verifier' with env.name {c.env.name!r}, but it must be a task of one role"
         return
     roles = tuple(TASKS.get(c.task.name)(**c.task.params.to_dict()).roles)
     if len(roles) != 1:
-        found = f"config.task.name is {c.task.name!r} with the roles {', '.join(roles)} and algo.name 'verifier'"
-        yield f"{found}, which labels the answers of one, but must be a task, or params of it, with one role"
+        subject = f"config.task.name is {c.task.name!r} with the roles {', '.join(roles)} and algo.name 'verifier'"
+        yield f"{subject}, but must be a task of one role. Choose another task or other task.params"
     if len(c.policies) != 1 or any(policy.frozen for policy in c.policies.values()):
-        yield f"config.policies has {', '.join(c.policies)} with algo.name 'verifier', but must be one that learns"
+        names = ", ".join(c.policies)
+        yield f"config.policies has {names} with algo.name 'verifier', but must have one policy that learns"
     if c.algo.per_side > c.algo.samples:
-        yield f"config.algo.per_side is {c.algo.per_side}, but it must be <= algo.samples ({c.algo.samples})."
+        yield f"config.algo.per_side is {c.algo.per_side}, but must be <= algo.samples ({c.algo.samples})"

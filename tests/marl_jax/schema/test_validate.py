@@ -205,7 +205,7 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
         ),
         (
             dict(algo=published.dapo(), rollout__completion="free", algo__overlong_buffer=8),
-            "every answer would be over-",
+            "or every completion gets a penalty",
         ),
         (dict(policies__spare=defaults.policy()), "config.policies.spare is not used by any agent"),
         (
@@ -411,7 +411,7 @@ def test_a_planner_must_be_paid_for_its_proposals():
 
     planned()
     for changes, found in ((dict(dense=False), "reward.dense is False"), (dict(process=0.0), "reward.process is 0")):
-        with pytest.raises(ConfigError, match=f"{found} with .*or algo.team_term 'lookahead'"):
+        with pytest.raises(ConfigError, match=f"{found} with .*or set algo.team_term to 'lookahead'"):
             planned(**changes)
         planned("lookahead", **changes)
         planned(frozen=True, **changes)
