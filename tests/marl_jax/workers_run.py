@@ -30,7 +30,7 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     speaker = Speaker(Slow(), tokenizers.load("tiny"), Sampling(), 512)
     endpoint = Endpoint({"one": ServedModel.of("one", speaker)})
-    pool.serve(endpoint, "127.0.0.1", 0, workers=1, drain_seconds=20, ready=lambda url: print(url, flush=True))
+    pool.serve(endpoint, "127.0.0.1", 0, workers=1, drain_seconds=20, on_ready=lambda url: print(url, flush=True))
     print("stopped", flush=True)
 
 

@@ -382,7 +382,7 @@ def test_sigterm_answers_what_is_under_way_and_ends_with_status_0(tmp_path):
         sys.path.insert(0, "tests/marl_jax/serving")
         from test_http import ROUTES, Keys, basics, server
         app = basics.application(ROUTES, keys=Keys.of(""))
-        server.serve(app, "127.0.0.1", 0, ready=lambda url: print(url, flush=True))
+        server.serve(app, "127.0.0.1", 0, on_ready=lambda url: print(url, flush=True))
         print("stopped", flush=True)
     """
     process = subprocess.Popen(
