@@ -1,10 +1,10 @@
-"""Tables of things by name that other packages can add to: games, bots, model families, algorithms.
+"""Registries of named objects that other packages can extend, such as games and algorithms.
 
     GAMES = Registry("games")
-    GAMES.add("nim", "my_package.nim:GAME")      # imported when it is first asked for; or the object itself
+    GAMES.add("nim", "my_package.nim:GAME")      # imported on first use; or the object itself
     GAMES.get("nim"), GAMES.names(), "nim" in GAMES
 
-A package adds an entry without being imported by declaring an entry point of the group `marl_jax.<kind>`:
+A package can add an entry without being imported by declaring an entry point of the group `marl_jax.<kind>`:
 
     [project.entry-points."marl_jax.games"]
     nim = "my_package.nim:GAME"
@@ -24,9 +24,10 @@ from typing import Any
 
 
 class Registry:
-    """Entries by name; iterating gives the names, in the order in which they were added.
+    """Objects by name; iteration yields the names in the order in which they were added.
 
-    kind  in the plural, as in "games": the group of entry points is `marl_jax.<kind>`
+    Args:
+        kind: Plural noun, such as "games". The group of entry points is `marl_jax.<kind>`.
     """
 
     def __init__(self, kind: str):
@@ -39,27 +40,31 @@ class Registry:
 
     @property
     def group(self) -> str:
-        """The group of entry points that belongs to the registry."""
+        """Entry point group of the registry."""
         return f"marl_jax.{self.kind}"
 
     def add(self, name: str, entry: Any) -> None:
-        """Adds an entry: an object, or "module:attribute" to be imported when it is first asked for."""
+        """Add an entry: an object, or "module:attribute" to import it on first use."""
         _put(self._noun, self._entries, name, entry)
 
     def get(self, name: str) -> Any:
-        """The entry called `name`; a ValueError lists the names there are."""
+        """Return the entry called `name`.
+
+        Raises:
+            ValueError: There is no such entry. The message lists the names.
+        """
         self._read_entry_points()
         if name not in self._entries:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(
-                f"unknown {self._noun} {name!r}, but must be one of: {', '.join(self._entries) or 'none'}{hint}"
+                f"unknown {self._noun} {name!r}; must be one of: {', '.join(self._entries) or 'none'}{hint}"
             )
         entry = self._entries[name]
         return self._load(name, entry) if isinstance(entry, str) else entry
 
     def names(self) -> tuple[str, ...]:
-        """All names; nothing is imported for it."""
+        """Return all names without importing any entry."""
         self._read_entry_points()
         return tuple(self._entries)
 
@@ -79,17 +84,19 @@ class Registry:
         return words.removesuffix("ies") + "y" if words.endswith("ies") else words.removesuffix("s")
 
     def _load(self, name: str, where: str) -> Any:
+        """Import an entry."""
         module, _, attribute = where.partition(":")
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"{self._noun} {name!r} cannot be imported from {where!r}: {error}") from error
         try:
-            return operator.attrgetter(attribute)(found)
+            return operator.attrgetter(attribute)(imported)
         except AttributeError as error:
             raise ValueError(f"{self._noun} {name!r} is not at {where!r}: {error}") from error
 
     def _read_entry_points(self) -> None:
+        """Add the entry points of the group, once."""
         if self._entry_points_read:
             return
         entries = dict(self._entries)
@@ -102,9 +109,9 @@ class Registry:
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Imports modules by name, each of which adds to registries; one that cannot be imported is a ValueError."""
+    """Import modules that add to registries; raise ValueError if one cannot be imported."""
     if isinstance(modules, str) or not isinstance(modules, Iterable) or not all(isinstance(m, str) for m in modules):
-        raise ValueError(f"found {modules!r}; expected a tuple of names of modules")
+        raise ValueError(f"{modules!r} must be a tuple of module names")
     for module in modules:
         try:
             importlib.import_module(module)
@@ -113,11 +120,11 @@ def load_plugins(modules: Iterable[str]) -> None:
 
 
 def _put(noun: str, entries: dict[str, Any], name: str, entry: Any) -> None:
-    """Puts an entry under a new name; a string must say where the entry is."""
+    """Add an entry under a new name; a string must be its location."""
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{noun} has the name {name!r}; expected a text that is not empty")
+        raise ValueError(f"{noun} name is {name!r}, but must be a non-empty string")
     if name in entries:
-        raise ValueError(f"{noun} {name!r} exists already; choose another name")
+        raise ValueError(f"{noun} {name!r} already exists; choose another name")
     if isinstance(entry, str) and not re.fullmatch(r"[\w.]+:[\w.]+", entry):
-        raise ValueError(f"{noun} {name!r} is {entry!r}; expected 'module:attribute'")
+        raise ValueError(f"{noun} {name!r} is {entry!r}, but must be 'module:attribute'")
     entries[name] = entry

@@ -1,1 +1,1 @@
-"""Language models in Flax NNX: architectures, LoRA, KV cache, weights in and out, tokenizers, chat templates."""
+"""Language models in Flax NNX: architectures, LoRA, KV cache, weights, tokenizers and chat templates."""

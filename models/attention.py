@@ -1,4 +1,4 @@
-"""Attention over fresh tokens or over a cache, by the fastest implementation of the platform."""
+"""Attention over fresh tokens or a KV cache, using the fastest kernel of the platform."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from models.layouts import Branches, Conversations, Packed, band
 from models.sharding import platform
 
 OWN = ("pallas", "mosaic")
-HIDDEN = -(2.0**41)  # far below any score, and a number that cuDNN can subtract from itself
+HIDDEN = -(2.0**41)  # far below any score, but finite, so that cuDNN can subtract it from itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Attend:
-    """Who sees whom in one forward pass; made once and used by every layer.
+    """The attention pattern of one forward pass, shared by all layers.
 
-    starts   int32 [B], tokens a row has in its cache already (None: no cache)
-    lengths  int32 [B], real new tokens per row
-    window   a token sees itself and the `window` − 1 tokens before it
-    keep     return keys and values of fresh tokens, for a new cache
-    kernel   "xla"; "loop": `blockwise` over a cache; "cudnn"; "pallas": cuDNN for fresh tokens and our own kernels for
-             steps of one token and for reading into pages; "mosaic": the same, with the kernel for Hopper GPUs for
-             steps without a prefix; "tpu": `tpu_attention` over a cache whose layers are combined, without a prefix
-    layout   how samples lie in the rows of fresh tokens; None: one in each
-    readers  int32 [B], which row of a prefix each row continues; None: the only one
-    table    int32 [B, M], the pages of the cache that each row continues, see `models.cache.Cache`
-    mask     who sees whom among fresh tokens, from `conversation_mask`; None: as the layout says
-    ordered  no token of a row sees one behind it, whatever the mask says besides
+    Attributes:
+        starts: int32 [B], number of tokens that each row already has in its cache. None without a cache.
+        lengths: int32 [B], number of real new tokens per row.
+        window: Size of the sliding window: a token attends to itself and the `window` - 1 tokens before it.
+        keep: Whether to return the keys and values of fresh tokens for a new cache.
+        kernel: One of:
+            "xla": XLA everywhere.
+            "loop": `blockwise` over a cache.
+            "cudnn": cuDNN.
+            "pallas": cuDNN for fresh tokens, our own kernels for single-token steps and for prefilling pages.
+            "mosaic": The same, with the Hopper kernel for steps without a prefix.
+            "tpu": `tpu_attention` over a cache with combined layers, without a prefix.
+        layout: Layout of samples in the rows of fresh tokens. None: one sample per row.
+        readers: int32 [B], the row of the prefix that each row continues. None: the only one.
+        table: int32 [B, M], pages of the cache that each row continues, see `models.cache.Cache`.
+        mask: Mask over fresh tokens from `conversation_mask`. None: the mask follows from the layout.
+        ordered: Whether no token of a row attends to a later one, whatever the mask allows otherwise.
     """
 
     starts: jax.Array | None
@@ -48,10 +53,14 @@ class Attend:
     ordered: bool = False
 
     def __call__(self, q, k, v, layer):
-        """q [B, T, N, H], k and v [B, T, K, H] -> ([B, T, N, H], the layer's cache).
+        """Attend and return the output [B, T, N, H] and the layer's cache.
 
-        layer  keys and values: the layer's cache, and behind it those of a prefix [n, P, K, H] that all rows
-               continue, if there is one; without a cache the prefix alone, or None
+        Args:
+            q: [B, T, N, H].
+            k: [B, T, K, H].
+            v: [B, T, K, H].
+            layer: Keys and values: the layer's cache, followed by those of a prefix [n, P, K, H], if any, that all rows
+                continue. Without a cache the prefix alone, or None.
         """
         if self.starts is None:
             return self._fresh(q, k, v, layer), (k, v) if self.keep else None
@@ -65,12 +74,15 @@ class Attend:
         return self._cached(q, cache, prefix), cache
 
     def in_one_kernel(self, time: int) -> bool:
-        """Whether a step of this many tokens goes through `step`."""
+        """Return whether a step of `time` tokens uses `step`."""
         return time == 1 and self.kernel in OWN and self.starts is not None
 
     def step(self, q, k, v, rope, layer):
-        """One token per row, before rotation: [B, 1, …] as in `__call__`, with cos and sin [B, 1, 1, H/2] or None."""
-        # XLA sees through this concatenation of the parts of one fused projection.
+        """Attend from one token per row with a kernel that also rotates q and k.
+
+        Arguments are as in `__call__` with T = 1, before rotation. `rope` is cos and sin [B, 1, 1, H/2], or None.
+        """
+        # XLA removes this concatenation: the parts come from one fused projection.
         qkv = jnp.concatenate([q, k, v], axis=2)[:, 0]
         half = (q.shape[0], q.shape[-1] // 2)
         cos, sin = (jnp.ones(half), jnp.zeros(half)) if rope is None else (angle[:, 0, 0] for angle in rope)
@@ -87,6 +99,7 @@ class Attend:
         return out[:, None], tuple(layer)
 
     def _fresh(self, q, k, v, prefix):
+        """Attend among fresh tokens and to the prefix."""
         if self.mask is not None:
             return self._conversations(q, k, v, prefix)
 
@@ -99,46 +112,49 @@ class Attend:
         return causal(q, k, v) if self.layout is None else self.layout.attend(q, k, v, causal)
 
     def _of_rows(self, prefix: jax.Array, rows: int, repeat: int = 1) -> jax.Array:
-        """A prefix [n, P, K, H] for every row."""
+        """Return the prefix [n, P, K, H] of every row."""
         if self.readers is None:
             return for_rows(prefix, rows)
-        # As a product: the gradient of picking rows would be a scatter.
+        # A matrix product, because the gradient of a gather would be a scatter.
         own = jnp.einsum("bn,npkh->bpkh", jax.nn.one_hot(self.readers, len(prefix), dtype=prefix.dtype), prefix)
         return own if repeat == 1 else jnp.repeat(own, repeat, axis=0)
 
     def _causal(self, q, k, v):
+        """Attend causally within each row."""
         window = None if self.window is None or self.window >= q.shape[1] else (self.window - 1, 0)
         if not fused(self.kernel, q.dtype):
             return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window, implementation="xla")
-        # cuDNN's backward pass wants an even number of tokens; one more at the end is seen by nobody.
+        # cuDNN's backward pass needs an even number of tokens. No token attends to the padding at the end.
         time = q.shape[1]
         q, k, v = (jnp.pad(x, ((0, 0), (0, time % 2), (0, 0), (0, 0))) for x in (q, k, v))
         out = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window, implementation="cudnn")
         return out[:, :time]
 
     def _behind(self, q, k, v, first_k, first_v):
-        """Causal attention of tokens that stand behind a prefix, [B, P, K, H]."""
+        """Attend causally from tokens that follow a prefix [B, P, K, H]."""
         start, time = first_k.shape[1], q.shape[1]
         k, v = jnp.concatenate([first_k, k], axis=1), jnp.concatenate([first_v, v], axis=1)
         if not fused(self.kernel, q.dtype):
             mask = band(start + jnp.arange(time)[:, None], jnp.arange(start + time), self.window)
             return jax.nn.dot_product_attention(q, k, v, mask=mask[None, None], implementation="xla")
-        # cuDNN counts queries from the first key on; a mask would cost more than queries that nobody asks.
+        # cuDNN aligns queries with the first key. Padding the queries is cheaper than a mask.
         q = jnp.pad(q, ((0, 0), (start, 0), (0, 0), (0, 0)))
         return self._causal(q, k, v)[:, start:]
 
     def _conversations(self, q, k, v, prefix):
+        """Attend among fresh tokens by the mask of a `Conversations` layout."""
         if prefix is not None:
             k, v = self._joined(k, v, prefix)
         return masked(q, k, v, self.mask, self.ordered)
 
     def _joined(self, k, v, prefix):
-        """Keys and values of each row behind those of its prefix."""
+        """Return the keys and values of each row, preceded by those of its prefix."""
         first = (self._of_rows(x, len(k)).astype(k.dtype) for x in prefix)
         joined_k, joined_v = (jnp.concatenate(pair, axis=1) for pair in zip(first, (k, v), strict=True))
         return joined_k, joined_v
 
     def _cached(self, q, layer, prefix):
+        """Attend to the cache, which already holds the new tokens, and to the prefix."""
         assert self.starts is not None
         time, paged = q.shape[1], self.table is not None and self.table.shape[1] > 1
         if self.kernel == "loop" and not prefix:
@@ -147,7 +163,7 @@ class Attend:
             return read_kernel.read_attention(q, *layer, self.table, self.starts, self.lengths, window=self.window)
         k, v = (x.astype(q.dtype) for x in kv.pick(layer, len(q), self.table))
         slots = k.shape[1]
-        if paged:  # pages behind a row's own may be anybody's: 0 · nan would spread
+        if paged:  # pages after those of a row may hold NaN, and 0 · NaN would spread
             filled = jnp.arange(slots) < (self.starts + self.lengths)[:, None]
             v = jnp.where(filled[..., None, None], v, 0)
         if time == 1 and not prefix and self.kernel == "cudnn" and q.dtype != jnp.float32 and self.window is None:
@@ -158,7 +174,7 @@ class Attend:
             )
         query = self.starts[:, None, None] + jnp.arange(time)[None, :, None]
         mask = band(query, jnp.arange(slots)[None, None, :], self.window)
-        # Appending to conversations: scores in float32 outside of a kernel would be the largest array of the step.
+        # Without a kernel, the float32 scores of appended tokens would be the largest array of the step.
         in_kernel = time > 1 and fused(self.kernel, q.dtype) and (bool(prefix) or self.table is not None)
         if not prefix:
             return masked(q, k, v, as_bias(mask, q.dtype) if in_kernel else mask)
@@ -175,14 +191,15 @@ class Attend:
 
 
 def fused(kernel: str, dtype) -> bool:
-    """Whether fresh tokens go through a fused kernel; there is none for float32."""
+    """Return whether fresh tokens use a fused kernel. There is none for float32."""
     return kernel in ("cudnn", *OWN) and dtype != jnp.float32
 
 
 def conversation_mask(layout: Conversations, lengths, start: int, window: int | None, kernel: str, dtype):
-    """What `masked` takes, over `start` tokens of a prefix and the row's own; None where causal attention is the same.
+    """Return the mask for `masked`, or None if causal attention is equivalent.
 
-    It is made outside of the layers, so that the backward pass keeps one and not one per layer.
+    The mask covers `start` tokens of a prefix and the tokens of the row. It is built outside the layers, so the
+    backward pass keeps one mask instead of one per layer.
     """
     if layout.causal:
         return None
@@ -192,21 +209,31 @@ def conversation_mask(layout: Conversations, lengths, start: int, window: int | 
 
 
 def as_bias(mask: jax.Array, dtype) -> jax.Array:
-    """A mask bool [B, T, S] as a bias for cuDNN, whose backward pass wants T and S to be even."""
+    """Return a mask as a bias for cuDNN, padded to even T and S.
+
+    Args:
+        mask: bool [B, T, S].
+        dtype: Dtype of the bias.
+    """
     bias = jnp.where(mask, 0, HIDDEN).astype(dtype)
     odd = tuple((0, n % 2) for n in mask.shape[1:])
     return jnp.pad(bias, ((0, 0), *odd), constant_values=HIDDEN)
 
 
 def masked(q, k, v, mask, ordered: bool = False):
-    """Attention of q [B, T, N, H] to k and v [B, S, K, H] by one mask for all heads.
+    """Attend with one mask for all heads.
 
-    mask     bool [B, T, S]: XLA; or a bias from `as_bias`: cuDNN, which holds no scores and reads the bias from memory
-    ordered  query t sees nothing behind key S − T + t, so that a kernel need not look there
+    Args:
+        q: [B, T, N, H].
+        k: [B, S, K, H].
+        v: [B, S, K, H].
+        mask: bool [B, T, S] for XLA, or a bias from `as_bias` for cuDNN, which materializes no scores but reads the
+            bias from memory.
+        ordered: Whether query t never attends beyond key S - T + t, so that a kernel can skip those keys.
     """
     if mask.dtype == bool:
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="xla")
-    # cuDNN counts queries from the first key on: some that nobody asks stand in front.
+    # cuDNN aligns queries with the first key, so the queries are padded at the front.
     time, start = q.shape[1], k.shape[1] - q.shape[1] if ordered else 0
     mask = jnp.pad(mask, ((0, 0), (start, start % 2), (0, 0)))
     pad = lambda x, front, size: jnp.pad(x, ((0, 0), (front, size - front - x.shape[1]), (0, 0), (0, 0)))  # noqa: E731
@@ -216,10 +243,17 @@ def masked(q, k, v, mask, ordered: bool = False):
 
 
 def _shared(q, k, v, first_k, first_v, mask):
-    """Attention to keys that all rows share, [n, P, K, H], and to each row's own, [B, S, K, H].
+    """Attend to keys that all rows share and to the keys of each row.
 
-    The shared ones are read where they lie: every row scores all n of them, and the mask keeps its own.
-    mask  bool [B, T, n·P + S]
+    The shared keys are not copied: every row scores all n prefixes, and the mask selects its own.
+
+    Args:
+        q: [B, T, N, H].
+        k: [B, S, K, H].
+        v: [B, S, K, H].
+        first_k: [n, P, K, H].
+        first_v: [n, P, K, H].
+        mask: bool [B, T, n·P + S].
     """
     batch, time, heads, size = q.shape
     groups = q.reshape(batch, time, k.shape[2], -1, size)
@@ -238,10 +272,11 @@ def _shared(q, k, v, first_k, first_v, mask):
 
 
 def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
-    """The kernel for these heads and this cache, on the platform of the mesh in scope (without one: the default).
+    """Return the kernel for these heads and this cache on the platform in scope.
 
-    Our own on one NVIDIA GPU, cuDNN where XLA has to split it or where ours does not fit, a loop over what is filled
-    on CPUs, JAX's own on TPUs for pages that are laid out for it, XLA elsewhere.
+    The platform is that of the mesh in scope, or the default one without a mesh. The kernel is our own on one NVIDIA
+    GPU, cuDNN where XLA has to shard it or our own does not fit, a loop over the filled slots on CPUs, JAX's own on
+    TPUs for pages in its layout, and XLA elsewhere.
     """
     if cache is not None and cache.combined:
         return "tpu"
@@ -254,6 +289,6 @@ def default_kernel(head_dim: int, cache: kv.Cache | None = None) -> str:
         return "xla"
     if not (mesh.empty or mesh.size == 1) or not decode_kernel.supported(head_dim, size, pages):
         return "cudnn"
-    from models import mosaic_decode  # late: Mosaic takes a third of the time that JAX does to import
+    from models import mosaic_decode  # imported here because Mosaic takes a third as long to import as JAX
 
     return "mosaic" if mosaic_decode.available() else "pallas"

@@ -1,8 +1,8 @@
-"""Attention to a cache by a loop over blocks of slots that ends behind the longest row: for CPUs.
+"""Attention to a cache for CPUs, as a loop over blocks of slots.
 
-What is not filled is not read, whatever the rows may grow to. A row's sums do not depend on how many blocks its
-neighbours make the loop run: blocks beyond its own add nothing, bit for bit. Blocks have the same size over pages and
-over rows of one page, so both give the same numbers.
+The loop ends after the longest row. Empty slots are never read, whatever the capacity of the rows. The sums of a row do
+not depend on the number of blocks that its neighbors need: blocks after its last one add exactly nothing. Paged rows
+and rows of one page use blocks of the same size, so both give the same numbers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ import jax.numpy as jnp
 from models import cache as kv
 from models.layouts import band
 
-BLOCK = 64  # slots read at once
-NEVER = -1e30  # a score that any other drowns, and a number that can be subtracted from itself
+BLOCK = 64  # slots per iteration
+NEVER = -1e30  # far below any score, but finite, so that it can be subtracted from itself
 
 
 def supported(size: int, pages: int) -> bool:
-    """Whether rows of this many pages of `size` slots can be read in blocks."""
+    """Return whether rows of `pages` pages of `size` slots can be read in blocks."""
     return size % BLOCK == 0 or (BLOCK % size == 0 and (size * pages) % BLOCK == 0)
 
 
 def attend(q: jax.Array, layer, table, starts: jax.Array, lengths: jax.Array, window: int | None = None) -> jax.Array:
-    """q [B, T, N, H] of tokens that are in the cache already, (k, v) [P, S, K, H] -> [B, T, N, H].
+    """Attend from tokens that are already in the cache and return [B, T, N, H].
 
-    table            see `models.cache.Cache`
-    starts, lengths  int32 [B]: the position of each row's first query, and how many there are
+    Args:
+        q: [B, T, N, H].
+        layer: (k, v), each [P, S, K, H].
+        table: See `models.cache.Cache`.
+        starts: int32 [B], position of each row's first query.
+        lengths: int32 [B], number of queries of each row.
+        window: Number of tokens that a token attends to, including itself. None: all.
     """
     batch, time, heads, size = q.shape
     kv_heads = layer[0].shape[2]
@@ -45,7 +50,7 @@ def attend(q: jax.Array, layer, table, starts: jax.Array, lengths: jax.Array, wi
         k, v = (x.astype(q.dtype) for x in _read(layer, batch, table, i))
         scores = jnp.einsum("bkqh,bskh->bkqs", groups, k, **exact) * size**-0.5
         slot = i * BLOCK + jnp.arange(BLOCK)
-        # Somebody else's values may lie behind the row's own: 0 · nan would spread.
+        # Slots after those of the row may hold NaN, and 0 · NaN would spread.
         v = jnp.where((slot < (starts + lengths)[:, None])[..., None, None], v, 0)
         mask = band(query[:, :, None], slot, window)  # [B, T, S]
         mask = jnp.broadcast_to(mask[:, None, None], (batch, kv_heads, heads // kv_heads, time, BLOCK))
@@ -64,7 +69,7 @@ def attend(q: jax.Array, layer, table, starts: jax.Array, lengths: jax.Array, wi
 
 
 def _read(layer, batch: int, table, i):
-    """Block i of every row, [B, BLOCK, K, H] each."""
+    """Return block i of every row, [B, BLOCK, K, H] each."""
     size = layer[0].shape[1]
     if size < BLOCK:
         pages = BLOCK // size

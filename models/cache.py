@@ -1,7 +1,7 @@
-"""The key/value cache: per layer, keys and values apart, in pages; one length per row.
+"""The paged KV cache: keys and values of each layer, and one length per row.
 
-A row's tokens lie in the pages that its line of a table names, in order, so that rows of any length share one pool and
-hold what they need. Where shapes are fixed, a row has one page that is long enough, and there is no table.
+The tokens of a row are stored in order in the pages that its line of a table lists, so rows of any length share one
+pool of pages. Where shapes are fixed, each row has a single page that is long enough, and there is no table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from models.sharding import num_shards
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """What a batch of rows has read so far.
+    """The keys and values of a batch of rows.
 
-    layers   one `(k, v)` per layer, each [P, S, K, H]: P pages of S slots. With a table, on TPUs: one `(kv,)` per
-             layer, [P, S, 2K', H'], see `models.tpu_attention`
-    lengths  int32 [B], how many tokens a row has; what lies beyond is never attended to
-    table    int32 [B, M], the pages of each row: its token at position s is in slot s % S of page table[b, s // S].
-             None: row b has page b alone. On a mesh see `pick`
+    Attributes:
+        layers: One `(k, v)` per layer, each [P, S, K, H]: P pages of S slots. On TPUs, a cache with a table has one
+            `(kv,)` per layer instead, [P, S, 2K', H'], see `models.tpu_attention`.
+        lengths: int32 [B], number of tokens of each row. Later slots are never attended to.
+        table: int32 [B, M], the pages of each row: the token at position s is in slot s % S of page table[b, s // S].
+            None: row b has page b only. On a mesh see `pick`.
     """
 
     layers: tuple[tuple[jax.Array, ...], ...]
@@ -34,29 +35,32 @@ class Cache:
 
     @property
     def slots(self) -> int:
-        """Tokens that a row can have."""
+        """Maximum number of tokens per row."""
         return self.layers[0][0].shape[1] * (1 if self.table is None else self.table.shape[1])
 
     @property
     def combined(self) -> bool:
-        """Whether keys and values of a layer are in one array."""
+        """Whether the keys and values of a layer share one array."""
         return len(self.layers[0]) == 1
 
 
 def empty(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> Cache:
-    """A cache for `batch` rows in which nothing has been read."""
+    """Return an empty cache for `batch` rows."""
     shape = (batch, slots, cfg.n_kv_heads, cfg.head_dim)
     layers = tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(cfg.n_layers))
     return Cache(layers, jnp.zeros((batch,), jnp.int32))
 
 
 def nbytes(cfg: ModelConfig, batch: int, slots: int, dtype=jnp.bfloat16) -> int:
-    """Bytes that a cache of this shape holds."""
+    """Return the size in bytes of a cache of this shape."""
     return 2 * cfg.n_layers * batch * slots * cfg.n_kv_heads * cfg.head_dim * jnp.dtype(dtype).itemsize
 
 
 def empty_pages(cfg: ModelConfig, pages: int, size: int, dtype=jnp.bfloat16) -> tuple:
-    """The layers of a cache with this many pages of `size` slots, laid out for the platform of the mesh in scope."""
+    """Return the layers of an empty cache of `pages` pages with `size` slots each.
+
+    The layout is that of the platform of the mesh in scope.
+    """
     if not tpu_attention.supported(cfg.n_kv_heads):
         return empty(cfg, pages, size, dtype).layers
     shape = pages, *tpu_attention.page_shape(size, cfg.n_kv_heads, cfg.head_dim)
@@ -64,23 +68,30 @@ def empty_pages(cfg: ModelConfig, pages: int, size: int, dtype=jnp.bfloat16) -> 
 
 
 def page_nbytes(cfg: ModelConfig, size: int, dtype=jnp.bfloat16) -> int:
-    """Bytes that a page of `empty_pages` has in all layers, on each device of the tensor axis of the mesh in scope."""
+    """Return the bytes of one page in all layers on one device.
+
+    The tensor axis of the mesh in scope splits the heads over devices.
+    """
     arrays = jax.tree.leaves(jax.eval_shape(lambda: empty_pages(cfg, 1, size, dtype)))
     return sum(x.size * x.dtype.itemsize // num_shards("K", x.shape[2]) for x in arrays)
 
 
 def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array, table: jax.Array | None = None):
-    """Puts new keys and values [B, T, K, H] behind what their rows have; padding is dropped.
+    """Append new keys and values to their rows; padding is dropped.
 
-    starts   int32 [B], first position to write
-    lengths  int32 [B], how many of the T new tokens are real
-    table    int32 [B, M], see `Cache`; None: one page per row
+    Args:
+        layer: The layer's part of a `Cache`.
+        k: [B, T, K, H].
+        v: [B, T, K, H].
+        starts: int32 [B], first position to write.
+        lengths: int32 [B], number of real tokens among the T new ones.
+        table: int32 [B, M], see `Cache`. None: one page per row.
     """
     batch, time = k.shape[:2]
     total, size = layer[0].shape[:2]
     offsets = jnp.arange(time)[None]
     at = starts[:, None] + offsets
-    # Padding goes out of bounds, each token to a place of its own, so that the indices are as unique as we say.
+    # Padding is written out of bounds, each token to a different slot, so that all indices are unique.
     if table is None:
         page = jnp.arange(batch)[:, None]
         slot = at + jnp.where(offsets < lengths[:, None], 0, size)
@@ -106,19 +117,25 @@ def write(layer, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Arr
 
 
 def pick(layer, batch: int, table: jax.Array | None):
-    """The keys and values of rows, [B, M·S, K, H] each, copied.
+    """Return a copy of the keys and values of some rows.
 
-    table  int32 [B, M], or None for all pages, one per row. Where a mesh splits the batch into D parts, the pages are
-           split the same way: part d of the rows has pages d·P/D … (d + 1)·P/D − 1, so that nothing travels; pages of
-           other parts are read as NaN.
+    Args:
+        layer: The layer's part of a `Cache`.
+        batch: B.
+        table: int32 [B, M], or None for all pages, one per row. If a mesh splits the batch into D shards, it splits the
+            pages in the same way: shard d of the rows has pages d·P/D to (d + 1)·P/D - 1, so no data is moved between
+            devices. Pages of other shards are read as NaN.
+
+    Returns:
+        Keys and values, each [B, M·S, K, H].
     """
     if table is None:
         return layer
     parts = num_shards("B", batch)
 
     def one(x, table):
-        found = x.at[table].get(mode="fill", fill_value=jnp.nan)
-        return found.reshape(table.shape[0], -1, *x.shape[2:])
+        pages = x.at[table].get(mode="fill", fill_value=jnp.nan)
+        return pages.reshape(table.shape[0], -1, *x.shape[2:])
 
     if parts == 1:
         return tuple(one(x, table) for x in layer)
@@ -127,13 +144,16 @@ def pick(layer, batch: int, table: jax.Array | None):
 
 
 def _split(x, parts: int):
+    """Split the first axis into `parts`."""
     return x.reshape(parts, -1, *x.shape[1:])
 
 
 def _local(pages, parts: int, total: int):
-    """Page numbers [B, …] as counted inside the part of their row; those of other parts are out of bounds."""
+    """Return page numbers relative to the row's shard, out of bounds for others."""
     if total % parts:
-        raise ValueError(f"the cache has {total} pages, not a multiple of the {parts} parts of the batch")
+        raise ValueError(
+            f"the cache has {total} pages, but must have a multiple of {parts}, the number of shards of the batch"
+        )
     own = total // parts
     part = jnp.arange(len(pages)) // (len(pages) // parts)
     local = pages - own * part.reshape(-1, *(1,) * (pages.ndim - 1))
@@ -141,23 +161,29 @@ def _local(pages, parts: int, total: int):
 
 
 def take(cache: Cache, rows: jax.Array) -> Cache:
-    """A cache of the rows `rows` int32 [B] only, copied (see `pick`): to try several answers and keep the cache."""
+    """Return a copy of the cache with only the rows `rows`, int32 [B].
+
+    Use it to sample several completions and keep the original cache. See `pick` about meshes.
+    """
     table = rows[:, None] if cache.table is None else cache.table[rows]
     return Cache(tuple(pick(layer, len(rows), table) for layer in cache.layers), cache.lengths[rows])
 
 
 def restart(cache: Cache, where: jax.Array) -> Cache:
-    """The cache with the rows marked in `where` bool [B] forgotten: their next token is their first."""
+    """Return the cache with the rows marked in `where`, bool [B], emptied."""
     return dataclasses.replace(cache, lengths=jnp.where(where, 0, cache.lengths))
 
 
 def repeat(cache: Cache, times: int) -> Cache:
-    """Row b becomes rows b·times … b·times + times − 1: K samples of a prompt that was read once."""
+    """Return the cache with each row repeated `times` times.
+
+    Row b becomes rows b·times to b·times + times - 1, for example for K samples of a prompt that was prefilled once.
+    """
     return jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), cache)
 
 
 def broadcast(cache: Cache, batch: int, slots: int) -> Cache:
-    """A one-row cache (the rules of a game) given to every row of a batch, with room to grow to `slots`."""
+    """Return a one-row cache copied to every row of a batch, with `slots` slots."""
 
     def one(x):
         room = jnp.zeros((batch, slots - x.shape[1], *x.shape[2:]), x.dtype)

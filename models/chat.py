@@ -1,8 +1,8 @@
-"""Chat templates: rendering them safely, and cutting a template into its fixed strings.
+"""Safe rendering of chat templates, and their fixed strings.
 
-A template is Jinja text that usually arrives with someone else's weights, so it runs in Jinja's immutable sandbox: no
-way to Python's internals, to files or to other templates, with limits on its steps, its output and everything that it
-makes on the way (`models/chat_limits.py`). It sees the names that Hugging Face templates expect.
+A template is Jinja code that usually comes with third-party weights, so it runs in Jinja's immutable sandbox. It has no
+access to Python internals, files or other templates, and its steps, its output and all intermediate values are limited
+(`models/chat_limits.py`). It sees the names that Hugging Face templates expect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from models.chat_limits import LimitedSandbox, limits
 from models.errors import ModelFileError
 
 ROLES = ("system", "user", "assistant", "tool")
-# Some templates write "today" into the prompt. A run must not depend on the day it was started, so this is today.
+# Some templates write the current date into the prompt. A run must not depend on its start date, so this one is used.
 TODAY = datetime.date(2024, 7, 26)
-LONGEST_MESSAGE = 500  # characters of an error that a template words itself
-# What a template can raise by what is written in it.
+LONGEST_MESSAGE = 500  # characters of an error message from a template
+# Errors that the code of a template can raise.
 _FAILURES = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
     TypeError, ValueError,
@@ -34,9 +34,10 @@ _FAILURES = (
 
 
 class ChatTemplateError(ModelFileError):
-    """A chat template that fails, asks for too much, or cannot be cut into parts.
+    """A chat template that fails, exceeds a limit, or cannot be split into parts.
 
-    problem  the message without `source`, the file that holds the template
+    Attributes:
+        problem: The message without `source`, the file that contains the template.
     """
 
     def __init__(self, problem: str, source: str = ""):
@@ -48,7 +49,7 @@ class ChatTemplateError(ModelFileError):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace(...)` that stores no name with a leading underscore, the way to Python's internals."""
+    """A Jinja namespace that rejects names with a leading underscore, which lead to Python internals."""
 
     def __init__(self, **names):
         _refuse_private(names)
@@ -60,12 +61,18 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 def _refuse_private(names: Iterable[str]) -> None:
+    """Raise SecurityError if a name begins with an underscore."""
     if private := [name for name in names if name.startswith("_")]:
-        raise SecurityError(f"the template stores {', '.join(private)} in a namespace")
+        raise SecurityError(
+            f"the template sets {', '.join(private)} in a namespace, but names must not begin with an underscore"
+        )
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}`, with which templates mark the assistant's words, as a plain block."""
+    """The block `{% generation %} ... {% endgeneration %}`, rendered unchanged.
+
+    Templates use it to mark the assistant's text.
+    """
 
     tags = {"generation"}
 
@@ -76,21 +83,24 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _raise(message: str):
+    """Raise an error with a message of the template."""
     raise jinja2.TemplateError(str(message))
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    # Jinja's own filter escapes for HTML, which would change the prompt.
+    """Return a value as JSON."""
+    # Jinja's filter escapes HTML, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @functools.lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
+    """Compile a template in a sandbox."""
     sandbox = LimitedSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
-        loader=jinja2.DictLoader({}),  # nothing to include or import
+        loader=jinja2.DictLoader({}),  # no templates to include or import
     )
     for name in ("lipsum", "cycler", "joiner"):
         del sandbox.globals[name]
@@ -100,14 +110,15 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def _render(template, messages, names) -> str:
-    # Templates written for tools and documents only test for these two.
+    """Render a template within the limits."""
+    # Templates with tools and documents test these two names.
     with limits():
         return _compile(template).render(messages=messages, **{"tools": None, "documents": None, **names})
 
 
 @functools.lru_cache(maxsize=32)
 def takes_system(template: str) -> bool:
-    """Whether a template shows a system message; the others refuse it or drop it without a word."""
+    """Return whether a template renders a system message; others raise or drop it."""
     probe = [{"role": "system", "content": "kjqxzv"}, {"role": "user", "content": "u"}]
     try:
         return "kjqxzv" in _render(template, probe, {"bos_token": "", "eos_token": "", "add_generation_prompt": True})
@@ -116,11 +127,13 @@ def takes_system(template: str) -> bool:
 
 
 def fold_system(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The same conversation with a leading system text put in front of the first user text, a blank line between."""
+    """Return the conversation with a leading system message prepended to the first user message."""
     if not messages or messages[0]["role"] != "system":
         return [dict(m) for m in messages]
     if len(messages) < 2 or messages[1]["role"] != "user":
-        raise ValueError("messages: the chat template has no system role, so a user message must follow the system one")
+        raise ValueError(
+            "messages must have a user message after the system message, because the chat template has no system role"
+        )
     first = dict(messages[1], content=f"{messages[0]['content']}\n\n{messages[1]['content']}")
     return [first, *(dict(m) for m in messages[2:])]
 
@@ -134,17 +147,25 @@ def render(
     add_generation_prompt: bool = True,
     **options,
 ) -> str:
-    """The text of a conversation under a template; `options` (such as `enable_thinking`) go to the template.
+    """Render a conversation with a template.
 
-    A system message that the template does not take is folded into the first user message.
+    A system message that the template does not support is prepended to the first user message.
+
+    Args:
+        template: Jinja source.
+        messages: Messages with "role" and "content".
+        bos_token: The token that begins a sequence.
+        eos_token: The token that ends a sequence.
+        add_generation_prompt: Whether to append the beginning of an assistant message.
+        **options: Variables for the template, such as `enable_thinking`.
     """
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise ValueError(f"messages[{i}].role is {message.get('role')!r}, but must be one of: {', '.join(ROLES)}")
         if not isinstance(message.get("content"), str):
-            raise ValueError(f"messages[{i}].content is {message.get('content')!r}; expected a string")
+            raise ValueError(f"messages[{i}].content is {message.get('content')!r}, but must be a string")
     if not messages:
-        raise ValueError("messages is empty; a chat needs at least one message")
+        raise ValueError("messages is empty, but must have at least one message")
     messages = [dict(m) for m in messages]
     if messages[0]["role"] == "system" and not takes_system(template):
         messages = fold_system(messages)
@@ -164,15 +185,16 @@ def render(
 
 @dataclasses.dataclass(frozen=True)
 class ChatParts:
-    """The fixed strings of a chat template, so that a prompt can be tokenised in pieces.
+    """The fixed strings of a chat template, for tokenizing a prompt in pieces.
 
-    With a system text S, users' texts U, V and an answer A the conversation up to the second answer reads
+    With a system message S, user messages U and V and a completion A, the conversation up to the second completion
+    reads
 
         system_open S system_close user_open U user_close_and_reply A reply_close_and_user V user_close_and_reply
 
-    and without a system text it begins `start U ...`, where `start` holds whatever the template puts there by itself,
-    a default system text included (`default_system`, None when there is none). Pass an explicit system text to be
-    rid of it. Texts are taken as they are: templates that strip them see them stripped already.
+    Without a system message it begins with `start U ...`, where `start` includes whatever the template adds by itself,
+    such as a default system message (`default_system`, or None). Pass an explicit system message to replace it.
+    Messages are inserted unchanged: templates that strip them must get stripped messages.
     """
 
     system_open: str
@@ -184,21 +206,22 @@ class ChatParts:
     default_system: str | None
 
     def opening(self, system: str | None, text: str) -> str:
-        """A conversation up to its first answer; texts must not hold special tokens."""
+        """Return a conversation up to its first completion; texts must not contain special tokens."""
         start = self.start if system is None else self.system_open + system + self.system_close + self.user_open
         return start + text + self.user_close_and_reply
 
     def continuation(self, text: str) -> str:
-        """What stands between an answer and the next one."""
+        """Return the text between two completions."""
         return self.reply_close_and_user + text + self.user_close_and_reply
 
 
 def chat_parts(tokenizer, **options) -> ChatParts:
-    """The fixed strings of `tokenizer.chat`, found by rendering marked texts and checked by putting them together.
+    """Return the fixed strings of `tokenizer.chat`.
 
-    The parts describe a conversation that grows by what is really written. Templates show past answers a little
-    differently: Qwen3's drops their thoughts, so there the answer keeps what opened it; those of LLaMA 2 and Mistral
-    put a space in front, which the model writes by itself.
+    They are derived from rendered conversations with marked messages, and checked by joining them again. They describe
+    a conversation that grows by the tokens that were sampled. Templates render past completions slightly differently:
+    Qwen3's drops their thoughts, so there a completion keeps its opening, and those of LLaMA 2 and Mistral prepend a
+    space, which the model generates itself.
     """
     s, u, a, v = (f"kjqxzv{i}vzxqjk" for i in range(4))
     system, user, answer, again = (
@@ -216,11 +239,12 @@ def chat_parts(tokenizer, **options) -> ChatParts:
     opened, history, reply_close_and_user, last = cut(second, u, a, v)
     if not (reply == alone == last and start == opened and reply.startswith(history.rstrip(" "))):
         problem = (
-            f"the chat template of {tokenizer.name} writes turns differently in different places: after a user text "
-            f"{reply!r}, {alone!r}, {last!r}, and {history!r} in the history; before the first {start!r} and {opened!r}"
+            f"the chat template of {tokenizer.name} renders turns differently in different places: after a user "
+            f"message {reply!r}, {alone!r}, {last!r}, and {history!r} in the history; before the first {start!r} and "
+            f"{opened!r}"
         )
         raise ChatTemplateError(problem, tokenizer.template_source)
-    # Where the system turn ends inside `between` matters to readers only: what also closes an answer closes it.
+    # The exact end of the system turn inside `between` does not matter. Assume that it ends like a completion.
     closed = cut(ended, u, a)[2]
     shared = len(os.path.commonprefix([between, closed]))
     default = None
@@ -230,12 +254,12 @@ def chat_parts(tokenizer, **options) -> ChatParts:
 
 
 def _cut(source: str, text: str, *marks: str) -> list[str]:
-    """The pieces of `text` around the marks, each of which stands in it once and in order."""
+    """Split `text` at the marks, each of which must occur once and in order."""
     pieces = []
     for mark in marks:
         if text.count(mark) != 1:
             times = f"{text.count(mark)} times or out of order"
-            raise ChatTemplateError(f"the chat template writes a message {times}, not once", source)
+            raise ChatTemplateError(f"the chat template renders a message {times}, not once", source)
         piece, text = text.split(mark)
         pieces.append(piece)
     return [*pieces, text]

@@ -1,4 +1,4 @@
-"""The built-in chat templates, for tokenizers that bring none, and which of them a vocabulary was made for."""
+"""The built-in chat templates, for tokenizers without one, and how to select one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _CHATML = """\
 
 
 def _chatml(default_system: str | None = None) -> str:
+    """Return a ChatML template with an optional default system message."""
     system = f"<|im_start|>system\\n{default_system}<|im_end|>\\n" if default_system else ""
     return _CHATML.replace("{{ default_system }}", f"{{{{ '{system}' }}}}" if system else "")
 
@@ -23,7 +24,7 @@ BUILTIN = {
     "chatml": _chatml(),
     "qwen2.5": _chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
     "smollm2": _chatml("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
-    # Thoughts of earlier turns are dropped; the last answer, when it is given, shows its thoughts, even empty ones.
+    # Thoughts of earlier turns are dropped. The last completion, if there is one, keeps them, even if they are empty.
     "qwen3": """\
 {%- set ns = namespace(last_user=messages|length - 1) -%}
 {%- for message in messages -%}
@@ -94,7 +95,7 @@ BUILTIN = {
 
 
 def guess_style(tokens: Mapping[str, int]) -> str:
-    """The built-in style that a vocabulary (token -> id) was made for, told by its special tokens."""
+    """Return the built-in style that the special tokens of a vocabulary (token -> id) suggest."""
     if "<|im_start|>" in tokens:
         if "<think>" in tokens:
             return "qwen3"

@@ -1,4 +1,4 @@
-"""The shape of a language model, as one frozen, hashable record.
+"""The architecture of a language model as one frozen, hashable dataclass.
 
 Axis letters, here and in every file of the project:
 
@@ -20,32 +20,33 @@ LARGEST = {
     "vocab_size": 1 << 24, "d_model": 1 << 20, "n_layers": 1 << 12, "n_heads": 1 << 14, "n_kv_heads": 1 << 14,
     "head_dim": 1 << 14, "d_ff": 1 << 22, "max_positions": 1 << 31,
 }  # fmt: skip
-"""Sizes far beyond any model, so that a slip is refused at once instead of being built for hours."""
+"""Upper limits far beyond any model, so that a typo is rejected at once instead of being built for hours."""
 
 
 def is_whole(x: Any) -> bool:
-    """Whether this is an integer >= 1."""
-    # typeshed declares no comparisons for numbers.Integral and numbers.Real.
+    """Return whether x is an integer >= 1."""
+    # typeshed declares no comparison operators for numbers.Integral and numbers.Real.
     return isinstance(x, numbers.Integral) and not isinstance(x, bool) and x >= 1  # pyright: ignore[reportOperatorIssue]
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a finite number above 0."""
+    """Return whether x is a finite number > 0."""
     real = isinstance(x, numbers.Real) and not isinstance(x, bool)
     return real and 0 < x < math.inf  # pyright: ignore[reportOperatorIssue]
 
 
 def _check(name: str, value: Any, right: bool, accepted: str) -> None:
+    """Raise ValueError about a field unless its value is right."""
     if not right:
         raise ValueError(f"{name} is {value!r}, but must be {accepted}")
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+    """Scaling of rotary frequencies beyond the trained context.
 
-    `llama3` stretches long wavelengths by `factor`, keeps short ones and blends between;
-    `linear` divides every position by `factor`.
+    `llama3` scales long wavelengths by `factor`, keeps short ones and interpolates in between. `linear` divides every
+    position by `factor`.
     """
 
     kind: str
@@ -56,12 +57,12 @@ class RopeScaling:
 
     def __post_init__(self):
         if self.kind not in ("llama3", "linear"):
-            raise ValueError(f"rope_scaling.kind is {self.kind!r}, but must be 'llama3', 'linear'")
+            raise ValueError(f"rope_scaling.kind is {self.kind!r}, but must be one of: 'llama3', 'linear'")
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             _check(f"rope_scaling.{name}", getattr(self, name), is_number(getattr(self, name)), "a number > 0")
         _check(
             "rope_scaling.high_freq_factor", self.high_freq_factor, self.high_freq_factor > self.low_freq_factor,
-            f"more than low_freq_factor, {self.low_freq_factor}",
+            f"> low_freq_factor, which is {self.low_freq_factor}",
         )  # fmt: skip
         positions = self.original_max_positions
         _check("rope_scaling.original_max_positions", positions, is_whole(positions), "an integer >= 1")
@@ -69,10 +70,10 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that fixes the arithmetic of a model and nothing else.
+    """All settings that determine the computation of a model.
 
-    `family` names the Hugging Face `model_type` whose file layout the weights follow; the arithmetic of the
-    rotary families differs only in the fields below it.
+    `family` is the Hugging Face `model_type` whose file layout the weights follow. The rotary families differ only in
+    the fields below it.
     """
 
     family: str
@@ -90,13 +91,13 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False  # Qwen2
     qk_norm: bool = False  # Qwen3: RMS norm on each head of q and k before the rotation
-    sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    sliding_window: int | None = None  # a token attends to itself and the window - 1 tokens before it
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
         known = isinstance(self.family, str) and self.family in FAMILIES
-        _check("family", self.family, known, ", ".join(FAMILIES.names()))
+        _check("family", self.family, known, f"one of: {', '.join(FAMILIES.names())}")
         for name, most in LARGEST.items():
             value = getattr(self, name)
             _check(name, value, is_whole(value) and value <= most, f"an integer from 1 to {most:,}")
@@ -110,21 +111,33 @@ class ModelConfig:
         _check("sliding_window", window, window is None or is_whole(window), "None or an integer >= 1")
         for name, ids in (("bos_id", (self.bos_id or 0,)), ("eos_ids", self.eos_ids)):
             right = isinstance(ids, tuple) and all(is_whole(i) or i == 0 for i in ids)
-            _check(name, getattr(self, name), right, "ids from 0 up")
+            _check(name, getattr(self, name), right, "token ids >= 0")
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads, {self.n_kv_heads}")
+            raise ValueError(
+                f"n_heads is {self.n_heads}, but must be a multiple of n_kv_heads, which is {self.n_kv_heads}"
+            )
         if self.learned_positions is None:
-            _check("head_dim", self.head_dim, self.head_dim % 2 == 0, "an even number, because positions turn pairs")
-        else:  # GPT-2, whose heads share no keys and values
-            _check("n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads, f"{self.n_heads}, as n_heads")
+            _check(
+                "head_dim",
+                self.head_dim,
+                self.head_dim % 2 == 0,
+                "even, because rotary positions rotate pairs of channels",
+            )
+        else:  # heads of GPT-2 do not share keys and values
+            _check(
+                "n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads, f"{self.n_heads}, the value of n_heads"
+            )
 
     @property
     def learned_positions(self) -> int | None:
-        """How many positions there are; None where they are computed, and a text may be longer than those learned."""
+        """Number of learned positions; None if positions are computed.
+
+        A sequence may be longer than the trained context only if positions are computed.
+        """
         return self.max_positions if FAMILIES.get(self.family).learned_positions else None
 
     @property
     def n_params(self) -> int:
-        """The number of parameters, counted from the shapes."""
+        """Number of parameters, computed from the shapes."""
         sizes = {path: math.prod(shape) for path, (shape, _) in FAMILIES.get(self.family).leaves(self).items()}
         return sum(size * (self.n_layers if path.startswith("layers/") else 1) for path, size in sizes.items())

@@ -1,12 +1,12 @@
-"""One decoding step of attention as a single GPU kernel: rotate, join the cache, attend.
+"""A GPU kernel for one decode step of attention.
 
-Written in Pallas (Triton). A program serves one row and one key/value head, with all query heads that share it, and
-reads only the slots the row has filled. It takes the output of the fused q/k/v projection as it is: queries and the
-new key are rotated in registers, the new key and value go straight into the softmax and into their slot, so the step
-needs no split, no rotation and no scatter around it. See `docs/performance.md` for what that gives.
+Written in Pallas (Triton). A program handles one row and one key/value head with all query heads that share it, and
+reads only the filled slots of the row. It takes the unmodified output of the fused q/k/v projection. Queries and the
+new key are rotated in registers, and the new key and value go directly to the softmax and to their slot, so the step
+needs no separate split, rotation or scatter. `docs/performance.md` has measurements.
 
-A row's keys and values lie in the pages that its line of a table names, or in one page of its own; behind a prefix that
-rows share, if there is one. All are read where they lie.
+The keys and values of a row are in the pages that its line of a table lists, or in a single page. They may follow a
+prefix that rows share. All of them are read in place.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-TILE = 16  # the smallest tile of the tensor cores; query heads beyond the group are masked
-BLOCK = 64  # slots read at once
+TILE = 16  # smallest tile of the tensor cores; query heads beyond the group are masked
+BLOCK = 64  # slots per iteration
 
 
 def supported(head_dim: int, size: int, pages: int = 1) -> bool:
-    """Whether these heads and rows of `pages` pages of `size` slots suit the kernel; Triton wants powers of two."""
+    """Return whether the kernel supports these heads and rows of `pages` pages of `size` slots.
+
+    Triton needs powers of two.
+    """
     fits = size % BLOCK == 0 if pages == 1 else size & (size - 1) == 0
     return head_dim >= 2 * TILE and head_dim & (head_dim - 1) == 0 and fits
 
 
 def _rotated(ref, rows, mask, cos, sin):
-    """The two halves [rows, H/2] of some heads, rotated, in float32."""
+    """Return the two halves [rows, H/2] of some heads, rotated, in float32."""
     half = ref.shape[-1] // 2
     other = None if mask is None else 0.0
     a, b = (
@@ -49,7 +52,18 @@ def _kernel(
     scale: float,
     window: int | None,
 ):
-    """refs: the inputs by name; k_ref and v_ref [P, S, H]: the pages of one key/value head, which are outputs too."""
+    """Run one program: one row and one key/value head.
+
+    Args:
+        refs: Inputs by name.
+        out_ref: [G, H], output.
+        k_ref: [P, S, H], the pages of keys, which are also outputs.
+        v_ref: [P, S, H], the pages of values, which are also outputs.
+        block: Number of slots per iteration.
+        tile: Number of query heads, padded.
+        scale: Factor on the scores.
+        window: Size of the sliding window, or None.
+    """
     q_ref, table = refs["q"], refs.get("table")
     group, size = q_ref.shape
     page_size, pages = k_ref.shape[1], 1 if table is None else table.shape[0]
@@ -62,31 +76,34 @@ def _kernel(
     k_new = _rotated(refs["k_new"], pl.ds(0, 1), None, cos, sin)
     v_new = refs["v_new"][pl.ds(0, 1), :]
 
-    @pl.when((refs["going"][0] > 0) & (start < slots))  # a full row writes nothing, as elsewhere
+    @pl.when((refs["going"][0] > 0) & (start < slots))  # a full row writes nothing, as in the other kernels
     def _():
         page, slot = (own, start) if table is None or pages == 1 else (table[start // page_size], start % page_size)
         for i in range(2):
             k_ref[page, pl.ds(slot, 1), pl.ds(i * half, half)] = k_new[i].astype(k_ref.dtype)
         v_ref[page, pl.ds(slot, 1), :] = v_new.astype(v_ref.dtype)
 
-    # The token sees itself first: its score is the running maximum and its weight one.
+    # The token attends to itself first: its score is the running maximum, and its weight is one.
     top = sum(jnp.sum(q[i] * k_new[i].astype(dtype).astype(jnp.float32), axis=1) for i in range(2)) * scale
     total = jnp.ones_like(top)
     mixed = jnp.broadcast_to(v_new.astype(jnp.float32), (tile, size))
     q = [x.astype(dtype) for x in q]
 
     def in_page(page):
-        """Where the channels of block i of a row lie that has one page."""
+        """Return a function for the place of block i in a row with one page."""
         return lambda i, slot, seen: lambda first, n: (page, pl.ds(i * block, block), pl.ds(first, n))
 
     def in_pages(i, slot, seen):
-        """Where the channels of block i of this row lie, slot by slot."""
+        """Return the place of block i in this row's pages, slot by slot."""
         assert table is not None
         page = plgpu.load(table.at[slot // page_size], mask=seen, other=0)
         return lambda first, n: (page[:, None], (slot % page_size)[:, None], first + jnp.arange(n)[None])
 
     def read(carry, k_ref, v_ref, place, filled, position):
-        """Joins the first `filled` slots of a row; the new token stands at `position`, counted from slot 0."""
+        """Add the first `filled` slots of a row to the running softmax.
+
+        `position` is that of the new token, counted from slot 0.
+        """
 
         def body(i, carry):
             top, total, mixed = carry
@@ -122,33 +139,48 @@ def _kernel(
     plgpu.store(out_ref.at[pl.ds(0, tile), :], (mixed / total[:, None]).astype(dtype), mask=heads)
 
 
-# The layers of a model share one function, so that the kernel is lowered once.
+# All layers of a model share one jitted function, so that the kernel is lowered once.
 @functools.partial(jax.jit, static_argnames=("heads", "window", "block", "warps", "interpret"))
 def decode_attention(
     qkv, cos, sin, k_cache, v_cache, starts, going, *, heads: int, window=None, table=None, prefix=None, readers=None,
     block=BLOCK, warps=4, interpret=False,
 ):  # fmt: skip
-    """qkv [B, N + 2K, H] before rotation, caches [P, S, K, H] -> ([B, N, H], caches with the new token).
+    """Attend from one new token per row and append it to the cache.
 
-    cos, sin  float32 [B, H/2] of each row's position
-    starts    int32 [B], filled slots of each row
-    going     int32 [B], 0 for rows that write nothing (their result is not used)
-    heads     N
-    table     int32 [B, M], the pages of each row; rows that write share none that they write to; None: row b has page b
-    prefix    keys and values [n, P, K, H] that stand before what the cache holds
-    readers   int32 [B], which of the n each row continues; None: the first
+    Args:
+        qkv: [B, N + 2K, H], before rotation.
+        cos: float32 [B, H/2], of each row's position.
+        sin: float32 [B, H/2].
+        k_cache: [P, S, K, H].
+        v_cache: [P, S, K, H].
+        starts: int32 [B], number of filled slots of each row.
+        going: int32 [B], 0 for idle rows. They write nothing, and their output is undefined.
+        heads: N.
+        window: Number of tokens that a token attends to, including itself. None: all.
+        table: int32 [B, M], the pages of each row. Rows must not share a page that one of them writes to. None: row b
+            has page b.
+        prefix: Keys and values [n, P, K, H] that precede the cache, or None.
+        readers: int32 [B], which of the n prefixes each row continues. None: the first.
+        block: Number of slots per iteration.
+        warps: Number of warps per program.
+        interpret: Whether to run the kernel in interpret mode.
+
+    Returns:
+        The output [B, N, H], and the caches of keys and values with the new token.
     """
     batch, _, size = qkv.shape
     slots, kv = k_cache.shape[1:3]
     group = heads // kv
     if slots % block and (table is None or table.shape[1] == 1):
-        raise ValueError(f"the cache has {slots} slots, not a multiple of the kernel's block, {block}")
+        raise ValueError(
+            f"the cache has {slots} slots, but must have a multiple of {block}, the block size of the kernel"
+        )
     row = pl.BlockSpec((1,), lambda b, k: (b,))
     angle = pl.BlockSpec((None, size // 2), lambda b, k: (b, 0))
     queries = pl.BlockSpec((None, group, size), lambda b, k: (b, k, 0))
     key = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + k, 0))
     value = pl.BlockSpec((None, 1, size), lambda b, k: (b, heads + kv + k, 0))
-    # Triton has no index maps that depend on data, so with a table a program is given all pages and looks its own up.
+    # Triton index maps cannot depend on data, so with a table a program gets all pages and looks up its own.
     whole = lambda x: pl.BlockSpec((*x.shape[:2], None, size), lambda b, k: (0, 0, k, 0))  # noqa: E731
     cache = pl.BlockSpec((1, slots, None, size), lambda b, k: (b, 0, k, 0)) if table is None else whole(k_cache)
     inputs = {

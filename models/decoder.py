@@ -1,8 +1,8 @@
-"""The decoder of the LLaMA family and its cousins: LLaMA, Mistral, Phi-3, Qwen2, Qwen3, SmolLM2, TinyLlama.
+"""The LLaMA decoder, also used by Mistral, Phi-3, Qwen2, Qwen3, SmolLM2 and TinyLlama.
 
-Rotary positions, RMS norms in front of attention and a gated feed-forward. What differs between the models is
-a field of `ModelConfig`; axis letters are explained there. Parameters can be laid out in two ways: apart, as they
-are trained, or with q/k/v and gate/up fused into one matrix each, as they decode fastest.
+It has rotary positions, RMS norms before attention, and a gated feed-forward network. The models differ only in fields
+of `ModelConfig`, which also explains the axis letters. Parameters have two layouts: separate projections for training,
+or q/k/v and gate/up fused into one matrix each for the fastest decoding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from models.sharding import constrain
 
 
 def param(rngs: nnx.Rngs, shape, axes, scale: float | None, dtype) -> nnx.Param:
-    """A parameter with its axis letters: normal with deviation `scale`, or ones when `scale` is None, zeros at 0."""
+    """Return a parameter with its axis letters.
+
+    It is drawn from a normal distribution with standard deviation `scale`. None gives ones and 0 gives zeros.
+    """
     if scale is None:
         return nnx.Param(jnp.ones(shape, dtype), axes=axes)
     if scale == 0:
@@ -28,15 +31,15 @@ def param(rngs: nnx.Rngs, shape, axes, scale: float | None, dtype) -> nnx.Param:
 
 
 def embed(table: jax.Array, tokens: jax.Array, dtype) -> jax.Array:
-    """Rows of a table [V, D] for tokens [B, T] -> [B, T, D]."""
-    # Each device looks its own rows up in whole vectors; without this the partitioner replicates the result.
+    """Look up tokens [B, T] in a table [V, D] and return [B, T, D]."""
+    # Each device looks up complete vectors for its rows. Without this the partitioner replicates the result.
     table = constrain(table.astype(dtype), "VD")
     return constrain(table[constrain(tokens, "BT")], "BTD")
 
 
 @jax.custom_vjp
 def to_logits(hidden: jax.Array, weight: jax.Array) -> jax.Array:
-    """hidden [..., D] and a head [V, D] -> float32 [..., V]."""
+    """Return logits, float32 [..., V], of hidden states [..., D] and a head [V, D]."""
     return jnp.einsum("...d,vd->...v", hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
@@ -45,7 +48,7 @@ def _to_logits_forward(hidden, weight):
 
 
 def _to_logits_backward(kept, grads):
-    # Left to itself, the float32 of the logits would spread to both products of the backward pass, at half the speed.
+    # By default both products of the backward pass would inherit float32 from the logits and run at half the speed.
     hidden, weight = kept
     grads, leading = grads.astype(hidden.dtype), list(range(hidden.ndim - 1))
     to_weight = jnp.tensordot(grads, hidden, (leading, leading), preferred_element_type=jnp.float32)
@@ -56,41 +59,42 @@ to_logits.defvjp(_to_logits_forward, _to_logits_backward)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """RMS norm over the last axis, computed in float32."""
+    """Apply an RMS norm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
     return (y * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def rope_frequencies(cfg: ModelConfig) -> jax.Array:
-    """float32 [H/2]: radians per position of each pair of channels."""
+    """Return the radians per position of each pair of channels, float32 [H/2]."""
     freq = 1.0 / cfg.rope_theta ** (jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
     return freq if cfg.rope_scaling is None else _scaled(freq, cfg.rope_scaling)
 
 
 def _scaled(freq, s: RopeScaling):
+    """Scale rotary frequencies for a longer context."""
     if s.kind == "linear":
         return freq / s.factor
-    # llama3: in turns over the original context, slow channels are stretched, fast ones kept, the rest blended.
+    # llama3, by rotations over the original context: slow channels are scaled, fast ones kept, others interpolated.
     turns = s.original_max_positions * freq / (2 * jnp.pi)
     blend = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
     return (1 - blend) * freq / s.factor + blend * freq
 
 
 def rope_angles(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [B, T, 1, H/2], of positions [B, T]."""
+    """Return cos and sin, float32 [B, T, 1, H/2], of positions [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * rope_frequencies(cfg)
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates [B, T, heads, H], channel i paired with i + H/2, in float32."""
+    """Rotate x [B, T, heads, H] in float32, pairing channel i with i + H/2."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 class Attention(nnx.Module):
-    """Norm, projections, rotation, attention, output projection."""
+    """The attention block: norm, projections, rotation, attention and output projection."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
         d, n, k, h = cfg.d_model, cfg.n_heads, cfg.n_kv_heads, cfg.head_dim
@@ -111,11 +115,15 @@ class Attention(nnx.Module):
         if cfg.qk_norm:
             self.q_norm = param(rngs, (h,), ("H",), None, dtype)
             self.k_norm = param(rngs, (h,), ("H",), None, dtype)
-        # Residual branches start small, so that depth does not blow up the sum.
+        # Residual branches start small, so that their sum does not grow with depth.
         self.o = param(rngs, (n, h, d), ("N", "H", "D"), 0.02 / (2 * cfg.n_layers) ** 0.5, dtype)
 
     def projections(self, x, adapters):
-        """x [B, T, D] -> q [B, T, N, H], k and v [B, T, K, H], with what LoRA adds."""
+        """Project x [B, T, D] to queries, keys and values, including LoRA.
+
+        Returns:
+            q [B, T, N, H], k and v [B, T, K, H].
+        """
         cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
         if self.fused:
             y = x @ w(self.qkv)
@@ -135,6 +143,7 @@ class Attention(nnx.Module):
         return q, k, v
 
     def __call__(self, x, rope, attend: Attend, layer, adapters):
+        """Run the block on x [B, T, D] and the layer's cache, and return both."""
         q, k, v = self.projections(rms_norm(x, self.norm[...], self.cfg.norm_eps), adapters)
         if attend.in_one_kernel(x.shape[1]):
             y, layer = attend.step(q, k, v, rope, layer)
@@ -148,7 +157,7 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Norm, SiLU-gated feed-forward."""
+    """The feed-forward block: norm and SiLU-gated feed-forward network."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
         d, f = cfg.d_model, cfg.d_ff
@@ -162,6 +171,7 @@ class FeedForward(nnx.Module):
         self.down = param(rngs, (f, d), ("F", "D"), 0.02 / (2 * cfg.n_layers) ** 0.5, dtype)
 
     def __call__(self, x, adapters):
+        """Run the block on x [B, T, D]."""
         y = rms_norm(x, self.norm[...], self.cfg.norm_eps)
         if self.fused:
             gate, up = jnp.split(y @ self.gate_up[...].astype(x.dtype), 2, axis=-1)
@@ -175,7 +185,10 @@ class FeedForward(nnx.Module):
 
 
 class Adapters:
-    """The LoRA adapters of one layer, or none: `name in adapters`, `adapters(name, x)`."""
+    """The LoRA adapters of one layer, if any.
+
+    Use `name in adapters` to check for a projection and `adapters(name, x)` to apply its adapter.
+    """
 
     def __init__(self, layer: dict | None, weights: jax.Array | None):
         self.layer, self.weights = layer or {}, weights
@@ -184,6 +197,7 @@ class Adapters:
         return name in self.layer
 
     def __call__(self, name, x):
+        """Return the contribution of the adapters to a projection of x."""
         assert self.weights is not None
         return lora.delta(x, self.layer[name], self.weights)
 
@@ -196,13 +210,13 @@ class Block(nnx.Module):
         self.mlp = FeedForward(cfg, rngs, dtype, fused)
 
     def __call__(self, x, rope, attend: Attend, layer, adapters: Adapters):
-        """x [B, T, D], the layer's cache or None -> the same."""
+        """Run the layer on x [B, T, D] and its cache; return both."""
         x, layer = self.attn(x, rope, attend, layer, adapters)
         return constrain(self.mlp(x, adapters), "BTD"), layer
 
 
 class Ends(nnx.Module):
-    """What stands before and after the layers: embedding, positions, last norm, head."""
+    """The modules around the layers: embedding, positions, last norm and head."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):
         self.cfg = cfg
@@ -212,27 +226,28 @@ class Ends(nnx.Module):
             self.head = param(rngs, (cfg.d_model, cfg.vocab_size), ("D", "V"), 0.02, dtype)
 
     def start(self, tokens, positions, dtype):
-        """tokens and positions [B, T] -> x [B, T, D] and what the layers need to know of positions."""
+        """Embed tokens [B, T] and return x [B, T, D] with the rotary angles."""
         return embed(self.embed[...], tokens, dtype), rope_angles(self.cfg, positions)
 
     def finish(self, x):
+        """Apply the last norm."""
         return rms_norm(x, self.norm[...], self.cfg.norm_eps)
 
     def logits(self, hidden, ids=None):
-        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
+        """Return logits, float32 [..., V], or [..., A] for the tokens `ids` [A] only."""
         weight = self.embed[...] if self.cfg.tie_embeddings else self.head[...].T
         return to_logits(hidden, weight if ids is None else weight[ids])
 
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:
-    """One layer's parameters with q, k and v side by side, and gate and up."""
+    """Return the parameters of a layer with q/k/v and gate/up concatenated."""
     mlp = dict(layer["mlp"])
     mlp["gate_up"] = jnp.concatenate([mlp.pop("gate"), mlp.pop("up")], axis=-1)
     return {"attn": fuse_attention(layer["attn"], cfg), "mlp": mlp}
 
 
 def fuse_attention(attn: dict, cfg: ModelConfig) -> dict:
-    """The parameters of `Attention` with q, k and v side by side."""
+    """Return the parameters of `Attention` with q, k and v concatenated."""
     attn = dict(attn)
     attn["qkv"] = jnp.concatenate([attn.pop(x).reshape(cfg.d_model, -1) for x in "qkv"], axis=-1)
     if cfg.qkv_bias:

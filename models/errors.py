@@ -1,4 +1,4 @@
-"""Errors about files of models, and how a reader turns whatever it stumbles over into one of them."""
+"""Errors about model files, and a context manager that converts other errors to them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from pathlib import Path
 
 
 class ModelFileError(ValueError):
-    """A file or folder of a model that cannot be used; the message names it and what is wrong in it."""
+    """An error about a model file or folder; the message names it and the problem."""
 
 
 MALFORMED = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError, EOFError,
     struct.error,
 )  # fmt: skip
-"""What reading a malformed file raises, depending on where its contents first stop making sense."""
+"""Errors that reading a malformed file can raise, depending on where its contents are first invalid."""
 
 
 @contextlib.contextmanager
 def refuse_malformed(kind: type[ModelFileError], path: str | Path) -> Iterator[None]:
-    """Raises `kind` with the name of the file where its contents do not make sense; a `ModelFileError` passes."""
+    """Convert errors caused by malformed contents of a file to `kind`.
+
+    The message names the file. A `ModelFileError` is passed on unchanged.
+    """
     try:
         yield
     except ModelFileError:
@@ -29,23 +32,24 @@ def refuse_malformed(kind: type[ModelFileError], path: str | Path) -> Iterator[N
     except MALFORMED as error:
         raise kind(_message(path, error)) from error
     except BaseException as error:
-        # Rust code raises Exception itself, or a PanicException, which has no name that could be imported.
+        # Rust code raises a plain Exception, or a PanicException, which cannot be imported.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise kind(_message(path, error)) from error
 
 
 def _message(path: str | Path, error: BaseException) -> str:
+    """Return the error message for a malformed file."""
     text = (str(error).splitlines() or [""])[0][:400]
     if isinstance(error, ValueError) and text.startswith(str(path)):
-        return text  # the reader has said it already
+        return text  # the message already names the file
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{path} is damaged or malformed: {kind}{text}"
 
 
 class WeightsError(ModelFileError):
-    """A weight file, or a folder of them, that cannot be used; the message names the file and what is wrong in it."""
+    """An error about weight files; the message names the file and the problem."""
 
 
 class TokenizerError(ModelFileError):
-    """A tokenizer file, or a folder of them, that cannot be used."""
+    """An error about tokenizer files."""

@@ -1,4 +1,7 @@
-"""Operations whose gradients are sums over a whole batch, made in float32: in bfloat16 such a sum is 2 to 5 % off."""
+"""Operations with gradients that are sums over a batch, accumulated in float32.
+
+In bfloat16 such a sum is off by 2 to 5 %.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    """y + bias in the dtype of y; the bias has the last axes of y, and its gradient its own dtype."""
+    """Return y + bias in the dtype of y.
+
+    The bias has the last axes of y. Its gradient has the dtype of the bias.
+    """
     return y + bias.astype(y.dtype)
 
 
@@ -28,7 +34,7 @@ add_bias.defvjp(_add_forward, _add_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def for_rows(x: jax.Array, rows: int) -> jax.Array:
-    """x [1, …] for each of the rows."""
+    """Broadcast x [1, ...] to `rows` rows."""
     return jnp.broadcast_to(x, (rows, *x.shape[1:]))
 
 

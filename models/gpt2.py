@@ -1,4 +1,7 @@
-"""GPT-2 and DialoGPT: learned positions, layer norms with bias, an ungated feed-forward, tied head."""
+"""The GPT-2 decoder, also used by DialoGPT.
+
+It has learned positions, layer norms with bias, an ungated feed-forward network and a tied head.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from models.sharding import constrain
 
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """Layer norm over the last axis, computed in float32."""
+    """Apply a layer norm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
@@ -22,7 +25,7 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> 
 
 
 class Gpt2Attention(nnx.Module):
-    """Norm, projections with bias, attention, output projection."""
+    """The attention block: norm, projections with bias, attention and output projection."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype, fused: bool):
         d, n, h = cfg.d_model, cfg.n_heads, cfg.head_dim
@@ -43,6 +46,7 @@ class Gpt2Attention(nnx.Module):
         self.o_bias = param(rngs, (d,), ("D",), 0, dtype)
 
     def __call__(self, x, attend: Attend, layer, adapters: Adapters):
+        """Run the block on x [B, T, D] and the layer's cache, and return both."""
         cfg, w = self.cfg, lambda p: p[...].astype(x.dtype)
         y = layer_norm(x, self.norm[...], self.norm_bias[...], cfg.norm_eps)
         if self.fused:
@@ -66,7 +70,7 @@ class Gpt2Attention(nnx.Module):
 
 
 class Gpt2FeedForward(nnx.Module):
-    """Norm, GELU feed-forward with bias."""
+    """The feed-forward block: norm and GELU feed-forward network with bias."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):
         d, f = cfg.d_model, cfg.d_ff
@@ -79,6 +83,7 @@ class Gpt2FeedForward(nnx.Module):
         self.down_bias = param(rngs, (d,), ("D",), 0, dtype)
 
     def __call__(self, x, adapters: Adapters):
+        """Run the block on x [B, T, D]."""
         w = lambda p: p[...].astype(x.dtype)  # noqa: E731
         y = layer_norm(x, self.norm[...], self.norm_bias[...], self.cfg.norm_eps)
         z = add_bias(y @ w(self.up), self.up_bias[...])
@@ -96,13 +101,13 @@ class Gpt2Block(nnx.Module):
         self.mlp = Gpt2FeedForward(cfg, rngs, dtype)
 
     def __call__(self, x, _, attend: Attend, layer, adapters: Adapters):
-        """x [B, T, D], the layer's cache or None -> the same."""
+        """Run the layer on x [B, T, D] and its cache; return both."""
         x, layer = self.attn(x, attend, layer, adapters)
         return constrain(self.mlp(x, adapters), "BTD"), layer
 
 
 class Gpt2Ends(nnx.Module):
-    """What stands before and after the layers: embedding, positions, last norm, tied head."""
+    """The modules around the layers: embedding, positions, last norm and tied head."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs, dtype):
         self.cfg = cfg
@@ -112,19 +117,20 @@ class Gpt2Ends(nnx.Module):
         self.norm_bias = param(rngs, (cfg.d_model,), ("D",), 0, dtype)
 
     def start(self, tokens, positions, dtype):
-        """tokens and positions [B, T] -> x [B, T, D]; nothing more is told to the layers."""
+        """Embed tokens and positions [B, T] and return (x [B, T, D], None)."""
         return embed(self.embed[...], tokens, dtype) + embed(self.positions[...], positions, dtype), None
 
     def finish(self, x):
+        """Apply the last norm."""
         return layer_norm(x, self.norm[...], self.norm_bias[...], self.cfg.norm_eps)
 
     def logits(self, hidden, ids=None):
-        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
+        """Return logits, float32 [..., V], or [..., A] for the tokens `ids` [A] only."""
         return to_logits(hidden, self.embed[...] if ids is None else self.embed[...][ids])
 
 
 def fuse(layer: dict, cfg: ModelConfig) -> dict:
-    """One layer's parameters with q, k and v side by side."""
+    """Return the parameters of a layer with q, k and v concatenated."""
     attn = dict(layer["attn"])
     attn["qkv"] = jnp.concatenate([attn.pop(x).reshape(cfg.d_model, -1) for x in "qkv"], axis=-1)
     attn["qkv_bias"] = jnp.concatenate([attn.pop(f"{x}_bias").reshape(-1) for x in "qkv"])

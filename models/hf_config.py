@@ -1,7 +1,8 @@
-"""A Hugging Face `config.json` to a ModelConfig and back.
+"""Conversion between a Hugging Face `config.json` and a `ModelConfig`.
 
-What cannot be computed exactly is refused: an unknown architecture, another activation, a rope type or a bias that
-the modules do not have. What is common to all models is here, what a family writes in its own way in `models/families`.
+Configs that cannot be computed exactly are rejected: unknown architectures, other activations, rope types, or biases
+that the modules do not have. This module has the parts that all models share. `models/families` has the parts that are
+specific to a family.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ModelConfigError(ModelFileError):
-    """A config file with a value the decoder cannot honour; the message names file, field, found and accepted."""
+    """A config file with an unsupported value; the message names the file and the field."""
 
 
 def read(folder: str | Path) -> ModelConfig:
-    """The config of a Hugging Face folder; stop ids come from `generation_config.json` where there is one."""
+    """Return the config of a Hugging Face folder.
+
+    Stop ids come from `generation_config.json` if it exists.
+    """
     path = Path(folder) / "config.json"
     values = _read_json(path)
     generation = Path(folder) / "generation_config.json"
@@ -33,7 +37,7 @@ def read(folder: str | Path) -> ModelConfig:
 
 
 def from_dict(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """The ModelConfig that the contents of a `config.json` describe; `source` is the name used in errors."""
+    """Return the `ModelConfig` for the contents of a `config.json`; `source` names it in errors."""
     fields = Fields(values, source)
     name = fields.one_of("model_type", FAMILIES.names())
     fields.one_of("quantization_config", (None,), None)
@@ -50,7 +54,7 @@ def from_dict(values: dict[str, Any], source: str = "config.json") -> ModelConfi
 
 
 def to_dict(cfg: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
-    """The contents of a `config.json` that transformers (4.45 and later, 5 included) reads as this model."""
+    """Return the contents of a `config.json` for transformers 4.45 and later."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, but must be one of: {', '.join(DTYPES)}")
     family = FAMILIES.get(cfg.family)
@@ -66,64 +70,65 @@ def to_dict(cfg: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
 
 
 def token_ids(cfg: ModelConfig) -> dict[str, Any]:
-    """The first and the stop tokens, as both `config.json` and `generation_config.json` write them."""
+    """Return the bos and stop tokens in the form of `config.json` and `generation_config.json`."""
     stops = cfg.eos_ids[0] if len(cfg.eos_ids) == 1 else list(cfg.eos_ids) or None
     return {"bos_token_id": cfg.bos_id, "eos_token_id": stops}
 
 
 class Fields:
-    """Checked access to the values of one JSON object."""
+    """Checked access to the fields of a JSON object."""
 
     def __init__(self, values: dict[str, Any], source: str, prefix: str = ""):
         self.values, self.source, self.prefix = values, source, prefix
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, unchecked."""
+        """Return the value of a field, unchecked."""
         return self.values.get(name, default)
 
-    def error(self, name: str, found: Any, accepted: str) -> ModelConfigError:
-        """The error that a field has a value that cannot be used."""
-        return ModelConfigError(f"{self.source}: {self.prefix}{name} is {found!r}, but must be {accepted}")
+    def error(self, name: str, value: Any, accepted: str) -> ModelConfigError:
+        """Return an error about an unsupported value of a field."""
+        return ModelConfigError(f"{self.source}: {self.prefix}{name} is {value!r}, but must be {accepted}")
 
     def one_of(self, name: str, accepted: tuple, default: Any = None) -> Any:
-        """A field whose value is one of a few."""
-        found = self.values.get(name, default)
-        if found not in accepted:
-            raise self.error(name, found, ", ".join(map(repr, accepted)))
-        return found
+        """Return the value of a field, which must be one of `accepted`."""
+        value = self.values.get(name, default)
+        if value not in accepted:
+            raise self.error(name, value, ("one of: " if len(accepted) > 1 else "") + ", ".join(map(repr, accepted)))
+        return value
 
     def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
-        """A field with an integer from `low` up."""
-        found = self.values.get(name)
-        found = default if found is None else found
-        if not isinstance(found, int) or isinstance(found, bool) or found < low:
-            raise self.error(name, found, f"an integer >= {low}")
-        return found
+        """Return the value of an integer field, which must be >= `low`."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise self.error(name, value, f"an integer >= {low}")
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A field with a number."""
-        found = self.values.get(name)
-        found = default if found is None else found
-        if not isinstance(found, int | float) or isinstance(found, bool):
-            raise self.error(name, found, "a number")
-        return float(found)
+        """Return the value of a numeric field."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(name, value, "a number")
+        return float(value)
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """A field with a token id, several or none."""
-        found = self.values.get(name)
-        found = [] if found is None else found if isinstance(found, list) else [found]
-        if not all(isinstance(i, int) and -1 <= i < 1 << 31 for i in found):
-            raise self.error(name, found, "an id, a list of ids or null")
-        return tuple(found)
+        """Return the token ids of a field: one id, a list of ids, or null."""
+        value = self.values.get(name)
+        value = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and -1 <= i < 1 << 31 for i in value):
+            raise self.error(name, value, "an id, a list of ids or null")
+        return tuple(value)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelConfigError(f"{path} is absent; expected the config of a Hugging Face model") from None
+        raise ModelConfigError(f"{path} does not exist, but a Hugging Face model needs it") from None
     except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ModelConfigError(f"{path} holds a {type(values).__name__}; expected an object")
+        raise ModelConfigError(f"{path} contains a {type(values).__name__}, but must contain an object")
     return values

@@ -1,15 +1,15 @@
-"""Rows in which the learner reads less: several samples, several answers behind one prompt, or conversations.
+"""Layouts that put several samples, completions or conversations into one row.
 
-A layout is what `Model.forward` takes as `layout`. Norms, projections and feed-forward take tokens one by one, so they
-run over these rows as they lie; only attention has to know.
+A layout is the `layout` argument of `Model.forward`. It saves the learner padding and repeated prompts. Norms,
+projections and feed-forward networks work token by token, so only attention depends on the layout.
 
-`Packed` and `Branches` lay attention out sample by sample. It is then plain causal attention, for which every platform
-has a fast kernel, at the price of one gather there and one back, in both directions: `attend(q, k, v, causal)` gives
-each token what it would see in a row of its own, where `causal(q, k, v, repeat)` is attention over rows, `repeat` of
-them from each row of the batch.
+`Packed` and `Branches` rearrange attention sample by sample. It is then plain causal attention, for which every
+platform has a fast kernel, at the cost of one gather before and one after it, in both passes. `attend(q, k, v, causal)`
+gives each token the result that it would have in a row with its sample only. `causal(q, k, v, repeat)` is attention
+over rows, `repeat` of them from each row of the batch.
 
-`Conversations` are as long as the row and branch anywhere, so laying them out one by one would repeat most of a row
-for every branch. They give a mask instead, one for all heads and layers.
+`Conversations` are as long as the row and branch anywhere. Rearranging them would repeat most of a row for every
+branch, so they use one mask for all heads and layers instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def move(x: jax.Array, there: jax.Array, back: jax.Array) -> jax.Array:
-    """x [B, X, …] -> [B, Y, …]: at y what was at `there[b, y]`, zero where that is negative.
+    """Gather x [B, X, ...] to [B, Y, ...] by indices; negative indices give zero.
 
-    there  int32 [B, Y]
-    back   int32 [B, X], the inverse: where each x went, or a negative number
+    Args:
+        x: [B, X, ...].
+        there: int32 [B, Y], index in x of each element of the result.
+        back: int32 [B, X], the inverse: index in the result of each element of x, or a negative number.
     """
     picked = jax.vmap(lambda row, i: row.at[i].get(mode="clip"))(x, there)
     return jnp.where((there >= 0).reshape(*there.shape, *(1,) * (x.ndim - 2)), picked, 0)
@@ -36,7 +38,7 @@ def _move_forward(x, there, back):
 
 
 def _move_backward(places, y):
-    # Autodiff would turn the gather into a scatter that adds; one to one, the way back is a gather as well.
+    # Autodiff would turn the gather into a scatter-add. The mapping is one to one, so its inverse is a gather as well.
     there, back = places
     return move(y, back, there), None, None
 
@@ -45,23 +47,24 @@ move.defvjp(_move_forward, _move_backward)
 
 
 def fold(x: jax.Array, rows: int) -> jax.Array:
-    """[B, R·T, …] as [B·R, T, …]."""
+    """Reshape [B, R·T, ...] to [B·R, T, ...]."""
     return x.reshape(x.shape[0] * rows, -1, *x.shape[2:])
 
 
 def unfold(x: jax.Array, rows: int) -> jax.Array:
-    """[B·R, T, …] as [B, R·T, …]."""
+    """Reshape [B·R, T, ...] to [B, R·T, ...]."""
     return x.reshape(x.shape[0] // rows, -1, *x.shape[2:])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """S samples one behind the other in each row.
+    """S consecutive samples in each row.
 
-    starts   int32 [B, S]
-    sizes    int32 [B, S], 0 for an empty slot
-    longest  tokens of the longest sample
+    Attributes:
+        starts: int32 [B, S], first token of each sample.
+        sizes: int32 [B, S], number of tokens of each sample; 0 for an empty slot.
+        longest: Number of tokens of the longest sample.
     """
 
     starts: jax.Array
@@ -69,7 +72,7 @@ class Packed:
     longest: int = dataclasses.field(metadata=dict(static=True))
 
     def places(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """Between rows [B, width] and samples [B, S·longest]: (there, back) of `move`."""
+        """Return (there, back) of `move` between rows [B, width] and samples [B, S·longest]."""
         batch, slots = self.starts.shape
         step = jnp.arange(self.longest)
         there = jnp.where(step < self.sizes[..., None], self.starts[..., None] + step, -1)
@@ -79,6 +82,7 @@ class Packed:
         return there.reshape(batch, -1), jnp.where(jnp.any(inside, axis=-1), home, -1)
 
     def attend(self, q, k, v, causal):
+        """Attend within each sample."""
         there, back = self.places(q.shape[1])
         slots = self.starts.shape[1]
         alone = (fold(move(x, there, back), slots) for x in (q, k, v))
@@ -88,11 +92,14 @@ class Packed:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Branches:
-    """`prompt | answer 1 | … | answer G` in each row: an answer sees the prompt and itself.
+    """Rows of the form `prompt | completion 1 | ... | completion G`.
 
-    lengths  int32 [B], of the prompts, which are right-padded
-    group    G
-    read     tokens of each answer
+    A completion attends to the prompt and to itself.
+
+    Attributes:
+        lengths: int32 [B], lengths of the prompts, which are right-padded.
+        group: G.
+        read: Number of tokens per completion.
     """
 
     lengths: jax.Array
@@ -100,6 +107,7 @@ class Branches:
     read: int = dataclasses.field(metadata=dict(static=True))
 
     def attend(self, q, k, v, causal):
+        """Attend from each prompt to itself, and from each completion to its prompt and itself."""
         room = q.shape[1] - self.group * self.read
         batch, width = len(self.lengths), room + self.read
         starts = self.lengths[:, None]
@@ -109,47 +117,48 @@ class Branches:
         there = jnp.where(there >= 0, there + first * self.read, -1).reshape(batch, -1)
         back = (first * width + (starts + jnp.arange(self.read))[:, None]).reshape(batch, -1)
 
-        def behind_prompt(x):
-            """Keys or values of each answer behind those of the prompt, [B·G, width, …]."""
+        def after_prompt(x):
+            """Return keys or values of each completion after those of the prompt, [B·G, width, ...]."""
             prompt = jnp.where((offset < 0)[..., None, None], _padded(x[:, :room], width), 0)
             prompt = jnp.broadcast_to(prompt[:, None], (batch, self.group, *prompt.shape[1:]))
             return fold(move(x[:, room:], there, back), self.group) + prompt.reshape(-1, *prompt.shape[2:])
 
         prompts = causal(q[:, :room], k[:, :room], v[:, :room], 1)
         alone = fold(move(q[:, room:], there, back), self.group)
-        answers = causal(alone, behind_prompt(k), behind_prompt(v), self.group)
+        answers = causal(alone, after_prompt(k), after_prompt(v), self.group)
         return jnp.concatenate([prompts, move(unfold(answers, self.group), back, there)], axis=1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Conversations:
-    """Conversations one behind the other in each row, and candidate answers that branch off them.
+    """Consecutive conversations in each row, with candidate completions that branch off.
 
-    positions  int32 [B, T], place of a token in its conversation; what stands in a prefix counts
-    segment    int32 [B, T], which conversation of the row, -1 for padding; None: one in each row
-    branch     int32 [B, T], which candidate a token belongs to, -1 for the trunk; None: no branches
-    sees       int32 [B, T], on a branch: it continues the tokens of the trunk at positions below this; needed with
-               `branch`, without meaning on the trunk
+    Attributes:
+        positions: int32 [B, T], position of a token in its conversation, including a prefix.
+        segment: int32 [B, T], index of the conversation in the row, -1 for padding. None: one conversation per row.
+        branch: int32 [B, T], the candidate that a token belongs to, -1 for the trunk. None: no branches.
+        context_len: int32 [B, T], for a token on a branch: it continues the tokens of the trunk at positions below
+            this. Required with `branch`, and ignored on the trunk.
 
-    A conversation of three tokens (positions 0 1 2), a candidate of two that continues the first token only, and a
+    A conversation of three tokens (positions 0 1 2), a candidate of two tokens that continues only the first one, and a
     second conversation:
 
-        positions   0  1  2   1  2   0  1
-        segment     0  0  0   0  0   1  1
-        branch     -1 -1 -1   7  7  -1 -1
-        sees        .  .  .   1  1   .  .
+        positions     0  1  2   1  2   0  1
+        segment       0  0  0   0  0   1  1
+        branch       -1 -1 -1   7  7  -1 -1
+        context_len   .  .  .   1  1   .  .
 
-        sees:  0    x  .  .   .  .   .  .
-               1    x  x  .   .  .   .  .
-               2    x  x  x   .  .   .  .
-               1    x  .  .   x  .   .  .
-               2    x  .  .   x  x   .  .
-               0    .  .  .   .  .   x  .
-               1    .  .  .   .  .   x  x
+        mask:    0    x  .  .   .  .   .  .
+                 1    x  x  .   .  .   .  .
+                 2    x  x  x   .  .   .  .
+                 1    x  .  .   x  .   .  .
+                 2    x  .  .   x  x   .  .
+                 0    .  .  .   .  .   x  .
+                 1    .  .  .   .  .   x  x
 
-    With branches the mask goes by these numbers, not by the order in the row. Without branches the tokens of a
-    conversation must stand in the order of their positions; without segments there is then no mask at all.
+    With branches, the mask depends on these arrays and not on the order in the row. Without branches, the tokens of a
+    conversation must be in the order of their positions. If there are no segments either, no mask is needed.
     """
 
     positions: jax.Array
@@ -159,9 +168,7 @@ class Conversations:
 
     def __post_init__(self):
         if (self.branch is None) != (self.context_len is None):
-            raise ValueError(
-                "Conversations has branch without sees or sees without branch, but must be both or neither"
-            )
+            raise ValueError("Conversations needs both branch and context_len, or neither")
 
     @property
     def causal(self) -> bool:
@@ -169,28 +176,37 @@ class Conversations:
         return self.segment is None and self.branch is None
 
     def mask(self, lengths: jax.Array, window: int | None = None) -> jax.Array:
-        """bool [B, T, T]: who (second axis) sees whom (third).
+        """Return bool [B, T, T]: whether a token (second axis) attends to another (third axis).
 
-        lengths  int32 [B], real tokens of each row; others are seen by nobody else
-        window   a token sees positions down to its own − window + 1
+        Args:
+            lengths: int32 [B], number of real tokens of each row. No other token attends to the rest.
+            window: Size of the sliding window: a token attends to the last `window` positions, including its own.
         """
         own, other = self.positions[:, :, None], self.positions[:, None]
         seen = band(own, other, window)
         if self.segment is not None:
             seen &= self.segment[:, :, None] == self.segment[:, None]
         if self.branch is not None and self.context_len is not None:
-            mine, theirs = self.branch[:, :, None], self.branch[:, None]
-            seen &= jnp.where(theirs == -1, (mine == -1) | (other < self.context_len[:, :, None]), mine == theirs)
+            query_branch, key_branch = self.branch[:, :, None], self.branch[:, None]
+            seen &= jnp.where(
+                key_branch == -1,
+                (query_branch == -1) | (other < self.context_len[:, :, None]),
+                query_branch == key_branch,
+            )
         place = jnp.arange(self.positions.shape[1])
-        # A token that sees nothing would have no average to take: padding sees itself.
+        # Padding attends to itself, because a softmax over no keys is undefined.
         return (seen & (place < lengths[:, None])[:, None]) | (place[:, None] == place)
 
 
 def band(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:
-    """Whether a token at position `query` sees one at `key`: no later than itself, and inside the window."""
+    """Return whether a token at position `query` attends to one at position `key`.
+
+    The key must not be later than the query, and must be inside the window.
+    """
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
 
 
 def _padded(x, width):
+    """Pad x [B, T, ...] with zeros to [B, width, ...]."""
     return jnp.pad(x, ((0, 0), (0, width - x.shape[1]), *((0, 0),) * (x.ndim - 2)))

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens without ever holding [B, T, V]."""
+"""Log-probabilities of given tokens without materializing logits [B, T, V]."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from models.sharding import constrain, num_shards
 def token_logprobs(
     model: Model, params: dict, hidden: jax.Array, targets: jax.Array, temperature=1.0, chunk: int = 2048
 ) -> tuple[jax.Array, jax.Array]:
-    """log p(target) and the entropy at every position, both float32 [B, T].
+    """Return log p(target) and the entropy at every position, both float32 [B, T].
 
-    hidden       [B, T, D], as `Model.forward` gives it
-    targets      int32 [B, T], the token that follows each position
-    temperature  a number or [B]; the distribution is softmax(logits / temperature)
-    chunk        tokens whose logits a device holds at once; they are recomputed in the backward pass
+    The time axis is chunked rather than the flattened batch, so that a batch sharded over a mesh stays sharded.
 
-    Time is cut rather than the flattened batch, so that a batch split over a mesh stays split.
+    Args:
+        model: The model.
+        params: Its parameters.
+        hidden: [B, T, D] from `Model.forward`.
+        targets: int32 [B, T], the token that follows each position.
+        temperature: A number or [B]. The distribution is softmax(logits / temperature).
+        chunk: Number of tokens per device whose logits are held at a time. They are recomputed in the backward pass.
     """
     batch, time, _ = hidden.shape
     width = max(1, min(time, chunk * num_shards("B", batch) // max(batch, 1)))
@@ -36,21 +39,22 @@ def token_logprobs(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(width, weight, hidden, targets, temperature) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities and entropies with a head [V, D], `width` steps of time at once.
+    """Return log-probabilities and entropies for a head [V, D], `width` time steps at a time.
 
-    Its backward pass is written out: it needs no sums over the vocabulary but those of the forward pass, and reads the
-    logits of a piece once. Left to itself, XLA goes over them four times.
+    The backward pass is written out: it reuses the sums over the vocabulary from the forward pass and reads the logits
+    of a chunk once. XLA's own would read them four times.
     """
     return _score_forward(width, weight, hidden, targets, temperature)[0]
 
 
 def _score_forward(width, weight, hidden, targets, temperature):
-    ready = _ready(weight, hidden.dtype)
+    """Return log-probabilities and entropies, and the residuals for the backward pass."""
+    head = _cast_head(weight, hidden.dtype)
 
     def piece(hidden, targets):
-        logits = _logits(ready, hidden, temperature)
+        logits = _logits(head, hidden, temperature)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        # Both sums over the vocabulary are taken in one pass.
+        # Both sums over the vocabulary take one pass.
         top = jnp.max(logits, axis=-1, keepdims=True)
         odds = jnp.exp(logits - top)
         mass, moment = jnp.sum(odds, axis=-1), jnp.sum(odds * logits, axis=-1)
@@ -62,13 +66,14 @@ def _score_forward(width, weight, hidden, targets, temperature):
 
 
 def _score_backward(width, kept, grads):
+    """Return the gradients of `_score`."""
     weight, hidden, targets, temperature, *sums = kept
-    ready, tokens = _ready(weight, hidden.dtype), jnp.arange(len(weight), dtype=targets.dtype)
+    head, tokens = _cast_head(weight, hidden.dtype), jnp.arange(len(weight), dtype=targets.dtype)
 
     def piece(to_weight, hidden, *given):
         targets, entropy, total, to_logp, to_entropy = (x[..., None] for x in given)
-        logits = _logits(ready, hidden, temperature)
-        # Of log p(t): [i = t] - p(i). Of the entropy: -p(i) (logit(i) - the mean logit).
+        logits = _logits(head, hidden, temperature)
+        # Gradient of log p(t): [i = t] - p(i). Gradient of the entropy: -p(i) (logit(i) - mean logit).
         mean = total - entropy
         to_logits = jnp.where(tokens == targets, to_logp, 0.0)
         to_logits -= jnp.exp(logits - total) * (to_logp + to_entropy * (logits - mean))
@@ -77,10 +82,9 @@ def _score_backward(width, kept, grads):
         to_logits = constrain((to_logits / temperature[:, None, None]).astype(hidden.dtype), "BTV")
         tokens_of = (x.reshape(*parts, -1, x.shape[-1]) for x in (hidden, to_logits))
         to_weight += jnp.einsum("...nd,...nv->...dv", *tokens_of, preferred_element_type=jnp.float32)
-        return constrain(to_weight, letters), (to_logits @ ready, to_temperature)
+        return constrain(to_weight, letters), (to_logits @ head, to_temperature)
 
-    # Each part into which a mesh splits the batch has a sum of its own: a common one would go over the network once for
-    # every piece.
+    # Each shard of the batch accumulates its own sum. A common one would be sent over the network for every chunk.
     parts = (n,) if (n := num_shards("B", len(hidden))) > 1 else ()
     letters = "BDV" if parts else "DV"
     nothing = constrain(jnp.zeros((*parts, *weight.T.shape), jnp.float32), letters)
@@ -94,27 +98,28 @@ _score.defvjp(_score_forward, _score_backward)
 
 
 def _over_time(width, piece, carry, *given):
-    """`piece(carry, *cut) -> (carry, found)` over cuts [B, width, …] of arrays [B, T, …]; what was found is [B, T, …].
+    """Scan `piece(carry, *chunk) -> (carry, result)` over the time axis.
 
-    Cuts of an inner axis are copied. Those of the first one XLA would read in place, by products whose kernels it then
-    does not tune.
+    Chunks are [B, width, ...] of arrays [B, T, ...], and the results are joined to [B, T, ...]. Chunks of an inner axis
+    are copied. XLA would read chunks of the first axis in place, with matrix kernels that it does not tune.
     """
     time = given[0].shape[1]
 
     def step(carry, start):
         return piece(carry, *(jax.lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in given))
 
-    carry, found = jax.lax.scan(step, carry, jnp.arange(0, time, width))
-    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], time, *x.shape[3:]), found)
+    carry, results = jax.lax.scan(step, carry, jnp.arange(0, time, width))
+    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], time, *x.shape[3:]), results)
 
 
-def _ready(weight, dtype):
-    """The head in the dtype of the arithmetic, once for all pieces.
+def _cast_head(weight, dtype):
+    """Cast the head to the dtype of the computation, once for all chunks.
 
-    On a mesh it is gathered here; left to the partitioner, the backward pass would gather logits instead.
+    On a mesh it is gathered here. Otherwise the partitioner would gather logits in the backward pass instead.
     """
     return constrain(weight.astype(dtype), "VD")
 
 
-def _logits(ready, hidden, temperature):
-    return constrain(to_logits(constrain(hidden, "BTD"), ready) / temperature[:, None, None], "BTV")
+def _logits(head, hidden, temperature):
+    """Return the logits of a chunk, divided by the temperature."""
+    return constrain(to_logits(constrain(hidden, "BTD"), head) / temperature[:, None, None], "BTV")

@@ -1,8 +1,8 @@
-"""A model as pure functions over plain parameter trees.
+"""Language models as pure functions over parameter trees.
 
-The NNX modules of a family are split once, here; from then on parameters are nested dicts of arrays that cross
-every jit boundary as they are. `layers` is one tree stacked over L and scanned (training, scoring), or a tuple of
-L fused trees (decoding), see `Model.unstack`.
+The NNX modules of a family are split once, when a `Model` is built. From then on parameters are nested dicts of arrays
+that can cross any jit boundary. `layers` is either one tree stacked over L and scanned (training, scoring) or a tuple
+of L fused trees (decoding); see `Model.unstack`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ REMAT = ("none", "full", "dots")
 
 
 class Model:
-    """The functions of one architecture. It holds no arrays, so it can be closed over by any jitted function."""
+    """The functions of one architecture.
+
+    A model holds no arrays, so any jitted function can close over it.
+    """
 
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
@@ -48,7 +51,7 @@ class Model:
         return self._family.block(self.cfg, nnx.Rngs(params=key), dtype)
 
     def init(self, key: jax.Array, dtype=jnp.float32) -> dict:
-        """Random parameters, layers stacked."""
+        """Return random parameters with stacked layers."""
         ends_key, layers_key = jax.random.split(key)
         ends = nnx.to_pure_dict(nnx.state(self._make_ends(ends_key, dtype)))
         layers = jax.vmap(lambda k: nnx.to_pure_dict(nnx.state(self._make_block(k, dtype))))(
@@ -57,11 +60,11 @@ class Model:
         return {**ends, "layers": layers}
 
     def abstract(self, dtype=jnp.float32) -> dict:
-        """Shapes of the stacked parameters, without making them."""
+        """Return the shapes of the stacked parameters without allocating them."""
         return jax.eval_shape(functools.partial(self.init, dtype=dtype), jax.random.key(0))
 
     def axes(self) -> dict:
-        """The axis letters of every stacked parameter."""
+        """Return the axis letters of every stacked parameter."""
 
         def letters(state, front=()):
             tree = jax.tree.map(
@@ -72,11 +75,16 @@ class Model:
         return {**letters(self._ends), "layers": letters(self._block, ("L",))}
 
     def unstack(self, params: dict, dtype=jnp.bfloat16, fuse: bool = True) -> dict:
-        """Parameters for decoding: cast once, one tree per layer, q/k/v and gate/up fused.
+        """Return parameters for decoding: cast, one tree per layer, q/k/v and gate/up fused.
 
-        Slicing stacked weights inside a decode loop would copy them at every step; fusing saves kernel launches.
-        Keep `fuse` off when heads are split over a mesh: a device would hold a piece of q or of k, not its heads of
-        both, and the parts would travel at every step (the numbers stay right).
+        Slicing stacked weights inside a decode loop would copy them at every step. Fusing saves kernel launches.
+
+        Args:
+            params: Stacked parameters.
+            dtype: Dtype of the result.
+            fuse: Whether to fuse projections. Set it to False if heads are sharded over a mesh: a device would hold a
+                piece of q or k instead of its heads of both, and would exchange them at every step. Results are the
+                same.
         """
         cast = jax.tree.map(lambda x: x.astype(dtype), params)
         layers = [jax.tree.map(lambda x, i=i: x[i], cast["layers"]) for i in range(self.cfg.n_layers)]
@@ -100,21 +108,30 @@ class Model:
         unroll: int = 1,
         kernel: str | None = None,
     ) -> tuple[jax.Array, Cache | None]:
-        """tokens int32 [B, T], right-padded -> hidden [B, T, D] after the last norm, and the cache.
+        """Run the model and return the hidden states after the last norm, and the cache.
 
-        positions  int32 [B, T], default: those of the layout if it has them, else counted on from the prefix and cache
-        lengths    int32 [B], real tokens per row, default: all T
-        layout     several samples in a row, see `models/layouts.py`; without a cache
-        prefix     what all rows continue, from `read_prefix`, or layer by layer from `unstack_prefix`. Caches hold what
-                   comes behind it: their slot 0 is the position after the prefix
-        cache      what the rows have read; returned with the new tokens behind it
-        rows       int32 [B], the rows of a larger cache that the tokens continue, all different where lengths > 0; the
-                   other rows stay as they are. On a mesh see `models.cache.pick`
-        new_cache  instead of `cache`: start one with this many slots
-        adapters   LoRA, laid out as `params["layers"]` is
-        remat      "none", "full" (keep only the input of each layer) or "dots" (keep matrix products)
-        unroll     layers of stacked parameters to one turn of the loop: more compile longer and copy less; 0: all of
-                   them on a GPU, where the copies cost a fifth of the time, one elsewhere
+        Args:
+            params: Stacked or unstacked parameters. A cache needs unstacked ones.
+            tokens: int32 [B, T], right-padded.
+            positions: int32 [B, T]. By default those of the layout, or consecutive positions after the prefix and the
+                cache.
+            lengths: int32 [B], number of real tokens in each row. By default T.
+            layout: Layout of several samples per row, see `models/layouts.py`. Not supported with a cache.
+            prefix: Keys and values that all rows continue, from `read_prefix` or, per layer, from `unstack_prefix`. A
+                cache holds the tokens after the prefix: its slot 0 is the first position after it.
+            cache: KV cache of the earlier tokens. It is returned with the new tokens appended.
+            rows: int32 [B], rows of a larger cache that the tokens continue, distinct where lengths > 0. Other rows are
+                left unchanged. On a mesh see `models.cache.pick`.
+            new_cache: Number of slots of a new cache to return. Mutually exclusive with `cache`.
+            adapters: LoRA adapters in the same layout as `params["layers"]`.
+            dtype: Dtype of the activations.
+            remat: "none", "full" (keep only the input of each layer) or "dots" (keep matrix products).
+            unroll: Number of layers per iteration of the loop over stacked parameters. Larger values compile longer and
+                copy less. 0 unrolls all layers on a GPU, where the copies take a fifth of the time, and none elsewhere.
+            kernel: Attention kernel, see `Attend`. By default the fastest one.
+
+        Returns:
+            Hidden states [B, T, D], and the cache or None.
         """
         batch, time = tokens.shape
         _check(tokens.shape, layout, cache, rows, new_cache, remat)
@@ -123,7 +140,7 @@ class Model:
         readable, skip = (0, 0) if prefix is None else jax.tree.leaves(prefix)[0].shape[-4:-2]
         known = self.cfg.learned_positions
         if known and positions is None and skip + time > known:
-            raise ValueError(f"tokens are {skip + time} wide; this model has learned {known} positions")
+            raise ValueError(f"tokens need {skip + time} positions, but the model has learned {known}")
         lengths = jnp.full((batch,), time, jnp.int32) if lengths is None else lengths
         starts = None if cache is None else cache.lengths if rows is None else cache.lengths[rows]
         if positions is None:
@@ -134,7 +151,7 @@ class Model:
         table = None if cache is None else cache.table if rows is None else rows[:, None]
         readers = None
         if readable > 1:
-            assert adapters is not None  # a prefix has several rows only if each adapter has its own
+            assert adapters is not None  # only adapters have a prefix each
             readers = adapters.ids
         mask, ordered = None, False
         if isinstance(layout, Conversations):
@@ -153,9 +170,9 @@ class Model:
         if isinstance(layers, tuple):
             x, kvs = self._unrolled(layer, x, layers, _kept(cache, prefix, len(layers)), own)
         elif cache is not None:
-            raise ValueError("a cache needs unstacked parameters: pass params through Model.unstack first")
+            raise ValueError("a cache needs unstacked parameters; pass them through Model.unstack first")
         elif prefix is not None and isinstance(prefix[0], tuple):
-            raise ValueError("stacked parameters need a stacked prefix: pass the one from read_prefix as it is")
+            raise ValueError("stacked parameters need a stacked prefix; pass the result of read_prefix unchanged")
         else:
             turn = self._turn(unroll)
             body = _rematerialized(lambda x, xs: layer(self._block_def, x, *xs), remat, turn)
@@ -173,9 +190,14 @@ class Model:
         return ends.finish(x), cache
 
     def read_prefix(self, params: dict, tokens: jax.Array, **settings) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [L, n, P, K, H] of tokens int32 [n, P] for `forward(prefix=…)`; gradients flow through them.
+        """Return keys and values [L, n, P, K, H] of a prefix for `forward(prefix=...)`.
 
-        n is 1, or with adapters one row for each, since they read the same words differently.
+        Gradients flow through them.
+
+        Args:
+            params: See `forward`.
+            tokens: int32 [n, P]. n is 1, or one row per adapter, since adapters encode the same tokens differently.
+            **settings: Further arguments of `forward`.
         """
         _, cache = self.forward(params, tokens, new_cache=tokens.shape[1], **settings)
         assert cache is not None
@@ -183,23 +205,30 @@ class Model:
         return k, v
 
     def unstack_prefix(self, prefix: tuple[jax.Array, jax.Array]) -> tuple:
-        """One (k, v) [n, P, K, H] per layer: slices taken inside a decode loop would be copied at every step."""
+        """Return one (k, v) [n, P, K, H] per layer.
+
+        Slices taken inside a decode loop would be copied at every step.
+        """
         return tuple(zip(*(tuple(x) for x in prefix), strict=True))
 
     def _turn(self, unroll: int) -> int:
+        """Return the number of layers per iteration of the loop over stacked parameters."""
         return min(unroll or (self.cfg.n_layers if jax.default_backend() == "gpu" else 1), self.cfg.n_layers)
 
     def _unrolled(self, layer, x, layers, kept, own):
+        """Run unstacked layers one after the other."""
         block_def = self._fused_def if "qkv" in layers[0]["attn"] else self._block_def
         kvs = []
         for i, block_params in enumerate(layers):
-            mine = own[i] if isinstance(own, tuple) else None if own is None else jax.tree.map(lambda a, i=i: a[i], own)
-            x, kv = layer(block_def, x, block_params, kept[i], mine)
+            own_i = (
+                own[i] if isinstance(own, tuple) else None if own is None else jax.tree.map(lambda a, i=i: a[i], own)
+            )
+            x, kv = layer(block_def, x, block_params, kept[i], own_i)
             kvs.append(kv)
         return x, tuple(kvs)
 
     def logits(self, params: dict, hidden: jax.Array, ids: jax.Array | None = None) -> jax.Array:
-        """hidden [..., D] -> float32 [..., V], or [..., A] of the tokens `ids` [A] only."""
+        """Return logits, float32 [..., V], or [..., A] for the tokens `ids` [A] only."""
         return self._merge_ends(params).logits(hidden, ids)
 
     def _merge_ends(self, params):
@@ -207,22 +236,23 @@ class Model:
 
 
 def _check(shape, layout, cache, rows, new_cache, remat):
+    """Raise ValueError if the arguments of `Model.forward` do not go together."""
     if remat not in REMAT:
         raise ValueError(f"remat is {remat!r}, but must be one of: {', '.join(REMAT)}")
     if cache is not None and new_cache is not None:
-        raise ValueError("cache and new_cache are both given, but must be one of: them")
+        raise ValueError("cache and new_cache are both set, but they are mutually exclusive")
     if cache is not None and layout is not None:
-        raise ValueError("a layout is given with a cache, but must be fresh tokens only")
+        raise ValueError("layout and cache are both set, but a layout needs tokens without a cache")
     if rows is not None and (cache is None or cache.table is not None):
-        raise ValueError("rows are given without a cache of one page per row; they are rows of one")
+        raise ValueError("rows is set, but needs a cache with one page per row")
     if rows is not None and rows.shape != shape[:1]:
-        raise ValueError(f"rows have the shape {rows.shape}; expected {shape[:1]}, one for each row of tokens")
+        raise ValueError(f"rows has shape {rows.shape}, but must have {shape[:1]}: one entry per row of tokens")
     if new_cache is not None and new_cache < shape[1]:
-        raise ValueError(f"new_cache is {new_cache} slots; expected at least the {shape[1]} tokens to be read")
+        raise ValueError(f"new_cache is {new_cache}, but must be >= {shape[1]}, the number of tokens")
 
 
 def _kept(cache, prefix, n_layers):
-    """What each layer has of earlier tokens: its cache, and behind it its prefix; None without both."""
+    """Return the cache of each layer, followed by its prefix; None without either."""
     if prefix is not None and not isinstance(prefix[0], tuple):
         prefix = tuple((prefix[0][i], prefix[1][i]) for i in range(n_layers))
     if cache is None or prefix is None:
@@ -231,14 +261,16 @@ def _kept(cache, prefix, n_layers):
 
 
 def _rematerialized(body, remat: str, turn: int):
+    """Wrap the body of the loop over layers in `jax.checkpoint`."""
     if remat == "none":
         return body
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
-    # A loop keeps both passes apart. Unrolled, XLA would see that they compute the same, and keep the first one's.
+    # A loop keeps the two passes separate. If they are unrolled, XLA would find that they compute the same values and
+    # keep those of the first pass.
     return jax.checkpoint(body, prevent_cse=turn > 1, policy=policy)
 
 
 @functools.cache
 def build(cfg: ModelConfig) -> Model:
-    """The model of a configuration."""
+    """Return the model of a configuration."""
     return Model(cfg)

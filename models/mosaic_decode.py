@@ -1,14 +1,14 @@
-"""One decoding step of attention over a paged cache, as a single kernel for Hopper GPUs.
+"""A single-kernel decode step of attention over a paged cache for Hopper GPUs.
 
-Written in Pallas for Mosaic GPU. Like `decode_kernel`, a program serves one row and one key/value head with all query
-heads that share it, takes the output of the fused q/k/v projection as it is, and reads only what the row has filled.
+Written in Pallas for Mosaic GPU. Like `decode_kernel`, a program handles one row and one key/value head with all query
+heads that share it, takes the unmodified output of the fused q/k/v projection, and reads only the filled slots.
 
-A program is one warpgroup. It copies the row's pages to shared memory in tiles of `TILE` slots, `stages` tiles in
-flight, and multiplies there with both operands swapped: scores [slots, heads] = K Qᵀ and output [H, heads] = Vᵀ P. The
-64 rows that the tensor cores want are then slots or head channels, and query heads are columns, of which 8 suffice.
+A program is one warpgroup. It copies the row's pages to shared memory in tiles of `TILE` slots, with `stages` tiles in
+flight, and multiplies them with swapped operands: scores [slots, heads] = K Qᵀ and output [H, heads] = Vᵀ P. The tensor
+cores need 64 rows, which are then slots or head channels. Query heads are columns, and 8 columns are enough.
 
-The rotated key and the value of the new token are written to their slot before the tile that holds them is copied, so
-that the new token is read like every other one.
+The rotated key and the value of the new token are written to their slot before the tile that contains it is copied, so
+the new token is read like all others.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 TILE = 64  # slots in a tile: the rows of one matrix instruction
-COLUMNS = 8  # query heads come in multiples of its columns; those beyond the group are computed and dropped
-SWIZZLE = 128  # bytes in a row of a tile in shared memory, as the tensor cores want it
+COLUMNS = 8  # columns of one matrix instruction; query heads are padded to a multiple of it
+SWIZZLE = 128  # bytes per row of a tile in shared memory, as the tensor cores require
 
-_load: Callable[..., jax.Array] = plgpu.load  # its index became optional in JAX 0.11
+_load: Callable[..., jax.Array] = plgpu.load  # the index became optional in JAX 0.11
 
 
 def supported(slots: int, size: int, dtype) -> bool:
-    """Whether the kernel takes pages of this many slots, heads of this size, and this dtype."""
+    """Return whether the kernel supports this page size, head size and dtype."""
     pages = slots in (8, 16, 32) or slots % TILE == 0
     return size in (64, 128) and pages and jnp.dtype(dtype).itemsize == 2
 
 
 def expressible() -> bool:
-    """Whether this JAX has what the kernel is written with; Mosaic GPU has it since 0.11."""
+    """Return whether this version of JAX can express the kernel (0.11 or later)."""
     return hasattr(plgpu, "InterpretGPUParams") and hasattr(plgpu.Layout, "MMA_ACC")
 
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernel runs on the devices of this process."""
+    """Return whether the kernel runs on the devices of this process."""
     gpu = jax.default_backend() == "gpu" and jax.local_devices()[0].compute_capability == "9.0"
     return gpu and expressible()
 
 
 class _Sizes(NamedTuple):
-    """What is known when the kernel is compiled."""
+    """The static sizes of a kernel."""
 
     heads: int  # N
     kv: int  # K
@@ -62,26 +62,36 @@ class _Sizes(NamedTuple):
 
     @property
     def group(self) -> int:
+        """Number of query heads per key/value head."""
         return self.heads // self.kv
 
     @property
     def columns(self) -> int:
+        """Number of query heads per key/value head, rounded up to full columns."""
         return pl.cdiv(self.group, COLUMNS) * COLUMNS
 
     @property
     def half(self) -> int:
+        """Half the head size."""
         return self.size // 2
 
 
 class _Shared(NamedTuple):
-    """Shared memory of a program.
+    """The shared memory of a program.
 
-    raw, turned  the heads of the new token before and after rotation: `columns` queries, the key; the value in `raw`
-    q, weights   [columns, H] and [columns, TILE], operands of the matrix products
-    k, v         [stages, TILE, H]
+    Attributes:
+        raw: Heads of the new token before rotation: `columns` queries, the key, and the value.
+        turned: The queries and the key after rotation.
+        q: [columns, H], operand of the first matrix product.
+        weights: [columns, TILE], operand of the second matrix product.
+        k: [stages, TILE, H].
+        v: [stages, TILE, H].
+        new_ready: Barrier for the copies to `raw`.
+        k_ready: Barriers for the copies to `k`, one per stage.
+        v_ready: Barriers for the copies to `v`, one per stage.
     """
 
-    # `Any`: memory and barriers when the kernel is declared, references to them inside of it.
+    # Shared memory and barriers when the kernel is declared, references to them inside the kernel.
     raw: Any
     turned: Any
     q: Any
@@ -94,6 +104,7 @@ class _Shared(NamedTuple):
 
 
 def _scratch(n: _Sizes) -> _Shared:
+    """Declare the shared memory of a program."""
     tiled = (plgpu.TilingTransform((8, SWIZZLE // 2)), plgpu.SwizzleTransform(SWIZZLE))
     pages = TILE // n.slots
     return _Shared(
@@ -110,8 +121,8 @@ def _scratch(n: _Sizes) -> _Shared:
 
 
 def _read_new(qkv_ref, row, head, shared: _Shared, n: _Sizes) -> None:
-    """Starts the copies of the new token's heads, each in two halves."""
-    # The value's row in `raw` is one that starts at a multiple of 128 bytes, as copies out of shared memory must.
+    """Start copying the heads of the new token, each in two halves."""
+    # The row of the value in `raw` starts at a multiple of 128 bytes, as copies from shared memory require.
     parts = (n.group * head, 0, n.columns), (n.heads + head, n.columns, 1), (n.heads + n.kv + head, n.columns + 2, 1)
     for first, to, count in parts:
         for i in range(2):
@@ -120,8 +131,8 @@ def _read_new(qkv_ref, row, head, shared: _Shared, n: _Sizes) -> None:
 
 
 def _rotate(cos_ref, sin_ref, row, shared: _Shared, n: _Sizes) -> None:
-    """Rotates the queries and the new key in `raw` into `turned`, and the queries from there into `q`."""
-    # Any layout that takes 16 rows, and one of columns for the angles.
+    """Rotate the queries and the key from `raw` to `turned`, then copy queries to `q`."""
+    # Any layout with 16 rows that reduces to a layout of columns for the angles.
     layout = plgpu.Layout.MMA_ACC(n.dtype, m_warps=1)  # pyright: ignore[reportAttributeAccessIssue]  # new in JAX 0.11
     load = functools.partial(_load, optimized=False)
     a, b = (load(shared.raw.at[i], layout=layout).astype(jnp.float32) for i in range(2))
@@ -137,7 +148,7 @@ def _rotate(cos_ref, sin_ref, row, shared: _Shared, n: _Sizes) -> None:
 
 
 def _write_new(k_ref, v_ref, page, slot, head, shared: _Shared, n: _Sizes) -> None:
-    """Starts writing the new key and value to their slot; `wait_smem_to_gmem` returns when they are there."""
+    """Start writing the new key and value to their slot; `wait_smem_to_gmem` waits for them."""
     where = page, pl.ds(slot, 1), head
     plgpu.copy_smem_to_gmem(shared.turned.at[pl.ds(n.columns, 1)], k_ref.at[where])
     for i in range(2):
@@ -146,7 +157,7 @@ def _write_new(k_ref, v_ref, page, slot, head, shared: _Shared, n: _Sizes) -> No
 
 
 def _product(a, b):
-    """a @ b of two matrices in shared memory, in float32 registers."""
+    """Multiply two matrices in shared memory into float32 registers."""
 
     def multiply(acc):
         plgpu.wgmma(acc, a, b)
@@ -157,10 +168,16 @@ def _product(a, b):
 
 
 def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Sizes):
-    """Joins one tile to the running softmax.
+    """Add one tile to the running softmax and return the new carry.
 
-    masked  whether the tile holds slots that the new token does not see
-    carry   the maximum [heads], the sum [TILE, heads] still spread over slots, and the output [H, heads]
+    Args:
+        stage: Index of the tile in shared memory.
+        first_slot: First slot of the tile.
+        start: Slot of the new token.
+        masked: Whether the tile has slots that the new token does not attend to.
+        carry: The maximum [heads], the sum [TILE, heads], not yet reduced over slots, and the output [H, heads].
+        shared: Shared memory.
+        n: Sizes.
     """
     top, total, mixed = carry
     columns = functools.partial(lax.broadcast_in_dim, broadcast_dimensions=[1])
@@ -180,7 +197,7 @@ def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Siz
     shared.weights.transpose((1, 0))[...] = weights.astype(n.dtype)
     plgpu.barrier_wait(shared.v_ready.at[stage])
 
-    @pl.when(masked)  # their weight is zero, but zero times what lies there may be NaN
+    @pl.when(masked)  # their weight is zero, but their slots may hold NaN
     def _():
         v = _load(shared.v.at[stage], layout=plgpu.Layout.WGMMA)
         shared.v.at[stage][...] = jnp.where(seen(v.shape), v, jnp.zeros_like(v))
@@ -192,16 +209,20 @@ def _join_tile(stage, first_slot, start, masked, carry, shared: _Shared, n: _Siz
 
 
 def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, v_ref, out_ref, n: _Sizes):
+    """Run one program: one row and one key/value head."""
     row, head = lax.axis_index("row"), lax.axis_index("head")
     pages, start = table_ref.shape[1], starts_ref[row]
-    going = (going_ref[row] > 0) & (start < pages * n.slots)  # a full row writes nothing, as elsewhere
+    going = (going_ref[row] > 0) & (start < pages * n.slots)  # a full row writes nothing, as in the other kernels
     first = 0 if n.window is None else lax.div(jnp.maximum(start + 1 - n.window, 0), TILE)
     tiles = jnp.where(going, lax.div(start, TILE) + 1 - first, 0)
     last_page = jnp.minimum(lax.div(start, n.slots), pages - 1)
 
     def program(shared: _Shared):
         def fetch(i):
-            """Starts the copies of the row's i-th tile. Pages beyond the last are the last again, which is at hand."""
+            """Start copying tile i of the row.
+
+            Pages after the last one are replaced by the last one.
+            """
             stage = lax.rem(i, n.stages)
 
             @plgpu.warp_map
@@ -222,7 +243,7 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
         @pl.when(going)
         def _():
             _read_new(qkv_ref, row, head, shared, n)
-            for i in range(n.stages):  # all but the tile that waits for the new token
+            for i in range(n.stages):  # all but the tile that needs the new token
                 pl.when(i < tiles - 1)(functools.partial(fetch, i))
             plgpu.barrier_wait(shared.new_ready)
             _rotate(cos_ref, sin_ref, row, shared, n)
@@ -243,7 +264,7 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
             plgpu.layout_cast(jnp.zeros((TILE, n.columns), jnp.float32), wgmma),
             plgpu.layout_cast(jnp.zeros((n.size, n.columns), jnp.float32), wgmma),
         ))  # fmt: skip
-        total = jnp.maximum(jnp.sum(total, axis=0), 1e-30)  # rows that idle have read nothing
+        total = jnp.maximum(jnp.sum(total, axis=0), 1e-30)  # idle rows have read nothing
         mixed = mixed / lax.broadcast_in_dim(total, mixed.shape, [1])
         shared.turned.at[pl.ds(0, n.columns)].transpose((1, 0))[...] = mixed.astype(n.dtype)
         plgpu.commit_smem()
@@ -254,7 +275,7 @@ def _kernel(qkv_ref, cos_ref, sin_ref, table_ref, starts_ref, going_ref, k_ref, 
 
 
 def _in_tiles(k_pages, v_pages, table):
-    """Long pages cut into pages of one tile, where they lie."""
+    """Return long pages split into pages of one tile, without copying."""
     pages, slots = k_pages.shape[:2]
     first = jnp.arange(pages, dtype=jnp.int32)[:, None] if table is None else table
     if slots <= TILE:
@@ -264,28 +285,37 @@ def _in_tiles(k_pages, v_pages, table):
     return *(x.reshape(pages * tiles, TILE, *x.shape[2:]) for x in (k_pages, v_pages)), table
 
 
-# Lowering a kernel takes a second, so the layers of a model share one function.
+# Lowering the kernel takes a second, so all layers of a model share one jitted function.
 @functools.partial(jax.jit, static_argnames=("heads", "window", "stages", "interpret"))
 def decode_attention(
     qkv, cos, sin, k_pages, v_pages, starts, going, *, heads: int, table=None, window=None, stages=3, interpret=False,
 ):  # fmt: skip
-    """qkv [B, N + 2K, H] before rotation, pages [P, S, K, H] -> ([B, N, H], pages with the new token).
+    """Attend from one new token per row and append it to the pages.
 
-    cos, sin  float32 [B, H/2] of each row's position
-    starts    int32 [B], tokens that each row has
-    going     int32 [B], 0 for rows that write nothing (their result is zero)
-    heads     N
-    table     int32 [B, M], the page of each row's tokens m·S … m·S + S − 1; the one that a row writes to is its alone.
-              None: row b has page b
-    window    how many tokens a token sees, itself included; None: all
-    stages    tiles of 64 slots on their way to a program at once
+    Args:
+        qkv: [B, N + 2K, H], before rotation.
+        cos: float32 [B, H/2], of each row's position.
+        sin: float32 [B, H/2].
+        k_pages: [P, S, K, H].
+        v_pages: [P, S, K, H].
+        starts: int32 [B], number of tokens in each row.
+        going: int32 [B], 0 for idle rows. They write nothing, and their output is zero.
+        heads: N.
+        table: int32 [B, M], the page of tokens m·S to m·S + S - 1 of each row. The page that a row writes to must not
+            be shared. None: row b has page b.
+        window: Number of tokens that a token attends to, including itself. None: all.
+        stages: Number of tiles of 64 slots in flight per program.
+        interpret: Whether to run the kernel in interpret mode.
+
+    Returns:
+        The output [B, N, H], and the pages of keys and values with the new token.
     """
     batch, _, size = qkv.shape
     shape = k_pages.shape
     if not supported(shape[1], size, qkv.dtype) or k_pages.dtype != qkv.dtype:
         raise ValueError(
-            f"heads of {size}, pages of {shape[1]} slots, {qkv.dtype} and {k_pages.dtype}: the kernel takes heads of 64"
-            " or 128, pages of 8, 16, 32 or a multiple of 64 slots, and one dtype of 16 bits"
+            "the kernel needs heads of 64 or 128, pages of 8, 16, 32 or a multiple of 64 slots, and one 16-bit dtype, "
+            f"but got heads of {size}, pages of {shape[1]} slots, {qkv.dtype} and {k_pages.dtype}"
         )
     k_pages, v_pages, table = _in_tiles(k_pages, v_pages, table)
     slots, kv = k_pages.shape[1:3]

@@ -1,10 +1,11 @@
-"""LoRA adapters in and out in the format of Hugging Face PEFT: `adapter_config.json` + `adapter_model.safetensors`.
+"""LoRA adapters in the format of Hugging Face PEFT.
 
-One adapter of a stack is one folder. PEFT stores lora_A [r, in] and lora_B [out, r] under the names of the modules.
-Where a family fuses projections on disk (Phi-3, GPT-2) the module has one A and one B for all of them:
-- adapters that share their A (as those made by PEFT do) are written with that A and their Bs below each other;
-- others are written exactly as well, with the As below each other and the Bs as blocks of a matrix of rank m·r; the
-  file's metadata says so, which lets them be read back as they were.
+A folder with `adapter_config.json` and `adapter_model.safetensors` holds one adapter of a stack. PEFT stores
+lora_A [r, in] and lora_B [out, r] under the names of the modules. If a family fuses projections on disk (Phi-3, GPT-2),
+the module has one A and one B for all of them:
+- Adapters with a common A, as PEFT creates them, are written with that A and their concatenated Bs.
+- Others are written with concatenated As and a block-diagonal B of rank m·r, which is also exact. The metadata of the
+  file records this, so that they can be read back unchanged.
 """
 
 from __future__ import annotations
@@ -28,30 +29,40 @@ from models.weights.atomic import new_folder
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-BLOCKS = "fused_blocks"  # metadata: the module names (comma-separated) that hold blocks, see above
+BLOCKS = "fused_blocks"  # metadata key: comma-separated names of the modules with a block-diagonal B
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """One adapter: weights {"q": {"a": [L, in, r], "b": [L, r, out]}, …} and the factor alpha / r on its output."""
+    """One adapter.
+
+    Attributes:
+        weights: {"q": {"a": [L, in, r], "b": [L, r, out]}, ...}.
+        scale: Factor on its output, alpha / r.
+    """
 
     weights: dict[str, dict[str, Any]]
     scale: float
 
 
 def take(adapters: dict, scale: jax.Array, index: int) -> Adapter:
-    """Adapter `index` out of a stack of n (`adapters` and `scale` as in `lora.Lora`)."""
+    """Return adapter `index` of a stack; `adapters` and `scale` are those of `lora.Lora`."""
     n = scale.shape[0]
     if not 0 <= index < n:
-        raise ValueError(f"adapter index is {index}, but must be 0 to {n - 1}")
+        raise ValueError(f"adapter index is {index}, but must be from 0 to {n - 1}")
     return Adapter({t: {x: ab[x][:, index] for x in "ab"} for t, ab in adapters.items()}, float(scale[index]))
 
 
 def put(adapters: dict, scale: jax.Array, index: int, adapter: Adapter) -> tuple[dict, jax.Array]:
-    """The stack with `adapter` in place `index`; a lower rank is filled up with zeros, as is an absent target."""
+    """Return the stack with adapter `index` replaced by `adapter`.
+
+    Lower ranks and missing targets are padded with zeros.
+    """
     unknown = sorted(set(adapter.weights) - set(adapters))
     if unknown:
-        raise ValueError(f"adapter targets {', '.join(unknown)}; the stack has {', '.join(adapters)}")
+        raise ValueError(
+            f"the adapter has the targets {', '.join(unknown)}, but the stack has only {', '.join(adapters)}"
+        )
     own = {}
     for target, ab in adapters.items():
         shapes = {x: (ab[x].shape[0], *ab[x].shape[2:]) for x in "ab"}
@@ -60,7 +71,7 @@ def put(adapters: dict, scale: jax.Array, index: int, adapter: Adapter) -> tuple
             continue
         rank, room = adapter.weights[target]["a"].shape[-1], shapes["a"][-1]
         if rank > room:
-            raise ValueError(f"adapter rank for {target} is {rank}; the stack has room for {room}")
+            raise ValueError(f"the adapter rank for {target} is {rank}, but must be <= {room}, the rank of the stack")
         own[target]["a"][:, :, :rank] = adapter.weights[target]["a"]
         own[target]["b"][:, :rank] = adapter.weights[target]["b"]
     return _set(adapters, own, index), scale.at[index].set(adapter.scale)
@@ -68,29 +79,34 @@ def put(adapters: dict, scale: jax.Array, index: int, adapter: Adapter) -> tuple
 
 @jax.jit
 def _set(stack: dict, own: dict, index: int) -> dict:
+    """Set element `index` of the second axis of every array."""
     return jax.tree.map(lambda many, one: many.at[:, index].set(one), stack, own)
 
 
 def modules(cfg: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Hugging Face's module of each projection, {} for the layer, with the LoRA targets it holds in their order."""
+    """Return the Hugging Face modules of the projections, with their LoRA targets in order.
+
+    Names have {} for the layer.
+    """
     family = FAMILIES.get(cfg.family)
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     for target in family.lora_targets:
         path = f"layers/{'attn' if target in ('q', 'k', 'v', 'o') else 'mlp'}/{target}"
         name = family.hf_names[path].removesuffix(".weight")
-        found[name] = (*found.get(name, ()), target)
-    return found
+        result[name] = (*result.get(name, ()), target)
+    return result
 
 
 def export(
     folder: str | Path, cfg: ModelConfig, adapter: Adapter, *, base_model: str = "", overwrite: bool = False
 ) -> Path:
-    """Writes one adapter as a folder that `peft` loads onto the exported model."""
+    """Write one adapter as a folder that `peft` can load onto the exported model."""
     known = modules(cfg)
     unknown = sorted(set(adapter.weights) - {target for targets in known.values() for target in targets})
     if unknown or not adapter.weights:
         accepted = ", ".join(target for targets in known.values() for target in targets)
-        raise ValueError(f"adapter targets {', '.join(unknown) or 'nothing'}; accepted for {cfg.family}: {accepted}")
+        targets = ", ".join(unknown) or "none"
+        raise ValueError(f"adapter targets are {targets}, but for the family {cfg.family} must be among: {accepted}")
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     blocks = []
@@ -130,16 +146,17 @@ def export(
 
 
 def load(folder: str | Path, cfg: ModelConfig) -> Adapter:
-    """Reads one adapter, in the dtype it was saved in."""
+    """Read one adapter in the dtype in which it was saved."""
     with refuse_malformed(WeightsError, folder):
         return _load(folder, cfg)
 
 
 def _load(folder: str | Path, cfg: ModelConfig) -> Adapter:
+    """Read one adapter; malformed files raise various errors."""
     config_path, path = Path(folder) / CONFIG, Path(folder) / WEIGHTS
     config = _read_config(config_path)
     if not path.exists():
-        raise WeightsError(f"{path} is absent; expected beside {CONFIG}")
+        raise WeightsError(f"{path} does not exist, but must be next to {CONFIG}")
     header, metadata = st.read_header(path)
     data = np.memmap(path, mode="r", dtype=np.uint8)
     blocks = metadata.get(BLOCKS, "").split(",")
@@ -168,22 +185,26 @@ def _load(folder: str | Path, cfg: ModelConfig) -> Adapter:
         factors |= dict.fromkeys(targets, _scale(config, config_path, layers, rank))
     problems += [f"extra: {name} {list(tensor.shape)}" for name, tensor in header.items()]
     if problems or not weights:
-        raise WeightsError(f"{path} does not fit the model:\n  " + "\n  ".join(problems or ["it holds no adapter"]))
-    # A target that its fused module was not adapted for comes back as zeros, and is left out again.
+        raise WeightsError(f"{path} does not fit the model:\n  " + "\n  ".join(problems or ["it has no adapter"]))
+    # Targets of a fused module that have no adapter are read as zeros. They are dropped again.
     weights = {t: ab for t, ab in weights.items() if ab["a"].any() or ab["b"].any()} or weights
     return _one_scale(weights, factors)
 
 
 def _fuse(cfg: ModelConfig, adapter: Adapter, targets: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(A [L, r, in], B [L, out, r], whether B is made of blocks) of a module that holds several targets."""
+    """Return the matrices of a module that holds several targets.
+
+    Returns:
+        A [L, r, in], B [L, out, r], and whether B is block-diagonal.
+    """
     held = {t: {x: np.asarray(adapter.weights[t][x]) for x in "ab"} for t in targets if t in adapter.weights}
     first = next(iter(held.values()))
     for target, ab in held.items():
         d_in, d_out = lora.sizes(cfg, target)
         rank = ab["a"].shape[-1]
-        found, wanted = (ab["a"].shape, ab["b"].shape), ((cfg.n_layers, d_in, rank), (cfg.n_layers, rank, d_out))
-        if found != wanted:
-            raise WeightsError(f"adapter {target}: a and b are {found}; expected {wanted}")
+        shapes, wanted = (ab["a"].shape, ab["b"].shape), ((cfg.n_layers, d_in, rank), (cfg.n_layers, rank, d_out))
+        if shapes != wanted:
+            raise WeightsError(f"adapter {target}: a and b have shapes {shapes}, but must have {wanted}")
     if len(targets) == 1:
         return first["a"].swapaxes(1, 2), first["b"].swapaxes(1, 2), False
     widths = {t: lora.sizes(cfg, t)[1] for t in targets}
@@ -191,7 +212,7 @@ def _fuse(cfg: ModelConfig, adapter: Adapter, targets: tuple[str, ...]) -> tuple
     shared = len(held) == len(targets) and all(np.array_equal(ab["a"], first["a"]) for ab in held.values())
     if shared:
         return first["a"].swapaxes(1, 2), np.concatenate([ab["b"] for ab in held.values()], -1).swapaxes(1, 2), False
-    # Every target gets an equal share of the rank, so that the share can be found again from the number of targets.
+    # Every target gets an equal share of the rank, so that reading needs only the number of targets.
     rank = max(ab["a"].shape[-1] for ab in held.values())
     a = np.zeros((cfg.n_layers, rank * len(targets), first["a"].shape[1]), first["a"].dtype)
     b = np.zeros((cfg.n_layers, sum(widths.values()), rank * len(targets)), first["b"].dtype)
@@ -206,37 +227,48 @@ def _fuse(cfg: ModelConfig, adapter: Adapter, targets: tuple[str, ...]) -> tuple
 
 
 def _split(cfg, targets: tuple[str, ...], a: np.ndarray, b: np.ndarray, is_blocks: bool) -> dict:
-    """The inverse of `_fuse`: A [L, r, in], B [L, out, r] -> {target: {"a": [L, in, r], "b": [L, r, out]}}."""
-    found, start = {}, 0
+    """Split a module into its targets, the inverse of `_fuse`.
+
+    Args:
+        cfg: Config of the model.
+        targets: LoRA targets of the module, in order.
+        a: [L, r, in].
+        b: [L, out, r].
+        is_blocks: Whether b is block-diagonal.
+
+    Returns:
+        {target: {"a": [L, in, r], "b": [L, r, out]}}.
+    """
+    result, start = {}, 0
     share = a.shape[1] // len(targets)
     for i, target in enumerate(targets):
         width = lora.sizes(cfg, target)[1]
         ranks = slice(i * share, (i + 1) * share) if is_blocks else slice(None)
         own_b = b[:, start : start + width, ranks]
-        found[target] = {"a": a[:, ranks].swapaxes(1, 2).copy(), "b": own_b.swapaxes(1, 2).copy()}
+        result[target] = {"a": a[:, ranks].swapaxes(1, 2).copy(), "b": own_b.swapaxes(1, 2).copy()}
         start += width
-    return found
+    return result
 
 
 def _problems(names: list[str], header: dict[str, st.SafetensorsEntry], shape: tuple[int, int], adapted) -> list[str]:
-    """What is wrong with one matrix of a module over the layers, a line each."""
-    found = []
+    """Return the problems with one matrix of a module over all layers, one line each."""
+    problems = []
     for layer, name in enumerate(names):
         tensor = header.get(name)
         if tensor is None:
             if layer in adapted:
-                found.append(f"missing: {name} {list(shape)}")
+                problems.append(f"missing: {name} {list(shape)}")
         elif tensor.shape != shape:
-            found.append(f"mis-shaped: {name} is {list(tensor.shape)}, expected {list(shape)}")
+            problems.append(f"mis-shaped: {name} is {list(tensor.shape)}, but must be {list(shape)}")
         elif tensor.dtype not in st.DTYPES:
-            found.append(f"unreadable: {name} has type {tensor.dtype}, but must be one of: {', '.join(st.DTYPES)}")
-    return found
+            problems.append(f"unreadable: {name} has type {tensor.dtype}, but must be one of: {', '.join(st.DTYPES)}")
+    return problems
 
 
 def _stack(
     names: list[str], header: dict[str, st.SafetensorsEntry], data: np.ndarray, shape: tuple[int, int]
 ) -> np.ndarray:
-    """[L, *shape]; a layer that the adapter leaves out is zero."""
+    """Return one matrix over all layers, [L, *shape]; layers without an adapter are zero."""
     dtype = next(st.DTYPES[header[name].dtype] for name in names if name in header)
     out = np.zeros((len(names), *shape), dtype)
     for layer, name in enumerate(names):
@@ -247,26 +279,30 @@ def _stack(
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    """Read `adapter_config.json` and reject unsupported settings."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise WeightsError(f"{path} is absent; expected the folder of a PEFT adapter") from None
+        raise WeightsError(f"{path} does not exist, but a PEFT adapter needs it") from None
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise WeightsError(f"{path} holds a {type(config).__name__}; expected an object")
+        raise WeightsError(f"{path} contains a {type(config).__name__}, but must contain an object")
     accepted = {"peft_type": ("LORA",), "bias": (None, "none"), "modules_to_save": (None, [])}
     accepted |= dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "lora_bias"), (None, False))
     accepted |= dict.fromkeys(("layer_replication", "alora_invocation_tokens", "kasa_config"), (None,))
     for field, values in accepted.items():
         if config.get(field) not in values:
-            shown = ", ".join(map(repr, values))
+            shown = ("one of: " if len(values) > 1 else "") + ", ".join(map(repr, values))
             raise WeightsError(f"{path}: {field} is {config.get(field)!r}, but must be {shown}")
     return config
 
 
 def _scale(config: dict[str, Any], path: Path, names: list[str], rank: int) -> float:
-    """The factor on the output of a module, given its name in every layer: alpha over the rank, or over its root."""
+    """Return the factor on the output of a module.
+
+    It is alpha over the rank, or over its root. `names` are the names of the module in all layers.
+    """
     alpha = config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         suffix = pattern.removeprefix("^")
@@ -275,15 +311,18 @@ def _scale(config: dict[str, Any], path: Path, names: list[str], rank: int) -> f
             alpha = value
         elif hits or not re.fullmatch(r"[\w.]+", suffix):
             raise WeightsError(
-                f"{path}: alpha_pattern has {pattern!r}, but must be names of modules in all layers alike"
+                f"{path}: alpha_pattern has {pattern!r}, but must have module names that match in all layers"
             )
     if not is_number(alpha):
-        raise WeightsError(f"{path}: lora_alpha is {alpha!r}, but must be a number above 0")
+        raise WeightsError(f"{path}: lora_alpha is {alpha!r}, but must be a number > 0")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _one_scale(weights: dict, factors: dict[str, float]) -> Adapter:
-    """One factor for all targets; where PEFT has several, the difference goes into B."""
+    """Return an adapter with one scale for all targets.
+
+    Differences between the factors are multiplied into B.
+    """
     scale = next(factors[t] for t in weights)
     for target, ab in weights.items():
         if factors[target] != scale:
@@ -292,9 +331,13 @@ def _one_scale(weights: dict, factors: dict[str, float]) -> Adapter:
 
 
 def _short(module: str) -> str:
-    """The part of a module's name behind the layer, such as `self_attn.q_proj`: unambiguous even in GPT-2."""
+    """Return a module name without the layer, such as `self_attn.q_proj`.
+
+    It is unique even in GPT-2.
+    """
     return module.split("{}.")[1]
 
 
 def _number(value: float) -> int | float:
+    """Return an integral float as an int."""
     return int(value) if value == int(value) else value

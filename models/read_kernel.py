@@ -1,7 +1,8 @@
-"""Reading into a paged cache as a GPU kernel: attention of some tokens of each row to all that the row has.
+"""A GPU kernel for attention of new tokens to a paged cache.
 
-Written in Pallas (Triton). A program serves one row and one query head: its queries stay in registers and the row's
-pages, in which the new tokens stand already, pass by block by block. No copy of the pages and no mask is ever made.
+Written in Pallas (Triton). The cache already contains the new tokens. A program handles one row and one query head. Its
+queries stay in registers while it reads the row's pages block by block. Neither a copy of the pages nor a mask is
+materialized.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-BLOCK = 64  # slots read at once
+BLOCK = 64  # slots per iteration
 
 
 def supported(time: int, size: int) -> bool:
-    """Whether rows of this many queries with heads of this size suit the kernel: tiles of the tensor cores."""
+    """Return whether the kernel supports `time` queries per row and heads of `size`."""
     return all(n >= 16 and n & (n - 1) == 0 for n in (time, size)) and time <= 128
 
 
 def _kernel(starts_ref, lengths_ref, table_ref, q_ref, k_ref, v_ref, out_ref, *, scale, window):
-    """q_ref [T, H] of one head; k_ref and v_ref [P, S, H]: all pages of its key/value head."""
+    """Run one program: one row and one query head.
+
+    q_ref is [T, H]. k_ref and v_ref are [P, S, H], all pages of its key/value head.
+    """
     time, size = q_ref.shape
     page_size, dtype = k_ref.shape[1], q_ref.dtype
     start = starts_ref[0]
@@ -55,14 +59,21 @@ def _kernel(starts_ref, lengths_ref, table_ref, q_ref, k_ref, v_ref, out_ref, *,
     out_ref[...] = (mixed / jnp.maximum(total, 1e-30)[:, None]).astype(dtype)
 
 
-# The layers of a model share one function, so that the kernel is lowered once.
+# All layers of a model share one jitted function, so that the kernel is lowered once.
 @functools.partial(jax.jit, static_argnames=("window", "warps", "interpret"))
 def read_attention(q, k_pages, v_pages, table, starts, lengths, *, window=None, warps=4, interpret=False):
-    """q [B, T, N, H], rotated, of tokens that are in the pages [P, S, K, H] already -> [B, T, N, H].
+    """Attend from tokens that are already in the pages and return [B, T, N, H].
 
-    table    int32 [B, M], the pages of each row
-    starts   int32 [B], the position of each row's first query
-    lengths  int32 [B], how many of the T queries are real; what the others get is not used
+    Args:
+        q: [B, T, N, H], rotated.
+        k_pages: [P, S, K, H].
+        v_pages: [P, S, K, H].
+        table: int32 [B, M], the pages of each row.
+        starts: int32 [B], the position of each row's first query.
+        lengths: int32 [B], number of real queries among the T. The output of the others is undefined.
+        window: Number of tokens that a token attends to, including itself. None: all.
+        warps: Number of warps per program.
+        interpret: Whether to run the kernel in interpret mode.
     """
     batch, time, heads, size = q.shape
     group = heads // k_pages.shape[2]

@@ -1,8 +1,8 @@
-"""The published hyper-parameters of every model the project knows by name.
+"""The published hyperparameters of the models that the project knows by name.
 
-`get(name)` answers with an `Entry`. Base and tuned variants of a size share one shape and differ in their hub id,
-their stop ids and their chat style; a variant whose published file differs in more than that says so in its line.
-Weights that bring their own config (a Hugging Face folder, a GGUF file) always override what is written here.
+Base and tuned variants of a size share one architecture and differ in hub id, stop ids and chat style. Other
+differences between the published files are noted at the variant. Weights with their own config (a Hugging Face folder
+or a GGUF file) always override these values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ KIBI = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A named model: its shape, where its weights are published, and the style it was taught to chat in.
+    """A named model.
 
-    `chat` names a template of `models.chat_templates`; None for a base model, which was not taught to.
+    Attributes:
+        name: Name in the registry.
+        config: Its architecture.
+        hub_id: Repository of its weights on the Hugging Face hub, or None.
+        chat: Chat template that it was trained with, see `models.chat_templates`. None for a base model.
     """
 
     name: str
@@ -29,7 +33,7 @@ class Entry:
 
 
 def get(name: str) -> Entry:
-    """The entry called `name`, in any case."""
+    """Return the entry called `name`, ignoring case."""
     entry = _ENTRIES.get(ALIASES.get(name.lower(), name.lower()))
     if entry is None:
         raise ValueError(f"model is {name!r}, but must be one of: {', '.join(names())}")
@@ -37,12 +41,12 @@ def get(name: str) -> Entry:
 
 
 def names() -> tuple[str, ...]:
-    """Every registered name, aliases left out."""
+    """Return all registered names, without aliases."""
     return tuple(_ENTRIES)
 
 
 def _tiny() -> Iterator[Entry]:
-    # The ids are those of the byte tokenizer: 256 bytes, then pad, bos, im_start, im_end, eos and three spare.
+    # Ids of the byte tokenizer: 256 bytes, then pad, bos, im_start, im_end, eos and three spare tokens.
     config = ModelConfig(
         family="qwen2", vocab_size=264, d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=384,
         max_positions=4 * KIBI, tie_embeddings=True, qkv_bias=True, bos_id=257, eos_ids=(260, 259),
@@ -66,11 +70,11 @@ def _qwen25() -> Iterator[Entry]:
                 max_positions=32 * KIBI, rope_theta=1e6, tie_embeddings=tied, qkv_bias=True,
                 bos_id=endoftext, eos_ids=(im_end, endoftext),
             )  # fmt: skip
-            long = line == "Qwen2.5" and size in ("1.5B", "7B", "14B")  # published with a longer table of positions
+            long = line == "Qwen2.5" and size in ("1.5B", "7B", "14B")  # published with more positions
             base = dataclasses.replace(
                 instruct,
                 max_positions=128 * KIBI if long else 32 * KIBI,
-                norm_eps=1e-5 if size == "14B" else 1e-6,  # published so for the 14B base models only
+                norm_eps=1e-5 if size == "14B" else 1e-6,  # only in the published 14B base models
                 eos_ids=(endoftext,),
             )
             yield Entry(f"{line}-{size}".lower(), base, f"Qwen/{line}-{size}", None)
@@ -159,7 +163,7 @@ def _smollm2() -> Iterator[Entry]:
             bos_id=1, eos_ids=(2,),
         )  # fmt: skip
         base = dataclasses.replace(instruct, bos_id=0, eos_ids=(0,))
-        # The tuned model has the plain name: it is the one that a package registry carries.
+        # The tuned model has the plain name, because it is the one that is available from a package index.
         yield Entry(f"smollm2-{size}".lower(), instruct, f"HuggingFaceTB/SmolLM2-{size}-Instruct", "smollm2")
         yield Entry(f"smollm2-{size}-base".lower(), base, f"HuggingFaceTB/SmolLM2-{size}", None)
 

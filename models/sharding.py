@@ -1,7 +1,7 @@
-"""Where arrays live on a mesh: one table from axis letters to mesh axes.
+"""Sharding rules: one table from axis letters to mesh axes.
 
-Every parameter carries its axis letters as NNX metadata (`axes=("D", "N", "H")`) and every large activation is
-passed through `constrain(x, "BTD")`. Both are resolved here, so a mesh is chosen in a config and nowhere else.
+Every parameter carries its axis letters as NNX metadata (`axes=("D", "N", "H")`), and every large activation passes
+through `constrain(x, "BTD")`. Both are resolved here, so the mesh is chosen only in the config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ ACTIVATION_RULES = {"B": ("data", "fsdp"), "V": ("tensor",), "N": ("tensor",), "
 
 
 def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tuple[str, ...]]) -> PartitionSpec:
-    """The spec of one array; a mesh axis that does not divide its axis is left out (two KV heads on four chips)."""
+    """Return the partition spec of one array.
+
+    A mesh axis that does not divide its array axis is skipped, for example for two KV heads on four chips.
+    """
     entries = []
     for letter, size in zip(axes, shape, strict=True):
         names = []
@@ -32,7 +35,10 @@ def partition_spec(axes, shape, mesh_sizes: dict[str, int], rules: dict[str, tup
 
 
 def platform() -> str:
-    """The platform of the mesh in scope, which may be that of a machine elsewhere; without a mesh: the default."""
+    """Return the platform of the mesh in scope, or the default platform without a mesh.
+
+    The mesh may belong to a machine for which programs are compiled ahead of time.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.abstract_device is None:
         return jax.default_backend()
@@ -40,14 +46,14 @@ def platform() -> str:
 
 
 def num_shards(letter: str, size: int) -> int:
-    """Into how many parts the mesh in scope splits an activation axis of this size."""
+    """Return the number of shards of an activation axis on the mesh in scope."""
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     (names,) = partition_spec(letter, (size,), sizes, ACTIVATION_RULES)
     return math.prod(sizes[name] for name in ((names,) if isinstance(names, str) else names or ()))
 
 
 def param_shardings(mesh: Mesh, axes_tree, abstract_tree):
-    """A `NamedSharding` for every parameter, from its axis letters and shape."""
+    """Return a `NamedSharding` for every parameter, from its axis letters and shape."""
     sizes = dict(mesh.shape)
 
     def one(axes, leaf):
@@ -57,7 +63,7 @@ def param_shardings(mesh: Mesh, axes_tree, abstract_tree):
 
 
 def constrain_params(axes_tree, tree):
-    """Pins parameters to the mesh in scope, by their axis letters; without a mesh it does nothing."""
+    """Constrain parameters to the mesh in scope by their axis letters, if there is one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return tree
@@ -70,7 +76,10 @@ def constrain_params(axes_tree, tree):
 
 
 def whole(tree):
-    """Pins arrays to be whole on every device of the mesh in scope, so that any process can read them."""
+    """Replicate arrays on every device of the mesh in scope, if there is one.
+
+    Any process can then read them.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return tree
@@ -82,7 +91,7 @@ def _is_tree(x) -> bool:
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
-    """Pins an activation to the mesh in scope (`jax.set_mesh`); without a mesh it does nothing."""
+    """Constrain an activation to the mesh in scope (`jax.set_mesh`), if there is one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x

@@ -413,7 +413,7 @@ def test_lora_on_the_family(family):
         merged, _ = tiny_models.forward(model, lora.merge(params, adapters, scale, row), tokens)
         np.testing.assert_allclose(applied[row], merged[row], atol=1e-4)
         assert np.max(np.abs(applied[row] - tiny_models.forward(model, params, tokens)[0][row])) > 0.1
-    with pytest.raises(ValueError, match="'gate' is not a projection of relu2, but must be one of: q, k, v, o, up, down"):
+    with pytest.raises(ValueError, match="LoRA target is 'gate', but for the family relu2 must be one of: q, k, v, o"):
         lora.sizes(model.cfg, "gate")
 
 

@@ -100,7 +100,7 @@ def test_parameters_of_the_game_may_be_new(started):
         (["--workdir=nowhere", "--mode=eval"], "nowhere/config.json does not exist; pass --config=experiments/NAME.py"),
         (["--workdir=.", "--mode=report"], ". is not the folder of a run: config.json does not exist\n"),
         ([TIC_TAC_TOE, "--config.algo.name=grpo"], "config.opponents has players other than the learner"),
-        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro', but must be one of: ppo, grpo"),
+        ([TIC_TAC_TOE, "--config.algo.name=gpro"], "unknown algorithm 'gpro'; must be one of: ppo, grpo"),
         ([TIC_TAC_TOE, "--config.algo.name="], "config.algo.name is '', but must be one of: ppo, grpo, at_grpo, sft"),
         ([TIC_TAC_TOE, "--config.algo.group_size=4"], "--config.algo.group_size is not a field of ppo; its fields: "),
         ([TIC_TAC_TOE, "--config.algo.name=grpo", "--config.algo.lam=1"], "--config.algo.lam is not a field of grpo"),

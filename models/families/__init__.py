@@ -1,8 +1,8 @@
-"""The families of models and what each of them brings, in one table.
+"""The registry of model families.
 
-A family is two files and a line: its modules (as `models/gpt2.py`), the names and settings of its files (as
-`models/families/gpt2.py`), and the line below. Another package adds one with `FAMILIES.add("name", "module:FAMILY")` or
-an entry point of the group `marl_jax.model_families`; the name is the `model_type` of its `config.json`.
+A family needs its modules (see `models/gpt2.py`), the names and settings of its files (see `models/families/gpt2.py`),
+and a line below. Other packages can add a family with `FAMILIES.add("name", "module:FAMILY")` or an entry point of the
+group `marl_jax.model_families`. Its name is the `model_type` of its `config.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model family defines: modules, parameter names and file formats."""
+"""The definition of a model family: modules, parameter names and file formats."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ Leaves = dict[str, tuple[tuple[int, ...], int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """All that sets one family apart.
+    """Everything that is specific to one model family.
 
-    ends, block        NNX modules: what is around the layers, and one layer, see `models/decoder.py`
-    fuse               `fuse(layer, cfg)`: a layer's parameters as sampling reads them
-    leaves             `leaves(cfg)`: the path of every parameter, such as layers/attn/q, with the shape of one layer
-                       and the number of its leading axes that are summed over (0 for what is no matrix). Parameters
-                       that share a tensor on disk stand in the order in which they lie there
-    lora_targets       the projections that can have LoRA adapters
-    learned_positions  positions are rows of a table, so that there are no more than `max_positions`
-    fixed              fields of `ModelConfig` that are the same in all models of the family
-
-    In Hugging Face folders:
-    architecture       the name in `config.json`
-    read_config        `read_config(fields)`: the fields of `ModelConfig` beside family, vocabulary and token ids
-    write_config       `write_config(cfg)`: the opposite
-    hf_names           the tensor of every parameter, {} for the layer
-    hf_out_first       matrices are stored as [out, in]
-
-    In GGUF files:
-    gguf_names         the tensor of every parameter; None: there is no such architecture
-    gguf_norm_eps      the metadata field of the norms' epsilon
-    gguf_interleaved   llama.cpp interleaves the two halves of each head in q and k
+    Attributes:
+        ends: NNX module of the embedding, the last norm and the head, see `models/decoder.py`.
+        block: NNX module of one layer.
+        fuse: `fuse(layer, cfg)` returns the parameters of a layer in the layout for decoding.
+        leaves: `leaves(cfg)` returns the path of every parameter, such as layers/attn/q, with its shape in one layer
+            and the number of leading axes that are contracted (0 if it is not a matrix). Parameters that share a tensor
+            on disk are listed in the order in which it stores them.
+        lora_targets: Projections that support LoRA adapters.
+        architecture: Hugging Face: name of the architecture in `config.json`.
+        read_config: Hugging Face: `read_config(fields)` returns the fields of `ModelConfig` except family, vocabulary
+            and token ids.
+        write_config: Hugging Face: `write_config(cfg)` is the inverse.
+        hf_names: Hugging Face: tensor name of every parameter, with {} for the layer.
+        gguf_names: GGUF: tensor name of every parameter. None if GGUF has no such architecture.
+        hf_out_first: Hugging Face: whether matrices are stored as [out, in].
+        gguf_norm_eps: GGUF: metadata field for the epsilon of the norms.
+        gguf_interleaved: GGUF: whether llama.cpp interleaves the two halves of each head in q and k.
+        learned_positions: Whether positions are rows of a table, which limits them to `max_positions`.
+        fixed: Fields of `ModelConfig` with the same value in all models of the family.
     """
 
     ends: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""GPT-2 and DialoGPT on disk: names of tensors and settings. The modules are in `models/gpt2.py`."""
+"""Tensor names and settings of GPT-2 and DialoGPT; `models/gpt2.py` has the modules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GGUF_NAMES = {
 
 
 def leaves(cfg: ModelConfig) -> Leaves:
-    """Every parameter, see `Family`."""
+    """Return all parameters, see `Family`."""
     d, f, n, h = cfg.d_model, cfg.d_ff, cfg.n_heads, cfg.head_dim
     outside = {
         "embed": ((cfg.vocab_size, d), 0),
@@ -78,7 +78,7 @@ def leaves(cfg: ModelConfig) -> Leaves:
 
 
 def read_config(fields: Fields) -> dict[str, Any]:
-    """The fields of `ModelConfig` from a `config.json`."""
+    """Return the fields of `ModelConfig` from a `config.json`."""
     d_model, heads = fields.integer("n_embd"), fields.integer("n_head")
     fields.one_of("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
     fields.one_of("scale_attn_weights", (True,), True)
@@ -98,7 +98,7 @@ def read_config(fields: Fields) -> dict[str, Any]:
 
 
 def write_config(cfg: ModelConfig) -> dict[str, Any]:
-    """The opposite of `read_config`."""
+    """Return the fields of a `config.json`, the inverse of `read_config`."""
     return {
         "n_embd": cfg.d_model,
         "n_layer": cfg.n_layers,
@@ -120,7 +120,7 @@ GPT2 = Family(
     read_config=read_config,
     write_config=write_config,
     hf_names=NAMES,
-    hf_out_first=False,  # its Conv1D is [in, out]
+    hf_out_first=False,  # Conv1D is [in, out]
     gguf_names=GGUF_NAMES,
     gguf_norm_eps="attention.layer_norm_epsilon",
     learned_positions=True,

@@ -1,7 +1,7 @@
-"""LLaMA and its cousins on disk: names of tensors and settings. The modules of all of them are in `models/decoder.py`.
+"""Tensor names and settings of the LLaMA families; `models/decoder.py` has their modules.
 
-Both ways of writing the rotary settings are read (`rope_theta` + `rope_scaling`, and `rope_parameters` of transformers
-5); the older way is written, because every version of transformers since 4.45 reads it.
+Both forms of the rotary settings can be read (`rope_theta` with `rope_scaling`, and `rope_parameters` of transformers
+5). The older form is written, because every version of transformers since 4.45 reads it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PHI3_GGUF_NAMES = {
 
 
 def leaves(cfg: ModelConfig) -> Leaves:
-    """Every parameter, see `Family`."""
+    """Return all parameters, see `Family`."""
     d, f, n, k, h = cfg.d_model, cfg.d_ff, cfg.n_heads, cfg.n_kv_heads, cfg.head_dim
     outside = {"embed": ((cfg.vocab_size, d), 0), "norm": ((d,), 0)}
     if not cfg.tie_embeddings:
@@ -88,28 +88,28 @@ def leaves(cfg: ModelConfig) -> Leaves:
 
 
 def no_window(fields: Fields, layers: int) -> None:
-    """Every token sees all before it."""
+    """Return None: no sliding window."""
     return None
 
 
 def plain_window(fields: Fields, layers: int, default: int | None = None) -> int | None:
-    """The sliding window of every layer."""
+    """Return the sliding window of all layers."""
     kinds = fields.get("layer_types") or ()
     if len(set(kinds)) > 1:
-        raise fields.error("layer_types", sorted(set(kinds)), "one and the same kind for every layer")
+        raise fields.error("layer_types", sorted(set(kinds)), "the same for all layers")
     return fields.get("sliding_window", default)
 
 
 def qwen_window(fields: Fields, layers: int) -> int | None:
-    """Qwen writes a sliding window that counts only where a second field switches it on."""
+    """Return the sliding window of Qwen, which a second field enables."""
     window = plain_window(fields, layers)
     if not fields.get("use_sliding_window", False):
         return None
-    first = fields.integer("max_window_layers", 28, low=0)  # layers before this one see everything
+    first = fields.integer("max_window_layers", 28, low=0)  # layers before this one have no window
     if first >= layers:
         return None
     if first:
-        raise fields.error("max_window_layers", first, f"0 or at least num_hidden_layers, {layers}")
+        raise fields.error("max_window_layers", first, f"0 or >= num_hidden_layers, which is {layers}")
     return window
 
 
@@ -122,7 +122,16 @@ def read_config(
     attention_bias: tuple = (False,),
     activation: str = "silu",
 ) -> dict[str, Any]:
-    """The fields of `ModelConfig` from a `config.json`; what a family leaves out of it is given here."""
+    """Return the fields of `ModelConfig` from a `config.json`.
+
+    Args:
+        fields: Contents of the file.
+        window: Returns the sliding window, given the fields and the number of layers.
+        head_dim: Default head size. None: d_model / n_heads.
+        norm_eps: Default epsilon of the norms.
+        attention_bias: Supported values of `attention_bias`.
+        activation: Supported activation.
+    """
     heads = fields.integer("num_attention_heads")
     d_model = fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
@@ -147,7 +156,7 @@ def read_config(
 
 
 def write_config(cfg: ModelConfig) -> dict[str, Any]:
-    """The opposite of `read_config`."""
+    """Return the fields of a `config.json`, the inverse of `read_config`."""
     return {
         "hidden_size": cfg.d_model,
         "num_hidden_layers": cfg.n_layers,
@@ -165,17 +174,20 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def write_qwen(cfg: ModelConfig) -> dict[str, Any]:
-    """With the field that switches the window on."""
+    """Return the fields of a `config.json` with the one that enables the sliding window."""
     return write_config(cfg) | {"use_sliding_window": cfg.sliding_window is not None, "max_window_layers": 0}
 
 
 def write_phi3(cfg: ModelConfig) -> dict[str, Any]:
-    """With a padding id: transformers pads with 32000 unless told otherwise, which a smaller vocabulary lacks."""
+    """Return the fields of a `config.json` with an explicit padding id.
+
+    Otherwise transformers pads with 32000, which a smaller vocabulary does not have.
+    """
     return write_config(cfg) | {"original_max_position_embeddings": cfg.max_positions, "pad_token_id": None}
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """The base of the rotary frequencies and how they are stretched, from either way of writing them."""
+    """Return the base and the scaling of the rotary frequencies from either form."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.get(name) or {}
     if not isinstance(rope, dict):
@@ -200,6 +212,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 
 
 def _rope_scaling_dict(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """Return the field `rope_scaling` of a `config.json`."""
     if scaling is None:
         return None
     if scaling.kind == "linear":
@@ -229,7 +242,7 @@ _family = functools.partial(
 
 LLAMA = _family(architecture="LlamaForCausalLM", gguf_names=GGUF_NAMES, gguf_interleaved=True)
 
-MISTRAL = _family(  # its GGUF files have the architecture llama
+MISTRAL = _family(  # GGUF files of Mistral have the architecture llama
     architecture="MistralForCausalLM",
     read_config=functools.partial(read_config, window=functools.partial(plain_window, default=4096)),
 )
@@ -244,7 +257,7 @@ PHI3 = _family(
 
 QWEN2 = _family(
     architecture="Qwen2ForCausalLM",
-    # Biases are always on q, k and v and never on o; the flag, where it is written at all, changes nothing.
+    # q, k and v always have biases and o never has one. The flag, if present, changes nothing.
     read_config=functools.partial(read_config, window=qwen_window, attention_bias=(True, False, None)),
     write_config=write_qwen,
     gguf_names=GGUF_NAMES,

@@ -1,10 +1,10 @@
-"""Tokenizers: one class around the Rust `tokenizers` library, and a reader for each kind of file that holds one.
+"""Tokenizers, built on the Rust library `tokenizers`, with a reader for each file format.
 
 load("tiny")                      bytes, for models trained from scratch
 load("some/folder")               a Hugging Face folder: tokenizer.json, vocab.json + merges.txt, or tokenizer.model
-load("model.gguf")                the vocabulary inside a GGUF file
-load("qwen.tiktoken")             Qwen's own file
-load("qwen2.5-0.5b-instruct")     a registered model, from where `python -m models.fetch` put it
+load("model.gguf")                the vocabulary in a GGUF file
+load("qwen.tiktoken")             Qwen's format
+load("qwen2.5-0.5b-instruct")     a registered model, downloaded by `python -m models.fetch`
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ _READERS = {".gguf": from_gguf, ".json": from_json, ".model": from_sentencepiece
 
 
 def load(source: str | Path, *, chat: str | None = None) -> Tokenizer:
-    """The tokenizer called `source` or stored there; `chat` replaces its template (a built-in style or Jinja text)."""
+    """Load a tokenizer by name or path.
+
+    Args:
+        source: Name of a registered model, or path of a file or folder.
+        chat: Chat template that replaces its own: the name of a built-in style, or Jinja source.
+    """
     if str(source).lower() in ("bytes", "tiny"):
         tokenizer = ByteTokenizer()
     elif Path(source).exists():
@@ -38,38 +43,40 @@ def load(source: str | Path, *, chat: str | None = None) -> Tokenizer:
     else:
         entry = _entry(str(source))
         tokenizer = _read(_fetched(entry.name))
-        if tokenizer.template == BUILTIN["plain"]:  # the files have no template, the registry may know one
+        if tokenizer.template == BUILTIN["plain"]:  # the files have no template, but the registry may have one
             chat = chat or entry.chat
     return tokenizer if chat is None else tokenizer.with_template(chat)
 
 
 def _read(path: Path) -> Tokenizer:
+    """Read a tokenizer from a file or folder."""
     with refuse_malformed(TokenizerError, path):
         if path.is_dir():
             return from_folder(path)
         if path.suffix not in _READERS:
             raise ValueError(
-                f"{path}: not a tokenizer, but must be a folder, or a file ending in {', '.join(_READERS)}"
+                f"{path} is not a tokenizer; it must be a folder, or a file that ends in one of: {', '.join(_READERS)}"
             )
         return _READERS[path.suffix](path)
 
 
 def _entry(name: str) -> registry.Entry:
-    from models import registry  # late: shapes of models bring JAX along, which a tokenizer does not need
+    """Return the registry entry of a model."""
+    from models import registry  # imported here because it imports JAX, which tokenizers do not need
 
     try:
         return registry.get(name)
     except ValueError as error:
-        raise ValueError(f"tokenizer is {name!r}: no such file or folder, and no such model: {error}") from error
+        raise ValueError(f"tokenizer is {name!r}, but there is no such file, folder or model: {error}") from error
 
 
 def _fetched(name: str) -> Path:
-    """Where a registered model lies; an error that says how to get it when it lies nowhere."""
+    """Return the local files of a registered model, or raise FileNotFoundError."""
     from models import fetch
 
     path = fetch.locate(name)
     if path is None:
         raise FileNotFoundError(
-            f"tokenizer of {name}: nothing in {fetch.folder(name)}; run `python -m models.fetch {name}` or put it there"
+            f"the tokenizer of {name} is not in {fetch.folder(name)}; run `python -m models.fetch {name}`"
         )
     return path

@@ -1,4 +1,4 @@
-"""Rust tokenizers from plain lists: byte-level BPE with merges, and SentencePiece's BPE with scores."""
+"""Rust tokenizers from plain lists: byte-level BPE with merges, and SentencePiece BPE with scores."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-# What a token is, numbered as in SentencePiece and GGUF files.
+# Types of tokens, numbered as in SentencePiece and GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-# A contraction, a word with one leading sign, some digits, signs with one leading space, line ends, other space.
+# Contractions, words with one leading symbol, digits, symbols with one leading space, line breaks, other whitespace.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -19,15 +19,17 @@ _WORDS = (
 
 
 def _byte_level(use_regex: bool):
+    """Return a byte-level pre-tokenizer."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
 
 
 def _split(digits: str):
+    """Return a pre-tokenizer that splits words and digits by a pattern."""
     pattern = Regex(_WORDS.format(digits=digits))
     return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), _byte_level(False)])
 
 
-# Every known way to cut a text into words before merging: (normaliser, pre-tokenizer, whole words before merges?).
+# The supported pre-tokenizers: (normalizer, pre-tokenizer, whether complete words take precedence over merges).
 _PRE = {
     "whole": lambda: (None, _byte_level(False), False),
     "gpt-2": lambda: (None, _byte_level(True), False),
@@ -44,7 +46,10 @@ _ALIASES = {
 
 
 def byte_characters() -> list[str]:
-    """The character that byte-level BPE writes for each byte: its own where printable, else the next from U+0100."""
+    """Return the character that byte-level BPE uses for each byte.
+
+    That is the byte's own character if it is printable, and otherwise the next one from U+0100.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(256) if b not in printable]
     return [chr(b) if b in printable else chr(0x100 + others.index(b)) for b in range(256)]
@@ -58,9 +63,14 @@ def byte_level_bpe(
     *,
     bos: str | None = None,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE whose token i is `tokens[i]`; `pre` names how words are cut.
+    """Return a byte-level BPE tokenizer.
 
-    `bos` goes in front of a text where a reader asks for special tokens, as `transformers` does.
+    Args:
+        tokens: Token of each id.
+        types: Type of each token, see `NORMAL`.
+        merges: Pairs of tokens, in order of priority.
+        pre: Name of the pre-tokenizer, which splits a text into words.
+        bos: Token that precedes a text if special tokens are requested, as in `transformers`.
     """
     pre = _ALIASES.get(pre or "", pre)
     if pre not in _PRE:
@@ -71,7 +81,7 @@ def byte_level_bpe(
     pairs: list[tuple[str, str]] = []
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab):
-            raise ValueError(f"the merge {' '.join(merge)!r} does not join two tokens to a third")
+            raise ValueError(f"the merge {' '.join(merge)!r} does not combine two tokens into a third")
         pairs.append(merge)
     rust = tokenizers.Tokenizer(BPE(vocab, pairs, ignore_merges=ignore_merges))
     if normalizer is not None:
@@ -91,9 +101,18 @@ def sentencepiece_bpe(
     charsmap: bytes = b"",
     bos: str | None = None,
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: the pair that makes the piece with the best score is merged first; unknown text as bytes.
+    """Return a SentencePiece BPE tokenizer.
 
-    `charsmap` is SentencePiece's compiled normaliser. `squeeze_spaces` removes outer and doubled spaces.
+    It merges the pair with the best-scoring result first, and encodes unknown text as bytes.
+
+    Args:
+        tokens: Token of each id.
+        types: Type of each token, see `NORMAL`.
+        scores: Score of each token.
+        prefix_space: Whether to prepend a space to a text.
+        squeeze_spaces: Whether to remove outer and repeated spaces.
+        charsmap: SentencePiece's compiled normalizer.
+        bos: Token that precedes a text if special tokens are requested.
     """
     vocab = _vocab(tokens, types)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
@@ -116,9 +135,9 @@ def sentencepiece_bpe(
 
 
 def _vocab(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Token -> id without the unused ones, which only fill up the rows of a model."""
+    """Return token -> id without unused tokens, which only pad the rows of a model."""
     if len(tokens) != len(types):
-        raise ValueError(f"the vocabulary has {len(tokens)} tokens but {len(types)} token types")
+        raise ValueError(f"the vocabulary has {len(tokens)} tokens, but {len(types)} token types")
     vocab: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind != UNUSED and vocab.setdefault(token, i) != i:
@@ -127,7 +146,7 @@ def _vocab(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
 
 
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece out of two others, best score of the made piece first, then lowest ids."""
+    """Return all pairs that form a token, best score first, then lowest ids."""
     pieces = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (NORMAL, USER_DEFINED)}
     ranked: list[tuple[float, int, int, int]] = []
     for token, i in pieces.items():
@@ -139,6 +158,7 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 
 
 def _finish(rust: tokenizers.Tokenizer, tokens, types, bos: str | None) -> tokenizers.Tokenizer:
+    """Add the special tokens and the bos token."""
     special = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
     for token, kind in zip(tokens, types, strict=True):
         if kind in special:

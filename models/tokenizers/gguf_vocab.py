@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file.
+"""The tokenizer in a GGUF file.
 
-GGUF keeps all of it in the key-value header in front of the tensors, so only the header is read, in one pass over a
-memory map (a fraction of a second for 150,000 tokens).
+GGUF stores it in the key-value header before the tensors, so only the header is read, in one pass over a memory map.
+This takes a fraction of a second for 150,000 tokens.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ _STRING, _ARRAY = 8, 9
 
 
 def from_gguf(path: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece with scores (`llama`)."""
+    """Read the tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece (`llama`)."""
     header = read_header(path)
 
     def get(key: str, default: Any = None) -> Any:
+        """Return a field of the tokenizer."""
         return header.get(f"tokenizer.ggml.{key}", default)
 
     kind, tokens = get("model"), get("tokens")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ValueError(
             f"{path}: tokenizer.ggml.model is {kind!r} with {len(tokens or ())} tokens, but must be 'gpt2' (byte-level "
-            "BPE) and 'llama' (SentencePiece), with their tokens"
+            "BPE) or 'llama' (SentencePiece) with at least one token"
         )
     ids = {key: get(f"{key}_token_id") for key in ("bos", "eos", "padding", "eot", "eom")}
     for key, value in ids.items():
         if value is not None and value >= len(tokens):
-            raise ValueError(f"{path}: tokenizer.ggml.{key}_token_id is {value}, but there are {len(tokens)} tokens")
+            raise ValueError(
+                f"{path}: tokenizer.ggml.{key}_token_id is {value}, but there are only {len(tokens)} tokens"
+            )
     types = get("token_type") or [NORMAL] * len(tokens)
     pre = get("pre") or _PRE_OF_ARCHITECTURE.get(header.get("general.architecture", ""))
-    # Qwen has no bos; converters write the id of <|endoftext|> there.
+    # Qwen has no bos token; converters write the id of <|endoftext|> instead.
     bos_id = None if pre == "qwen2" else ids["bos"]
     add_bos = bool(get("add_bos_token", kind == "llama")) and bos_id is not None
     bos = tokens[bos_id] if add_bos else None
@@ -63,32 +66,35 @@ def from_gguf(path: str | Path) -> Tokenizer:
     )
 
 
-# Files from before `tokenizer.ggml.pre` existed.
+# For files from before `tokenizer.ggml.pre` was introduced.
 _PRE_OF_ARCHITECTURE = {"qwen2": "qwen2", "gpt2": "gpt-2"}
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """The key-value header of a GGUF file: scalars, strings, and lists of either."""
+    """Return the key-value header of a GGUF file: scalars, strings, and lists of them."""
     with open(path, "rb") as file:
         if file.read(4) != b"GGUF":
-            raise ValueError(f"{path}: not a GGUF file; it does not begin with 'GGUF'")
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _read_pairs(data)
             except (struct.error, UnicodeDecodeError, KeyError, RecursionError) as error:
-                raise ValueError(f"{path}: damaged or truncated GGUF header: {error!r}") from error
+                raise ValueError(f"{path} has a damaged or truncated GGUF header: {error!r}") from error
             except _GGUFError as error:
                 raise ValueError(f"{path}: {error}") from error
 
 
 class _GGUFError(ValueError):
+    """An invalid GGUF header."""
+
     pass
 
 
 def _read_pairs(data: mmap.mmap) -> dict[str, Any]:
+    """Return the pairs of the header."""
     version, _, count = struct.unpack_from("<IQQ", data, 4)
     if version not in (2, 3):
-        raise _GGUFError(f"GGUF version is {version}, but must be 2, 3 (little-endian)")
+        raise _GGUFError(f"GGUF version is {version}, but must be 2 or 3 (little-endian)")
     at, pairs = 24, {}
     for _ in range(count):
         key, at = _read_string(data, at)
@@ -98,6 +104,7 @@ def _read_pairs(data: mmap.mmap) -> dict[str, Any]:
 
 
 def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
+    """Return a value of the given type and the offset after it."""
     if kind == _STRING:
         return _read_string(data, at)
     if kind != _ARRAY:
@@ -118,6 +125,7 @@ def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
 
 
 def _read_string(data: mmap.mmap, at: int) -> tuple[str, int]:
+    """Return a string and the offset after it."""
     (length,) = struct.unpack_from("<Q", data, at)
     end = at + 8 + length
     if end > len(data):

@@ -1,4 +1,7 @@
-"""SentencePiece's own `.model` file, as LLaMA and Mistral publish it: a protocol buffer of pieces with scores."""
+"""SentencePiece `.model` files, which LLaMA and Mistral publish.
+
+Such a file is a protocol buffer of pieces with scores.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from typing import Any
 from models.tokenizers.bpe import NORMAL, UNKNOWN, sentencepiece_bpe
 from models.tokenizers.tokenizer import Tokenizer, build
 
-# Field numbers of the messages, and the only kind of model that LLaMA's family uses.
+# Field numbers of the messages, and the model types.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _UNIGRAM, _BPE = 3, 1, 2
 _BOS, _EOS, _PAD = 41, 42, 43
 
 
 def from_sentencepiece(path: str | Path) -> Tokenizer:
-    """The BPE tokenizer in a `.model` file."""
+    """Read the BPE tokenizer in a `.model` file."""
     try:
         fields = list(_fields(Path(path).read_bytes()))
         trainer = dict(_fields(next((v for n, v in fields if n == _TRAINER), b"")))
@@ -26,10 +29,12 @@ def from_sentencepiece(path: str | Path) -> Tokenizer:
         tokens = [piece[1].decode("utf-8") for piece in pieces]
         scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
-        raise ValueError(f"{path}: not a SentencePiece model, or damaged: {error!r}") from error
+        raise ValueError(f"{path} is not a SentencePiece model, or is damaged: {error!r}") from error
     kind = trainer.get(_MODEL_TYPE, _UNIGRAM)
     if not pieces or kind != _BPE:
-        raise ValueError(f"{path}: {len(pieces)} pieces of a model of type {kind}, but must be type {_BPE} (BPE)")
+        raise ValueError(
+            f"{path} has {len(pieces)} pieces and model type {kind}, but must have pieces and model type {_BPE} (BPE)"
+        )
     types = [piece.get(3, NORMAL) for piece in pieces]
     ids = {
         name: i if 0 <= (i := _signed(trainer.get(number, default))) < len(tokens) and types[i] != UNKNOWN else None
@@ -48,7 +53,7 @@ def from_sentencepiece(path: str | Path) -> Tokenizer:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of a protocol buffer message: an int for varints, bytes for everything else."""
+    """Yield (field number, value) of a protocol buffer message: ints for varints, else bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -67,10 +72,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a varint and the offset after it."""
     value = shift = 0
     while True:
         if shift > 63:
-            raise ValueError(f"a number of more than 64 bits before byte {at}")
+            raise ValueError(f"a number has more than 64 bits before byte {at}")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
@@ -79,4 +85,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _signed(value: int) -> int:
+    """Reinterpret an unsigned 64-bit integer as signed."""
     return value - (1 << 64) if value >> 63 else value

@@ -1,10 +1,10 @@
-"""The bytes of every token: what programs need that read text inside jit, where there are no strings.
+r"""The bytes of every token, for jitted programs that read text.
 
     table = tokenizer.token_bytes()
     table.join(tokenizer.encode("café"))        # b"caf\xc3\xa9"
 
-The bytes of some tokens, one behind the other, are the UTF-8 of what `decode` makes of them wherever they are valid
-UTF-8. Elsewhere `decode` writes U+FFFD; with SentencePiece's byte tokens it does so for a whole run of them.
+The concatenated bytes of some tokens are the UTF-8 of their `decode` wherever they are valid UTF-8. Elsewhere `decode`
+writes U+FFFD; for SentencePiece's byte tokens it does so for a complete run of them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenBytes:
     """The bytes of the V tokens of a vocabulary.
 
-    store         uint8 [total], those of all tokens in order
-    starts        int64 [V + 1]: token i has store[starts[i] : starts[i + 1]]; ids that no token has are empty
-    strips_space  a text loses the space that it begins with, as SentencePiece decodes
+    Attributes:
+        store: uint8 [total], the bytes of all tokens in order.
+        starts: int64 [V + 1]. Token i has store[starts[i] : starts[i + 1]], which is empty for unused ids.
+        strips_space: Whether a text loses its leading space, as in SentencePiece.
     """
 
     store: np.ndarray
@@ -40,19 +41,22 @@ class TokenBytes:
         return len(self.starts) - 1
 
     def of(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id outside the vocabulary."""
+        """Return the bytes of one token, or none for an id outside the vocabulary."""
         if not 0 <= token_id < len(self):
             return b""
         return self.store[self.starts[token_id] : self.starts[token_id + 1]].tobytes()
 
     def join(self, ids: Iterable[int]) -> bytes:
-        """The bytes of a text."""
+        """Return the bytes of a text."""
         text = b"".join(self.of(int(i)) for i in ids)
         return text[1:] if self.strips_space and text.startswith(b" ") else text
 
 
 def read_token_bytes(rust: tokenizers.Tokenizer, skip_special: bool) -> TokenBytes:
-    """The table of a Rust tokenizer, as its decoder spells tokens; skipped special tokens are empty."""
+    """Return the bytes of all tokens as the decoder of a Rust tokenizer spells them.
+
+    If `skip_special` is set, special tokens are empty.
+    """
     spell, strips_space = _decoder(rust)
     skipped = {t.content for t in rust.get_added_tokens_decoder().values() if t.special} if skip_special else set()
     vocab = {i: token for token, i in rust.get_vocab(with_added_tokens=True).items()}
@@ -62,9 +66,9 @@ def read_token_bytes(rust: tokenizers.Tokenizer, skip_special: bool) -> TokenByt
 
 
 def _decoder(rust: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
-    """How one token is spelled, and whether a space at the beginning of a text goes."""
-    found: dict[str, Any] = json.loads(rust.decoder.__getstate__()) if rust.decoder is not None else {"type": None}
-    steps = found["decoders"] if found["type"] == "Sequence" else [found]
+    """Return a function that spells a token, and whether texts lose a leading space."""
+    decoder: dict[str, Any] = json.loads(rust.decoder.__getstate__()) if rust.decoder is not None else {"type": None}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return _spell_byte_level, False
@@ -77,13 +81,14 @@ def _decoder(rust: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
     )
     if not known or "Fuse" not in kinds or "Replace" in kinds[kinds.index("Fuse") :]:
         raise ValueError(
-            f"the decoder of the tokenizer is {json.dumps(found)}, but must be ByteLevel, or SentencePiece's Replace, "
-            "ByteFallback, Fuse and Strip of one leading space"
+            f"the decoder of the tokenizer is {json.dumps(decoder)}, but must be ByteLevel, or SentencePiece's "
+            "Replace, ByteFallback, Fuse and Strip of one leading space"
         )
     replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
     fallback = "ByteFallback" in kinds
 
     def spell(token: str) -> bytes:
+        """Return the bytes of a token."""
         for old, new in replacements:
             token = token.replace(old, new)
         byte = _BYTE_TOKEN.fullmatch(token) if fallback else None
@@ -96,7 +101,10 @@ _BYTE_OF = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 def _spell_byte_level(token: str) -> bytes:
-    """A token in the byte alphabet; one with any other character, as added tokens may have, stands for itself."""
+    """Return the bytes of a token in the byte alphabet.
+
+    Added tokens may have other characters. Such a token is encoded as UTF-8.
+    """
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:

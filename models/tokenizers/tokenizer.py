@@ -1,4 +1,4 @@
-"""The tokenizer that the rest of the project sees."""
+"""The tokenizer class."""
 
 from __future__ import annotations
 
@@ -18,20 +18,28 @@ from models.config import ModelConfig
 from models.errors import TokenizerError
 from models.tokenizers.token_bytes import TokenBytes, read_token_bytes
 
-# Tokens that end a turn wherever they are special, in the order in which they are listed in `stop_ids`.
+# Tokens that end a turn if they are special tokens, in the order of `stop_ids`.
 END_OF_TURN = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eos|>", "</s>"
 )  # fmt: skip
-# Exercises the normaliser and the pre-tokenizer; what it is split into is part of the fingerprint.
+# Exercises the normalizer and the pre-tokenizer. Its ids are part of the fingerprint.
 _PROBE = "I'll  pay 1234.5€ in caf\u00e9/cafe\u0301,\n\n\tOK?  \r\n ½ 二十 \U0001f642\u200d\n<|im_end|> x </s>y"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Text to token ids and back, with the special ids and the chat template of the model.
+    """A tokenizer with the special ids and the chat template of a model.
 
-    `rust` does the work. `template` is Jinja text, `template_source` the file that holds it. `add_bos` says whether the
-    model was trained with the bos token in front of every text; `encode` never adds it.
+    Attributes:
+        name: Name for messages.
+        rust: The underlying tokenizer.
+        template: Chat template, Jinja source.
+        bos_id: Id of the token that begins a sequence.
+        eos_id: Id of the token that ends a sequence.
+        pad_id: Id of the padding token.
+        stop_ids: Ids that end a turn.
+        add_bos: Whether the model was trained with the bos token before every text. `encode` never adds it.
+        template_source: File that contains the template.
     """
 
     name: str
@@ -45,19 +53,31 @@ class Tokenizer:
     template_source: str = dataclasses.field(default="", repr=False)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; special tokens written in it count as such, nothing is added."""
+        """Return the ids of a text.
+
+        Special tokens in the text are recognized, and none are added.
+        """
         return self.rust.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of some ids. Bytes that are no UTF-8 become U+FFFD; ids that no token has become nothing."""
+        """Return the text of ids.
+
+        Invalid UTF-8 becomes U+FFFD, and unused ids are dropped.
+        """
         return self.rust.decode(list(ids), skip_special_tokens=skip_special)
 
     def token_bytes(self, *, skip_special: bool = False) -> TokenBytes:
-        """The bytes of every token, as `decode` writes it; none for special tokens that are skipped."""
+        """Return the bytes of every token; skipped special tokens have none."""
         return read_token_bytes(self.rust, skip_special)
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options) -> str:
-        """The text of a conversation of `{"role", "content"}` messages; `options` go to the template."""
+        """Render a conversation with the chat template.
+
+        Args:
+            messages: Messages with "role" and "content".
+            add_generation_prompt: Whether to append the beginning of an assistant message.
+            **options: Variables for the template.
+        """
         try:
             return chat.render(
                 self.template,
@@ -71,28 +91,31 @@ class Tokenizer:
             raise chat.ChatTemplateError(error.problem, self.template_source) from error
 
     def token(self, token_id: int | None) -> str:
-        """The text of one id in the vocabulary, "" for None."""
+        """Return the token of an id in the vocabulary, or "" for None."""
         return "" if token_id is None else self.rust.id_to_token(token_id) or ""
 
     def strip_special(self, text: str) -> str:
-        """The text without anything that `encode` would take for a special token, so that it cannot forge a turn."""
+        """Return the text without special tokens, so that it cannot forge a turn."""
         while (clean := self._special_pattern.sub("", text)) != text:
             text = clean
         return text
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id. A model may have more rows than this, never fewer."""
+        """Largest id + 1; a model may have more rows than this, but not fewer."""
         return max(self.rust.get_vocab(with_added_tokens=True).values()) + 1
 
     @functools.cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Every token that is matched in the text before anything else, with its id."""
+        """Tokens that are matched in the text before anything else, with their ids."""
         return {token.content: i for i, token in sorted(self.rust.get_added_tokens_decoder().items())}
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that decides ids and prompts: the same for the same tokenizer read from another file."""
+        """Hash of everything that determines ids and prompts.
+
+        It is the same for the same tokenizer read from another file.
+        """
         model = json.loads(self.rust.to_str())["model"]
         merges = [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges", [])]
         specials = (self.bos_id, self.eos_id, self.pad_id, sorted(self.stop_ids), self.special_tokens)
@@ -101,7 +124,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def with_template(self, style: str) -> Tokenizer:
-        """This tokenizer with another chat template: the name of a built-in style, or Jinja text."""
+        """Return this tokenizer with another chat template: a built-in style or Jinja source."""
         template = chat_templates.BUILTIN.get(style, style)
         if "{" not in template:
             raise ValueError(
@@ -110,7 +133,7 @@ class Tokenizer:
         return dataclasses.replace(self, template=template, template_source="")
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, from which `load` and `transformers` read this back."""
+        """Write `tokenizer.json` and `tokenizer_config.json` for `load` and `transformers`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {
@@ -132,6 +155,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _special_pattern(self) -> re.Pattern:
+        """Pattern that matches any special token."""
         return re.compile("|".join(re.escape(t) for t in sorted(self.special_tokens, key=len, reverse=True)) or "(?!)")
 
 
@@ -147,20 +171,21 @@ def build(
     add_bos: bool | None = None,
     template_source: str = "",
 ) -> Tokenizer:
-    """A `Tokenizer` whose template, ids that end a turn and `add_bos` are told from the vocabulary if not given."""
-    # A tokenizer.json may carry the padding and truncation of whoever saved it.
+    """Return a `Tokenizer`.
+
+    The template, the ids that end a turn, and `add_bos` are inferred from the vocabulary if they are not given.
+    """
+    # A tokenizer.json may contain padding and truncation settings.
     rust.no_padding()
     rust.no_truncation()
-    rust.encode(_PROBE)  # a damaged normaliser fails when it is first used
+    rust.encode(_PROBE)  # a damaged normalizer fails on first use
     special = {token.content: i for i, token in rust.get_added_tokens_decoder().items()}
     ends = [eos_id, *stop_ids, *(special.get(token) for token in END_OF_TURN)]
     if wrong := [i for i in (bos_id, pad_id, *ends) if i is not None and not (type(i) is int and i >= 0)]:
-        raise TokenizerError(
-            f"the tokenizer {name} has the special id {wrong[0]!r}, but must be whole numbers from 0 up"
-        )
+        raise TokenizerError(f"the tokenizer {name} has the special id {wrong[0]!r}, but ids must be integers >= 0")
     if template is not None and not isinstance(template, str):
         where = template_source or f"the tokenizer {name}"
-        raise TokenizerError(f"{where}: the chat template is of type {type(template).__name__}, not text")
+        raise TokenizerError(f"{where}: the chat template is a {type(template).__name__}, but must be a string")
     if add_bos is None:
         add_bos = bos_id is not None and rust.encode("", add_special_tokens=True).ids[:1] == [bos_id]
     return Tokenizer(
@@ -177,9 +202,9 @@ def build(
 
 
 def check_fits(tokenizer: Tokenizer, cfg: ModelConfig) -> None:
-    """Refuse a tokenizer with ids that the model has no rows for."""
+    """Raise TokenizerError if the tokenizer has ids without a row in the model."""
     if tokenizer.vocab_size > cfg.vocab_size:
         raise TokenizerError(
             f"the tokenizer {tokenizer.name} has ids up to {tokenizer.vocab_size - 1} ({tokenizer.vocab_size} tokens), "
-            f"but the model's vocab_size is {cfg.vocab_size}; they do not belong together"
+            f"but the vocab_size of the model is only {cfg.vocab_size}; use the tokenizer of the model"
         )

@@ -1,4 +1,4 @@
-"""Weights in and out: Hugging Face folders and GGUF files."""
+"""Loading and exporting weights: Hugging Face folders and GGUF files."""
 
 from models.errors import WeightsError
 from models.weights.export import export

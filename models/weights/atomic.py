@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all."""
+"""Atomic creation of folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def new_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder` that takes its name at the end, or vanishes if anything fails."""
+    """Yield a temporary folder that is renamed to `folder` on success and removed on failure."""
     folder = Path(folder)
     if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        os.chmod(temporary, 0o755)  # mkdtemp shuts everyone else out
+        os.chmod(temporary, 0o755)  # mkdtemp denies access to other users
         yield temporary
         old = None
         if folder.exists():

@@ -1,4 +1,4 @@
-"""A parameter tree to a folder that transformers loads."""
+"""Export of parameters to a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ def export(
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
 ) -> Path:
-    """Writes config, generation config, weights and, given a tokenizer with `save(folder)`, its files.
+    """Write config, generation config, weights and optionally a tokenizer.
 
-    `params` is the stacked tree. `dtype` defaults to that of the embedding. Weights over `shard_bytes` are spread
-    over several files with an index. The folder appears only when all of it is written.
+    The folder appears only when it is complete.
+
+    Args:
+        folder: Folder to create.
+        cfg: Config of the model.
+        params: Stacked parameters.
+        tokenizer: An object with `save(folder)`, or None.
+        dtype: Dtype of the weights. None: that of the embedding.
+        shard_bytes: Maximum size of a weight file. Larger weights are split over several files with an index.
+        overwrite: Whether to replace an existing folder.
     """
     dtype = np.dtype(dtype if dtype is not None else params["embed"].dtype)
     if dtype not in st.DTYPE_NAMES:
@@ -48,34 +56,34 @@ def export(
 
 
 def _tensors(cfg: ModelConfig) -> dict[str, tuple[int | None, list[Slot]]]:
-    """Every tensor to write, in the order of the layers: its layer and the parameters it holds, in their order."""
-    found: dict[str, tuple[int | None, list[Slot]]] = {}
+    """Return the layer and the parameters of every tensor, in the order of writing."""
+    tensors: dict[str, tuple[int | None, list[Slot]]] = {}
     slots = hugging_face_slots(cfg)
     for layer in (None, *range(cfg.n_layers)):
         for slot in slots:
             if (slot.layers is None) == (layer is None):
                 name = slot.tensor if layer is None else slot.tensor.format(layer)
-                found.setdefault(name, (layer, []))[1].append(slot)
-    return found
+                tensors.setdefault(name, (layer, []))[1].append(slot)
+    return tensors
 
 
 def _check(cfg: ModelConfig, params: dict[str, Any]) -> None:
-    """Refuses a tree that is not the stacked tree of `cfg`, naming everything that differs."""
+    """Raise WeightsError that lists all differences from the stacked parameters of `cfg`."""
     wanted = {"/".join(slot.path): slot.full_shape for slot in hugging_face_slots(cfg)}
-    found = {
+    given = {
         "/".join(str(getattr(key, "key", key)) for key in path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    problems = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if name not in found]
-    problems += [f"extra: {name} {list(leaf.shape)}" for name, leaf in found.items() if name not in wanted]
+    problems = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if name not in given]
+    problems += [f"extra: {name} {list(leaf.shape)}" for name, leaf in given.items() if name not in wanted]
     problems += [
-        f"mis-shaped: {name} is {list(found[name].shape)}, expected {list(shape)}"
+        f"mis-shaped: {name} is {list(given[name].shape)}, but must be {list(shape)}"
         for name, shape in wanted.items()
-        if name in found and found[name].shape != shape
+        if name in given and given[name].shape != shape
     ]
     problems += [
-        f"not held by this process alone: {name}"
-        for name, leaf in found.items()
+        f"not fully addressable by this process: {name}"
+        for name, leaf in given.items()
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     ]
     if problems:
@@ -85,6 +93,7 @@ def _check(cfg: ModelConfig, params: dict[str, Any]) -> None:
 def _write_weights(
     folder: Path, tensors: dict[str, tuple[int | None, list[Slot]]], params, dtype: np.dtype, shard_bytes: int
 ) -> None:
+    """Write the weight files and their index."""
     specs = {name: (dtype, slots[0].disk_shape) for name, (_, slots) in tensors.items()}
     shards = _split(specs, shard_bytes)
     files = [st.SINGLE] if len(shards) == 1 else [
@@ -100,7 +109,7 @@ def _write_weights(
 
 
 def _split(specs, limit: int) -> list[list[str]]:
-    """Names in order, a new shard whenever the next tensor would pass the limit."""
+    """Split names into shards of at most `limit` bytes, in order."""
     shards: list[list[str]] = [[]]
     held = 0
     for name, spec in specs.items():
@@ -113,7 +122,7 @@ def _split(specs, limit: int) -> list[list[str]]:
 
 
 def _value(layer: int | None, slots: list[Slot], params, dtype: np.dtype) -> np.ndarray:
-    """One tensor as it lies on disk."""
+    """Return one tensor in its layout on disk."""
     parts = []
     for slot in slots:
         leaf = params
@@ -127,8 +136,10 @@ def _value(layer: int | None, slots: list[Slot], params, dtype: np.dtype) -> np.
 
 
 def _n_bytes(spec: tuple[np.dtype, tuple[int, ...]]) -> int:
+    """Return the size of a tensor in bytes."""
     return math.prod(spec[1]) * spec[0].itemsize
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""GGUF files: the header parsed here, the numbers dequantised by the `gguf` package, tensor by tensor.
+"""GGUF files: the header is parsed here, and the `gguf` package dequantizes the tensors.
 
-The layout: magic, version, counts; metadata (key, type, value); one record per tensor (name, dimensions with the
-fastest first, type, offset); padding; the data. Llama-architecture files come with the rows of q and k interleaved
-for llama.cpp's rotation (undone by the name tables) and with Llama 3's frequency factors as a tensor, `rope_freqs`,
-instead of the settings they were computed from (recovered here).
+The layout is: magic, version, counts; metadata (key, type, value); one record per tensor (name, dimensions with the
+fastest first, type, offset); padding; the data. Files of the llama architecture have two peculiarities. The rows of q
+and k are interleaved for llama.cpp's rotation, which the name tables undo. Llama 3's frequency factors are stored as
+the tensor `rope_freqs` instead of the settings that they were computed from, which are recovered here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ from models.families import FAMILIES
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-ROWS = 4096  # dequantised at a time: the package holds each result twice while it works
+ROWS = 4096  # rows dequantized at a time, because the package holds each result twice
 
 
 class GgufTensor(NamedTuple):
-    """Where one tensor lies; `shape` has the slowest axis first, `start` counts from the beginning of the file."""
+    """The location of a tensor.
+
+    Attributes:
+        shape: Shape with the slowest axis first.
+        type: Quantization type.
+        start: Offset in the file.
+    """
 
     shape: tuple[int, ...]
     type: int
@@ -36,42 +42,47 @@ class GgufTensor(NamedTuple):
 
 
 class GGUFFile:
-    """The metadata and the tensors of a GGUF file; `tensor(name)` is float32."""
+    """The metadata and the tensors of a GGUF file, dequantized to float32."""
 
     dequantises = True
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.where = str(path)
-        empty = self.path.stat().st_size == 0  # cannot be mapped
+        empty = self.path.stat().st_size == 0  # an empty file cannot be mapped
         self._map: np.ndarray = np.empty(0, np.uint8) if empty else np.memmap(self.path, mode="r", dtype=np.uint8)
         self.metadata, self._tensors = _parse(self.path, self._map.data)
         if self.metadata.get("split.count", 0) not in (0, 1):
-            raise WeightsError(f"{path} is part of a split file; expected one file (gguf-split --merge joins them)")
+            raise WeightsError(
+                f"{path} is part of a split file, but must be a single file; merge the parts with gguf-split --merge"
+            )
         self._check_size()
 
     @property
     def architecture(self) -> str:
-        found = self.metadata.get("general.architecture")
-        if not isinstance(found, str) or found not in FAMILIES or FAMILIES.get(found).gguf_names is None:
+        """Name of the architecture."""
+        value = self.metadata.get("general.architecture")
+        if not isinstance(value, str) or value not in FAMILIES or FAMILIES.get(value).gguf_names is None:
             accepted = ", ".join(repr(name) for name in FAMILIES if FAMILIES.get(name).gguf_names is not None)
-            raise WeightsError(f"{self.path}: general.architecture is {found!r}, but must be {accepted}")
-        return found
+            raise WeightsError(f"{self.path}: general.architecture is {value!r}, but must be one of: {accepted}")
+        return value
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors."""
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def unreadable(self, names: Iterable[str]) -> list[str]:
-        """One line for each tensor among `names` whose type the `gguf` package cannot dequantise."""
+        """Return one line for each tensor with a type that cannot be dequantized."""
         types = {name: self._tensors[name].type for name in names}
         return [
-            f"{name} has type {_type_name(kind)}, which cannot be dequantised"
+            f"{name} has type {_type_name(kind)}, which cannot be dequantized"
             for name, kind in types.items()
             if not _can_dequantize(kind)
         ]
 
     def tensor(self, name: str) -> np.ndarray:
+        """Return a tensor as float32."""
         shape, kind, start = self._tensors[name]
         quantisation = gguf.GGMLQuantizationType(kind)
         *front, row_bytes = gguf.quant_shape_to_byte_shape(shape, quantisation)
@@ -83,7 +94,7 @@ class GGUFFile:
         return out.reshape(shape)
 
     def config(self) -> ModelConfig:
-        """The shape of the model, from the metadata."""
+        """Return the config of the model from the metadata."""
         family = FAMILIES.get(self.architecture)
         heads = self._whole("attention.head_count")
         d_model = self._whole("embedding_length")
@@ -111,62 +122,69 @@ class GGUFFile:
         return ModelConfig(family=self.architecture, **{**shape, **family.fixed})
 
     def _rope_scaling(self) -> RopeScaling | None:
+        """Return the scaling of the rotary frequencies."""
         kind = self._get("rope.scaling.type", "none")
         if kind == "linear":
             return RopeScaling("linear", _short(self._need("rope.scaling.factor")))
         if kind != "none":
-            raise self._error("rope.scaling.type", kind, "'none', 'linear'")
+            raise self._error("rope.scaling.type", kind, "one of: 'none', 'linear'")
         if "rope_freqs.weight" not in self._tensors:
             return None
         factors = self.tensor("rope_freqs.weight")
-        # The largest divisor is the stretch of the long wavelengths; Llama 3.1, 3.2 and 3.3 share the other numbers.
+        # The largest divisor is the factor of the long wavelengths. Llama 3.1, 3.2 and 3.3 share the other settings.
         scaling = RopeScaling("llama3", round(float(factors.max()), 6))
         theta = self._get("rope.freq_base", 10_000.0)
         if not np.allclose(factors, _llama3_divisors(scaling, len(factors), theta), rtol=1e-3):
             raise WeightsError(
-                f"{self.path}: rope_freqs.weight is no Llama 3 stretch; expected one with low_freq_factor "
+                f"{self.path}: rope_freqs.weight must be the scaling of Llama 3 with low_freq_factor "
                 f"{scaling.low_freq_factor}, high_freq_factor {scaling.high_freq_factor} and original context "
                 f"{scaling.original_max_positions}"
             )
         return scaling
 
     def _stops(self) -> tuple[int, ...]:
+        """Return the ids that end a turn."""
         ids = (self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
         return tuple(dict.fromkeys(i for i in ids if i is not None))
 
     def _get(self, key: str, default: Any = None) -> Any:
+        """Return a metadata field of the architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def _need(self, key: str) -> Any:
-        found = self._get(key)
-        if found is None:
+        """Return a metadata field of the architecture, which must exist."""
+        value = self._get(key)
+        if value is None:
             raise WeightsError(f"{self.path}: the metadata field {self.architecture}.{key} is missing")
-        return found
+        return value
 
     def _whole(self, key: str, default: int | None = None) -> int:
-        found = self._need(key) if default is None else self._get(key, default)
-        if not is_whole(found):
-            raise self._error(key, found, "one whole number from 1 up for all layers")
-        return found
+        """Return a metadata field of the architecture, which must be an integer >= 1."""
+        value = self._need(key) if default is None else self._get(key, default)
+        if not is_whole(value):
+            raise self._error(key, value, "one integer >= 1 for all layers")
+        return value
 
-    def _error(self, key: str, found: Any, accepted: str) -> WeightsError:
-        return WeightsError(f"{self.path}: {self.architecture}.{key} is {found!r}, but must be {accepted}")
+    def _error(self, key: str, value: Any, accepted: str) -> WeightsError:
+        """Return an error about an unsupported value."""
+        return WeightsError(f"{self.path}: {self.architecture}.{key} is {value!r}, but must be {accepted}")
 
     def _check_size(self) -> None:
+        """Raise WeightsError if the file is truncated."""
         size = len(self._map)
         cut = [name for name, tensor in self._tensors.items() if tensor.start + _n_bytes(tensor) > size]
         if cut:
-            raise WeightsError(f"{self.path} is truncated: {size:,} bytes; cut off: {', '.join(cut)}")
+            raise WeightsError(f"{self.path} is truncated after {size:,} bytes; incomplete tensors: {', '.join(cut)}")
 
 
 def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """The metadata and the tensor records of a file."""
+    """Return the metadata and the tensor records of a file."""
     if bytes(data[:4]) != b"GGUF":
-        raise WeightsError(f"{path} is no GGUF file: it begins with {bytes(data[:4])!r}, expected b'GGUF'")
+        raise WeightsError(f"{path} is not a GGUF file: it begins with {bytes(data[:4])!r}, not with b'GGUF'")
     try:
         version, n_tensors, n_fields = struct.unpack_from("<IQQ", data, 4)
         if version not in (2, 3):
-            raise WeightsError(f"{path}: GGUF version is {version}, but must be 2, 3 (little-endian)")
+            raise WeightsError(f"{path}: GGUF version is {version}, but must be 2 or 3 (little-endian)")
         at = 24
         metadata: dict[str, Any] = {}
         for _ in range(n_fields):
@@ -190,6 +208,7 @@ def _parse(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, Gguf
 
 
 def _string(data: memoryview, at: int) -> tuple[str, int]:
+    """Return a string and the offset after it."""
     (length,) = struct.unpack_from("<Q", data, at)
     end = at + 8 + length
     if end > len(data):
@@ -198,6 +217,7 @@ def _string(data: memoryview, at: int) -> tuple[str, int]:
 
 
 def _value(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
+    """Return a value of the given type and the offset after it."""
     if kind == _STRING:
         return _string(data, at)
     if kind == _ARRAY:
@@ -219,7 +239,7 @@ def _value(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
 
 @functools.cache
 def _can_dequantize(kind: int) -> bool:
-    """Whether the `gguf` package turns this type into floats, found out on one block of zeros."""
+    """Return whether the `gguf` package can dequantize a type, tested on a block of zeros."""
     try:
         quantisation = gguf.GGMLQuantizationType(kind)
         gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[quantisation][1]), np.uint8), quantisation)
@@ -229,11 +249,13 @@ def _can_dequantize(kind: int) -> bool:
 
 
 def _type_name(kind: int) -> str:
+    """Return the name of a quantization type."""
     known = kind in gguf.GGMLQuantizationType._value2member_map_
     return gguf.GGMLQuantizationType(kind).name if known else f"number {kind}"
 
 
 def _n_bytes(tensor: GgufTensor) -> int:
+    """Return the size of a tensor in bytes, or 0 for an unknown type."""
     if tensor.type not in gguf.GGMLQuantizationType._value2member_map_:
         return 0
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type)]
@@ -241,12 +263,12 @@ def _n_bytes(tensor: GgufTensor) -> int:
 
 
 def _short(value: float) -> float:
-    """The shortest decimal that is this float32: metadata holds 1e-5 as 9.99999974e-06."""
+    """Return the shortest decimal of a float32: metadata has 9.99999974e-06 for 1e-5."""
     return float(str(np.float32(value)))
 
 
 def _llama3_divisors(scaling: RopeScaling, half: int, theta: float) -> np.ndarray:
-    """What Llama 3's stretch divides each of the H/2 frequencies by."""
+    """Return the divisor of each of the H/2 frequencies in Llama 3's scaling."""
     wavelength = 2 * np.pi * theta ** (np.arange(half) / half)
     low = scaling.original_max_positions / scaling.low_freq_factor
     high = scaling.original_max_positions / scaling.high_freq_factor

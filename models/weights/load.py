@@ -1,8 +1,8 @@
-"""Weights from disk to a parameter tree: `load(path) -> (cfg, params)`.
+"""Loading of weights: `load(path) -> (cfg, params)`.
 
-Every parameter is read, cast and placed on its own: the tensors of its layers are memory-mapped, copied into one
-stacked array of the wanted dtype (or, given a sharding, only the part of it that a device holds), and handed to the
-device. Host memory therefore holds one parameter at a time beside the result, never a second copy of the model.
+Parameters are read one at a time. The tensors of all layers are memory-mapped, copied to one stacked array of the
+target dtype (or, with a sharding, only the part that a device holds), and moved to the device. The host therefore holds
+one parameter at a time in addition to the result, never a second copy of the model.
 """
 
 from __future__ import annotations
@@ -28,28 +28,42 @@ log = logging.getLogger(__name__)
 
 Params = dict[str, Any]
 THREADS = min(8, os.cpu_count() or 1)
-SHOWN = 40  # tensors that an error names
+SHOWN = 40  # maximum number of problems in an error
 
 
 class Source(Protocol):
-    """Named tensors somewhere on disk."""
+    """Named tensors on disk.
+
+    Attributes:
+        where: Path for messages.
+        dequantises: Whether reading a part of a tensor costs as much as reading all of it.
+    """
 
     where: str
-    dequantises: bool  # reading any part of a tensor costs as much as all of it
+    dequantises: bool
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors."""
+        ...
 
-    def tensor(self, name: str) -> np.ndarray: ...
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a tensor."""
+        ...
 
-    def unreadable(self, names) -> list[str]: ...
+    def unreadable(self, names) -> list[str]:
+        """Return one line for each tensor among `names` with an unsupported type."""
+        ...
 
 
 def load(path: str | Path, cfg: ModelConfig | None = None, dtype=jnp.float32, shardings: Any = None):
-    """Reads a Hugging Face folder or a GGUF file; returns `(cfg, params)`.
+    """Load a Hugging Face folder or a GGUF file and return `(cfg, params)`.
 
-    `cfg` overrides the one on disk. `shardings` is one sharding for everything or a tree of them shaped like the
-    parameters; without it the arrays go to the default device.
+    Args:
+        path: The folder or the file.
+        cfg: Config that overrides the one on disk.
+        dtype: Dtype of the parameters.
+        shardings: One sharding for all parameters, or a tree of them. None: the default device.
     """
     path = find(path)
     with refuse_malformed(WeightsError, path):
@@ -75,38 +89,44 @@ def load(path: str | Path, cfg: ModelConfig | None = None, dtype=jnp.float32, sh
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """The config of a Hugging Face folder or a GGUF file, without its weights."""
+    """Return the config of a Hugging Face folder or a GGUF file."""
     path = find(path)
     with refuse_malformed(WeightsError, path):
         return GGUFFile(path).config() if path.is_file() else hf_config.read(path)
 
 
 def find(path: str | Path) -> Path:
-    """The GGUF file or the Hugging Face folder that `path` means; a folder may hold a single GGUF file instead."""
+    """Return the GGUF file or Hugging Face folder at `path`.
+
+    A folder without a `config.json` must contain a single GGUF file.
+    """
     path = Path(path)
     if not path.exists():
-        raise WeightsError(f"{path} is absent; expected a Hugging Face folder or a GGUF file")
+        raise WeightsError(f"{path} does not exist, but must be a Hugging Face folder or a GGUF file")
     if path.is_file():
         if path.suffix != ".gguf":
-            raise WeightsError(f"{path} is no GGUF file; expected that or the folder of a Hugging Face model")
+            raise WeightsError(f"{path} must be a GGUF file or the folder of a Hugging Face model")
         return path
     if (path / "config.json").exists():
         return path
-    found = sorted(path.glob("*.gguf"))
-    if len(found) != 1:
-        held = ", ".join(p.name for p in found) or "no GGUF file"
-        raise WeightsError(f"{path} holds no config.json and {held}; expected a config.json or one GGUF file")
-    return found[0]
+    files = sorted(path.glob("*.gguf"))
+    if len(files) != 1:
+        held = ", ".join(p.name for p in files) or "no GGUF file"
+        raise WeightsError(f"{path} has no config.json and {held}, but must have a config.json or one GGUF file")
+    return files[0]
 
 
 def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
-    """The name in `source` of every tensor the slots need; missing, extra and unusable ones in a single error."""
+    """Return the name in `source` of every tensor that the slots need.
+
+    All missing, extra and unsupported tensors are reported in a single error.
+    """
     shapes = source.shapes
     wanted = {name: slot.disk_shape for slot in slots for name in slot.tensors}
     names = _without_prefix(slots, wanted, shapes)
     missing = [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if names[name] not in shapes]
     bent = [
-        f"mis-shaped: {names[name]} is {list(shapes[names[name]])}, expected {list(shape)}"
+        f"mis-shaped: {names[name]} is {list(shapes[names[name]])}, but must be {list(shape)}"
         for name, shape in wanted.items()
         if names[name] in shapes and shapes[names[name]] != shape
     ]
@@ -127,28 +147,35 @@ def match(slots: tuple[Slot, ...], source: Source) -> dict[str, str]:
 
 
 def _without_prefix(slots: tuple[Slot, ...], wanted: dict[str, Any], shapes: dict[str, Any]) -> dict[str, str]:
-    """Maps wanted names to the names used; checkpoints saved without their head lack the leading `model.`."""
+    """Map expected names to the names in the file.
+
+    Checkpoints that were saved without their head lack the leading `model.`.
+    """
     embed = next(slot.tensor for slot in slots if slot.path == ("embed",))
-    prefix = embed.split(".")[0] + "." if embed.count(".") > 1 else ""  # `model.embed_tokens.weight` has one
+    prefix = (
+        embed.split(".")[0] + "." if embed.count(".") > 1 else ""
+    )  # such as `model.` of `model.embed_tokens.weight`
     if any(name.startswith(prefix) for name in shapes):
         return {name: name for name in wanted}
     return {name: name.removeprefix(prefix) for name in wanted}
 
 
 def _place(slot: Slot, names: list[str], source: Source, dtype: np.dtype, sharding) -> jax.Array:
-    """One parameter on its devices."""
+    """Load one parameter onto its devices."""
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
+        """Return a part of the parameter."""
         out = np.empty([len(range(size)[part]) for size, part in zip(slot.full_shape, index, strict=True)], dtype)
         if slot.layers is None:
             copy_into(out, slot.from_disk(source.tensor(names[0]))[index])
             return out
 
         def read_layer(row: np.ndarray, name: str) -> None:
+            """Read the part of one layer."""
             copy_into(row, slot.from_disk(source.tensor(name))[index[1:]])
 
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(read_layer, out, names[index[0]]))  # the list raises what a thread raised
+            list(pool.map(read_layer, out, names[index[0]]))  # the list re-raises errors of the threads
         return out
 
     everything = tuple(slice(None) for _ in slot.full_shape)
@@ -157,9 +184,10 @@ def _place(slot: Slot, names: list[str], source: Source, dtype: np.dtype, shardi
     if source.dequantises:
         whole = read(everything)
         return jax.make_array_from_callback(slot.full_shape, sharding, lambda index: whole[index])
-    parts: dict[str, np.ndarray] = {}  # devices that hold the same part share one reading
+    parts: dict[str, np.ndarray] = {}  # shared by devices that hold the same part
 
     def read_once(index: tuple[slice, ...] | None) -> np.ndarray:
+        """Return a part of the parameter, shared by devices that hold the same part."""
         assert index is not None
         key = repr(index)
         if key not in parts:
@@ -170,20 +198,24 @@ def _place(slot: Slot, names: list[str], source: Source, dtype: np.dtype, shardi
 
 
 def copy_into(out: np.ndarray, view: np.ndarray) -> None:
-    """Copies and casts a view of a file; a transposed one by 64 rows of the file at a time, which stay in the cache."""
+    """Copy and cast a view of a file.
+
+    A transposed view is copied 64 rows of the file at a time, which stay in the CPU cache.
+    """
     if out.dtype == view.dtype and out.itemsize == 2:
-        out, view = out.view(np.uint16), view.view(np.uint16)  # numpy copies its own types without holding its lock
+        out, view = out.view(np.uint16), view.view(np.uint16)  # NumPy copies its own types without the GIL
     axis = int(np.argmax(view.strides))
     if axis == 0:
         out[...] = view
         return
-    step = 64 if axis == view.ndim - 1 else 1  # the last axis counts rows of the file, one further in counts heads
+    step = 64 if axis == view.ndim - 1 else 1  # the last axis is rows of the file, an inner one is heads
     for start in range(0, view.shape[axis], step):
         part = (slice(None),) * axis + (slice(start, start + step),)
         out[part] = view[part]
 
 
 def _lookup(shardings: Any, path: tuple[str, ...]) -> Any:
+    """Return the sharding of a parameter."""
     for key in path if isinstance(shardings, dict) else ():
         shardings = shardings[key]
     return shardings

@@ -1,8 +1,8 @@
-"""Which tensor on disk holds which parameter, for both file formats.
+"""The tensor on disk that stores each parameter, for both file formats.
 
-The tables of a family (`models/families`) map a parameter's path to the name of a tensor. Paths that share a name lie
-in that tensor one after another along its output axis (Phi-3's `qkv_proj`, GPT-2's `c_attn`). Everything else follows
-from the shapes, so reading and writing use the same table.
+The tables of a family (`models/families`) map the path of a parameter to the name of a tensor. Paths with the same name
+are stored in that tensor one after the other along its output axis (Phi-3's `qkv_proj`, GPT-2's `c_attn`). Everything
+else follows from the shapes, so reading and writing use the same table.
 """
 
 from __future__ import annotations
@@ -15,44 +15,58 @@ import numpy as np
 from models.config import ModelConfig
 from models.families import FAMILIES
 
-# Tensors that files carry and the model does not need: rotary tables, causal masks, the copy of a tied head.
+# Tensors that the model does not need: rotary tables, causal masks, the copy of a tied head.
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_freqs\.weight$")
 TIED_HEAD = {"lm_head.weight", "output.weight"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """One parameter and the place of its slices on disk.
+    """One parameter and its location on disk.
 
-    `shape` is that of one layer, without L; `layers` is L, or None for a parameter outside the layers. `n_in` counts
-    the leading axes of `shape` that are summed over: 1 for q [D | N, H], 2 for o [N, H | D], 0 for what is no matrix.
+    Attributes:
+        path: Path of the parameter.
+        shape: Its shape in one layer, without L.
+        layers: L, or None for a parameter outside the layers.
+        n_in: Number of leading axes of `shape` that are contracted: 1 for q [D | N, H], 2 for o [N, H | D], 0 if it is
+            not a matrix.
+        tensor: Name on disk, with {} for the layer.
+        disk_shape: Shape of the tensor on disk, including other parameters.
+        start: First index of this parameter along the output axis on disk.
+        out_first: Whether a matrix on disk is [out, in] rather than [in, out].
+        interleaved_heads: Number of heads if llama.cpp has interleaved the two halves of each head in q and k, or 0.
     """
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
     layers: int | None
     n_in: int
-    tensor: str  # name on disk, {} stands for the layer
-    disk_shape: tuple[int, ...]  # of the whole tensor on disk, neighbours included
-    start: int  # where this parameter begins along the output axis on disk
-    out_first: bool  # a matrix on disk is [out, in], not [in, out]
-    interleaved_heads: int = 0  # llama.cpp interleaves the two halves of each head in q and k; 0: it did not
+    tensor: str
+    disk_shape: tuple[int, ...]
+    start: int
+    out_first: bool
+    interleaved_heads: int = 0
 
     @property
     def full_shape(self) -> tuple[int, ...]:
+        """Shape of the stacked parameter."""
         return self.shape if self.layers is None else (self.layers, *self.shape)
 
     @property
     def tensors(self) -> list[str]:
-        """The names on disk, one per layer."""
+        """Names on disk, one per layer."""
         return [self.tensor] if self.layers is None else [self.tensor.format(i) for i in range(self.layers)]
 
     @property
     def _in_out(self) -> tuple[int, int]:
+        """Shape of the parameter as a matrix."""
         return int(np.prod(self.shape[: self.n_in])), int(np.prod(self.shape[self.n_in :]))
 
     def from_disk(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter's slice `shape` out of a tensor `disk_shape`; a view, except where heads are interleaved."""
+        """Return the parameter's slice of a tensor on disk.
+
+        The result is a view, except if heads are interleaved.
+        """
         if not self.n_in and self.start == 0 and self.disk_shape == self.shape:
             return tensor
         width = self._in_out[1]
@@ -63,7 +77,7 @@ class Slot:
         return (part.T if self.out_first else part).reshape(self.shape)
 
     def to_disk(self, value: np.ndarray) -> np.ndarray:
-        """The inverse of `from_disk`, without the neighbours: [out, in] or [in, out], [out] for a fused bias."""
+        """Return the parameter in its layout on disk, the inverse of `from_disk`."""
         if not self.n_in:
             return value.reshape(-1) if len(self.disk_shape) == 1 else value
         matrix = value.reshape(self._in_out)
@@ -71,22 +85,23 @@ class Slot:
 
 
 def hugging_face_slots(cfg: ModelConfig) -> tuple[Slot, ...]:
-    """Where each parameter lies in a Hugging Face checkpoint."""
+    """Return the location of each parameter in a Hugging Face checkpoint."""
     family = FAMILIES.get(cfg.family)
     return _slots(cfg, family.hf_names, out_first=family.hf_out_first)
 
 
 def gguf_slots(cfg: ModelConfig, architecture: str) -> tuple[Slot, ...]:
-    """Where each parameter lies in a GGUF file of an architecture."""
+    """Return the location of each parameter in a GGUF file of an architecture."""
     family = FAMILIES.get(architecture)
     heads = {"layers/attn/q": cfg.n_heads, "layers/attn/k": cfg.n_kv_heads} if family.gguf_interleaved else {}
     return _slots(cfg, family.gguf_names, out_first=True, interleaved=heads)
 
 
 def _slots(cfg, table, *, out_first, interleaved=None) -> tuple[Slot, ...]:
+    """Return the location of each parameter by a table of names."""
     interleaved = interleaved or {}
     every = FAMILIES.get(cfg.family).leaves(cfg)
-    widths: dict[str, int] = {}  # so far, along the output axis of each tensor
+    widths: dict[str, int] = {}  # current size of each tensor along its output axis
     starts = {}
     for path, (shape, n_in) in every.items():
         name = table[path]
@@ -117,6 +132,6 @@ def _slots(cfg, table, *, out_first, interleaved=None) -> tuple[Slot, ...]:
 
 
 def _deinterleave(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Puts rows (0, 1), (2, 3), … of each head back into a first and a second half: [heads·H, …] -> the same."""
+    """Undo the interleaving of the two halves of each head."""
     split = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)

@@ -156,7 +156,7 @@ def _select_rows(rows, new, old):
 
 
 def test_unknown_games_and_parameters_are_named():
-    with pytest.raises(ValueError, match="unknown game 'chess', but must be one of: tic_tac_toe, connect_four, hanabi"):
+    with pytest.raises(ValueError, match="unknown game 'chess'; must be one of: tic_tac_toe, connect_four, hanabi"):
         make("chess")
     with pytest.raises(ValueError, match="tic_tac_toe: unknown parameter 'size'; accepted are none"):
         make("tic_tac_toe", size=4)

@@ -60,15 +60,15 @@ def damaged_normalizer(at, text):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json: not a readable tokenizer.json"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json is not a valid tokenizer.json"),
         (lambda f: changed(f / "tokenizer_config.json", eos_token="<nope>"), "eos_token is '<nope>', which is not in"),
         (lambda f: changed(f / "tokenizer_config.json", eos_token={"x": 1}), "is damaged or malformed: KeyError"),
         (lambda f: changed(f / "tokenizer_config.json", eos_token=["x"]), "is damaged or malformed: TypeError"),
         (lambda f: changed(f / "tokenizer_config.json", added_tokens_decoder={"x": {}}), "is damaged or malformed"),
         (lambda f: changed(f / "tokenizer_config.json", chat_template=[{"name": "x"}]), "is damaged or malformed"),
         (lambda f: (f / "tokenizer_config.json").write_text("[" * 100_000), "is damaged or malformed: RecursionError"),
-        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "must be ids of"),
-        (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648 among 2 tokens"),
+        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 2147483648}'), "must be one or several token ids"),
+        (lambda f: vocab_and_merges(f, {"a": 0, "b": 1 << 31}), "vocab.json has the id 2147483648, but only 2 tokens"),
         (damaged_normalizer(0, b"\xff\xff"), "is damaged or malformed: Exception: Error while attempting to build"),
         (damaged_normalizer(4, b"\xff\xff"), "is damaged or malformed: PanicException: index out of bounds"),
     ],
@@ -107,28 +107,28 @@ def test_a_template_that_fails_is_a_line_that_names_its_file(tmp_path, put):
     place, named = put(tmp_path, "{{ messages[0].content }}" * 2)
     with pytest.raises(user_errors()) as caught:
         chat_parts(tokenizers.load(place))
-    assert str(caught.value) == f"{named}: the chat template writes a message 2 times or out of order, not once"
+    assert str(caught.value) == f"{named}: the chat template renders a message 2 times or out of order, not once"
     with pytest.raises(user_errors(), match="^the chat template failed"):  # a template of one's own is in no file
         tokenizers.load(place, chat="{{ 1 / 0 }}").chat([{"role": "user", "content": "u"}])
 
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_a_line_for_the_user():
     small = ModelConfig(**{**vars(CONFIGS["llama"]), "vocab_size": 1})
-    with pytest.raises(user_errors(), match="but the model's vocab_size is 1; they do not belong together"):
+    with pytest.raises(user_errors(), match="but the vocab_size of the model is only 1; use the tokenizer of the model"):
         tokenizers.check_fits(tokenizers.ByteTokenizer(), small)
 
 
 @pytest.mark.parametrize(
     "change, words",
     [
-        (dict(num_key_value_heads=3), "not a multiple of n_kv_heads, 3"),
+        (dict(num_key_value_heads=3), "must be a multiple of n_kv_heads, which is 3"),
         (dict(num_attention_heads=0), "num_attention_heads is 0, but must be an integer >= 1"),
         (dict(num_hidden_layers=10**7), "n_layers is 10000000, but must be an integer from 1 to 4,096"),
-        (dict(head_dim=7), "head_dim is 7, but must be an even number"),
+        (dict(head_dim=7), "head_dim is 7, but must be even"),
         (dict(rms_norm_eps=float("nan")), "norm_eps is nan, but must be a number > 0 and < 1"),
         (dict(rope_parameters={"rope_theta": -1}), "rope_theta is -1.0, but must be a number > 0"),
         (dict(rope_parameters={"rope_theta": 10**400}), "is damaged or malformed: OverflowError"),
-        (dict(bos_token_id="x"), "bos_id is 'x', but must be ids from 0 up"),
+        (dict(bos_token_id="x"), "bos_id is 'x', but must be token ids >= 0"),
         (
             dict(rope_parameters={"rope_type": "linear", "factor": 0}),
             "rope_scaling.factor is 0.0, but must be a number",
@@ -151,7 +151,7 @@ def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path):
         stream.write((6 << 30).to_bytes(8, "little"))
         stream.truncate((6 << 30) + 8)  # sparse: nothing is on the disk
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(weights.WeightsError, match="its header has 6,442,450,944 bytes, but must be up to 100,000,000"):
+    with pytest.raises(weights.WeightsError, match="the header has 6,442,450,944 bytes, but must have at most 100,000,000"):
         safetensors_folder.read_header(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 

@@ -153,7 +153,7 @@ def test_bad_messages_are_refused():
             [USER, {"role": "wizard", "content": "x"}],
             r"messages\[1\].role is 'wizard', but must be one of: system, user",
         ),
-        ([{"role": "user", "content": None}], r"messages\[0\].content is None; expected a string"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content is None, but must be a string"),
         ([{"content": "x"}], r"messages\[0\].role is None"),
     ):
         with pytest.raises(ValueError, match=reason):
@@ -172,7 +172,7 @@ DROPS = REFUSES.replace("{{ raise_exception('no system') }}", "{%- continue -%}"
 def test_a_system_text_is_folded_where_there_is_no_system_role(template):
     assert not chat.takes_system(template)
     assert chat.render(template, [SYSTEM, USER]) == "[user]S\n\nU;[assistant]"
-    with pytest.raises(ValueError, match="a user message must follow"):
+    with pytest.raises(ValueError, match="must have a user message after the system message"):
         chat.render(template, [SYSTEM])
     parts = chat.chat_parts(ByteTokenizer().with_template(template))
     assert parts == chat.ChatParts("[user]", "", "\n\n", ";[assistant]", ";[user]", "[user]", None)
@@ -219,8 +219,8 @@ def test_parts_take_the_options_of_the_template():
 
 def test_parts_refuse_a_template_that_cannot_be_cut():
     numbered = "{%- for m in messages -%}{{ loop.index ~ m.content ~ ' ' }}{%- endfor -%}{{ messages|length }}"
-    with pytest.raises(ValueError, match="writes turns differently in different places"):
+    with pytest.raises(ValueError, match="renders turns differently in different places"):
         chat.chat_parts(ByteTokenizer().with_template(numbered))
     twice = "{%- for m in messages -%}{{ m.content + m.content }}{%- endfor -%}"
-    with pytest.raises(ValueError, match="writes a message 2 times"):
+    with pytest.raises(ValueError, match="renders a message 2 times"):
         chat.chat_parts(ByteTokenizer().with_template(twice))

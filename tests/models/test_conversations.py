@@ -203,7 +203,7 @@ def test_the_mask_is_the_rule(data):
 
 
 def test_branches_without_what_they_see_are_refused():
-    with pytest.raises(ValueError, match="branch without sees"):
+    with pytest.raises(ValueError, match="both branch and context_len, or neither"):
         Conversations(np.zeros((1, 2), np.int32), branch=np.zeros((1, 2), np.int32))
 
 

@@ -190,7 +190,7 @@ def test_a_full_row_writes_nothing():
 
 def test_a_cache_that_does_not_divide_into_blocks_is_refused():
     qkv, cos, sin, k, v, starts = step_inputs(group=1, slots=72)
-    with pytest.raises(ValueError, match="the cache has 72 slots, not a multiple of the kernel's block, 64"):
+    with pytest.raises(ValueError, match="the cache has 72 slots, but must have a multiple of 64"):
         decode_attention(qkv, cos, sin, k, v, starts, jnp.asarray(GOING), heads=2)
 
 

@@ -112,7 +112,7 @@ def test_a_tree_that_is_not_the_models_is_refused(tmp_path):
     assert {line.strip() for line in str(caught.value).splitlines()[1:]} == {
         "missing: norm [32]",
         "extra: head [32]",
-        "mis-shaped: embed is [3, 32], expected [64, 32]",
+        "mis-shaped: embed is [3, 32], but must be [64, 32]",
     }
     with pytest.raises(WeightsError, match="missing: layers/attn/q"):
         export(tmp_path / "model", model.cfg, model.unstack(params))

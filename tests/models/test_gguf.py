@@ -214,10 +214,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
     message = refused(write_gguf(path, cfg, short | {"blk.0.ffn_up.weight": np.ones((2, 3), np.float32)}))
     assert "3 problems" in message and "missing: output_norm.weight [32]" in message
     assert "missing: blk.1.attn_k.bias [16]" in message
-    assert "mis-shaped: blk.0.ffn_up.weight is [2, 3], expected [48, 32]" in message
+    assert "mis-shaped: blk.0.ffn_up.weight is [2, 3], but must be [48, 32]" in message
 
     integers = tensors | {"blk.0.ffn_up.weight": np.ones((48, 32), np.int16)}
-    assert "unreadable: blk.0.ffn_up.weight has type I16, which cannot be dequantised" in refused(
+    assert "unreadable: blk.0.ffn_up.weight has type I16, which cannot be dequantized" in refused(
         write_gguf(path, cfg, integers)
     )
     message = refused(write_gguf(path, cfg, tensors, add_rope_scaling_type=gguf.RopeScalingType.YARN))
@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     message = refused(write_gguf(path, cfg, tensors, add_expert_count=8))
     assert "qwen2.expert_count is 8" in message
     message = refused(write_gguf(path, cfg, tensors | {"rope_freqs.weight": np.array([1, 3, 2, 9], np.float32)}))
-    assert "rope_freqs.weight is no Llama 3 stretch" in message
+    assert "rope_freqs.weight must be the scaling of Llama 3" in message
 
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
@@ -243,7 +243,7 @@ def test_an_unknown_quantisation_is_named(tmp_path):
     at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8  # behind the dimensions
     assert struct.unpack_from("<I", data, at) == (int(Q.F32),)
     path.write_bytes(data[:at] + struct.pack("<I", 199) + data[at + 4 :])
-    assert "unreadable: blk.0.ffn_up.weight has type number 199, which cannot be dequantised" in refused(path)
+    assert "unreadable: blk.0.ffn_up.weight has type number 199, which cannot be dequantized" in refused(path)
 
 
 def test_truncated_and_damaged_files_are_named(tmp_path):
@@ -251,11 +251,11 @@ def test_truncated_and_damaged_files_are_named(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", cfg, gguf_tensors(cfg, random_params(build(cfg))))
     data = path.read_bytes()
     path.write_bytes(data[:-2000])
-    assert "is truncated" in refused(path) and "cut off:" in refused(path)
+    assert "is truncated" in refused(path) and "incomplete tensors:" in refused(path)
     for cut in (300, 100, 30, 6):
         path.write_bytes(data[:cut])
         assert "is truncated or damaged: its header cannot be read" in refused(path)
     path.write_bytes(b"")
-    assert "is no GGUF file" in refused(path)
+    assert "is not a GGUF file" in refused(path)
     path.write_bytes(data[:4] + struct.pack("<I", 1) + data[8:])
-    assert "GGUF version is 1, but must be one of: 2, 3" in refused(path)
+    assert "GGUF version is 1, but must be 2 or 3" in refused(path)

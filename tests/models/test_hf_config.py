@@ -61,7 +61,9 @@ def test_qwens_window_counts_only_when_switched_on():
     assert loaded(sliding_window=32).sliding_window is None
     assert loaded(sliding_window=32, use_sliding_window=True, max_window_layers=4).sliding_window is None
     assert loaded(sliding_window=32, use_sliding_window=True, max_window_layers=0).sliding_window == 32
-    with pytest.raises(hf_config.ModelConfigError, match="max_window_layers is 2, but must be 0 or at least"):
+    with pytest.raises(
+        hf_config.ModelConfigError, match="max_window_layers is 2, but must be 0 or >= num_hidden_layers"
+    ):
         loaded(sliding_window=32, use_sliding_window=True, max_window_layers=2)
 
 
@@ -86,12 +88,15 @@ def test_stop_ids_come_from_the_generation_config(tmp_path):
         ({"hidden_size": "32"}, "hidden_size is '32', but must be an integer"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None, but must be an integer"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type is 'yarn'"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.type is 'longrope', but must be 'default'"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.type is 'longrope', but must be one of: 'default'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type is 'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but must be 1.0"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, but must be None"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias is True, but must be False"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*, but must be one and"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types is .*, but must be the same for all layers",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused(fields, message):
@@ -100,11 +105,11 @@ def test_what_cannot_be_computed_is_refused(fields, message):
 
 
 def test_broken_files_are_named(tmp_path):
-    with pytest.raises(hf_config.ModelConfigError, match="config.json is absent"):
+    with pytest.raises(hf_config.ModelConfigError, match="config.json does not exist"):
         hf_config.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(hf_config.ModelConfigError, match="config.json is not JSON"):
         hf_config.read(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(hf_config.ModelConfigError, match="config.json holds a list; expected an object"):
+    with pytest.raises(hf_config.ModelConfigError, match="config.json contains a list, but must contain an object"):
         hf_config.read(tmp_path)

@@ -127,7 +127,7 @@ def test_scales():
 def test_what_cannot_be_adapted_is_refused():
     cfg = make("gpt2")[0].cfg
     with pytest.raises(
-        ValueError, match="'gate' is not a projection of gpt2, but must be one of: q, k, v, o, up, down"
+        ValueError, match="LoRA target is 'gate', but for the family gpt2 must be one of: q, k, v, o, up, down"
     ):
         lora.init(cfg, jax.random.key(0), 1, 2, targets=("q", "gate"))
     with pytest.raises(ValueError, match="LoRA rank is 0, but must be >= 1"):

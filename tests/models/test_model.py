@@ -206,25 +206,25 @@ def test_calls_that_make_no_sense_are_refused():
         model.forward(params, tokens, remat="some")
     with pytest.raises(ValueError, match="unstack"):
         model.forward(params, tokens, cache=cache)
-    with pytest.raises(ValueError, match="new_cache is 3 slots; expected at least the 4 tokens"):
+    with pytest.raises(ValueError, match="new_cache is 3, but must be >= 4"):
         model.forward(params, tokens, new_cache=3)
-    with pytest.raises(ValueError, match="cache and new_cache are both given"):
+    with pytest.raises(ValueError, match="cache and new_cache are both set"):
         model.forward(params, tokens, cache=cache, new_cache=8)
-    with pytest.raises(ValueError, match="a layout is given with a cache"):
+    with pytest.raises(ValueError, match="layout and cache are both set"):
         model.forward(params, tokens, cache=cache, layout=Branches(jnp.array([1]), 1, 1))
-    with pytest.raises(ValueError, match="rows are given without a cache"):
+    with pytest.raises(ValueError, match="rows is set, but needs a cache"):
         model.forward(params, tokens, rows=jnp.array([0]))
-    with pytest.raises(ValueError, match=r"rows have the shape \(2,\); expected \(1,\)"):
+    with pytest.raises(ValueError, match=r"rows has shape \(2,\), but must have \(1,\)"):
         model.forward(params, tokens, cache=cache, rows=jnp.array([0, 1]))
     with pytest.raises(ValueError, match="stacked parameters need a stacked prefix"):
         model.forward(params, tokens, prefix=cache.layers)
     model, params = make("gpt2")
-    with pytest.raises(ValueError, match="tokens are 65 wide; this model has learned 64 positions"):
+    with pytest.raises(ValueError, match="tokens need 65 positions, but the model has learned 64"):
         model.forward(params, random_tokens(1, 65))
 
 
 def test_configs_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="n_heads is 3, not a multiple of n_kv_heads, 2"):
+    with pytest.raises(ValueError, match="n_heads is 3, but must be a multiple of n_kv_heads, which is 2"):
         ModelConfig("llama", 64, 32, 2, 3, 2, 8, 48, 64)
-    with pytest.raises(ValueError, match="family is 'bert', but must be llama"):
+    with pytest.raises(ValueError, match="family is 'bert', but must be one of: llama"):
         ModelConfig("bert", 64, 32, 2, 4, 2, 8, 48, 64)

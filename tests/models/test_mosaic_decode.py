@@ -114,5 +114,5 @@ def test_what_it_does_not_take_is_refused():
     assert supported(16, 64, jnp.bfloat16) and supported(192, 128, jnp.bfloat16)
     assert not supported(16, 96, jnp.bfloat16) and not supported(96, 64, jnp.bfloat16)
     qkv, *inputs, table, starts, going = step_inputs(2, 1, 64, 16, (3,), (1,))
-    with pytest.raises(ValueError, match="heads of 64, pages of 16 slots, float32"):
+    with pytest.raises(ValueError, match="got heads of 64, pages of 16 slots, float32"):
         decode_attention(qkv.astype(jnp.float32), *inputs, starts, going, heads=2, table=table)

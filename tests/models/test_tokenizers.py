@@ -443,13 +443,13 @@ def test_truncated_files_are_refused(tmp_path):
     path = tmp_path / "cut.gguf"
     for size in (0, 3, 10, 40, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"cut\.gguf: .*GGUF"):
+        with pytest.raises(ValueError, match=r"cut\.gguf.* GGUF"):
             load(path)
     model = shared_data("weights/tok512.model").read_bytes()
     path = tmp_path / "cut.model"
     for size in (0, 5, len(model) // 2):
         path.write_bytes(model[:size])
-        with pytest.raises(ValueError, match=r"cut\.model: "):
+        with pytest.raises(ValueError, match=r"cut\.model is not a SentencePiece model|cut\.model has 0 pieces"):
             load(path)
 
 
@@ -467,11 +467,11 @@ def test_bad_text_files_are_refused(tmp_path):
         assert name in str(error.value)
 
     refused("x.tiktoken", "IQ== 0\nnot base64!\n", "line 2 is")
-    refused("x.tiktoken", "IQ== 0\nIg== 2\n", r"ranks are not 0\.\.1")
-    refused("x.tiktoken", "IQ== 0\n", "255 of the 256 single bytes are missing, the first is 0x00")
-    refused("x.tiktoken", tiktoken_lines(b"#$%"), "cannot be made from two earlier ones")
-    refused("tokenizer.json", '{"model": 3}', "not a readable tokenizer.json")
-    refused("weights.bin", "", "not a tokenizer, but must be a folder")
+    refused("x.tiktoken", "IQ== 0\nIg== 2\n", r"ranks must be 0 to 1")
+    refused("x.tiktoken", "IQ== 0\n", "255 of the 256 single bytes are missing, first 0x00")
+    refused("x.tiktoken", tiktoken_lines(b"#$%"), "does not consist of two earlier ones")
+    refused("tokenizer.json", '{"model": 3}', "not a valid tokenizer.json")
+    refused("weights.bin", "", "not a tokenizer; it must be a folder")
     with pytest.raises(ValueError, match="generation is 'qwen9'"):
         from_tiktoken(tmp_path / "x.tiktoken", "qwen9")
 
@@ -483,20 +483,20 @@ def test_configs_that_contradict_the_vocabulary_are_refused(tmp_path):
     with pytest.raises(ValueError, match="eos_token is '</s>', which is not in the vocabulary"):
         load(tmp_path)
     path.write_text('{"added_tokens_decoder": {"7": {"content": "<|new|>", "special": true}}}')
-    with pytest.raises(ValueError, match=r"'<\|new\|>' has id 7 here but 264"):
+    with pytest.raises(ValueError, match=r"'<\|new\|>' has id 7, but 264"):
         load(tmp_path)
     path.write_text("[]")
-    with pytest.raises(ValueError, match="holds a list; expected an object"):
+    with pytest.raises(ValueError, match="contains a list, but must contain an object"):
         load(tmp_path)
 
 
 def test_unknown_sources_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(fetch.ROOT, str(tmp_path))
-    with pytest.raises(ValueError, match=r"tokenizer is 'no-such': no such file or folder, and no such model"):
+    with pytest.raises(ValueError, match=r"tokenizer is 'no-such', but there is no such file, folder or model"):
         load("no-such")
     with pytest.raises(FileNotFoundError, match="run `python -m models.fetch smollm2-135m`"):
         load("SmolLM2-135M-Instruct")
-    with pytest.raises(FileNotFoundError, match="no tokenizer; looked for"):
+    with pytest.raises(FileNotFoundError, match="has no tokenizer; it must have one of"):
         load(tmp_path)
     with pytest.raises(ValueError, match="chat is 'klingon', but must be one of: plain, chatml"):
         load("tiny", chat="klingon")

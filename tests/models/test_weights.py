@@ -163,7 +163,7 @@ def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
     assert {line.strip() for line in lines[1:]} == {
         "missing: model.norm.weight [32]",
         "missing: model.layers.1.mlp.gate_proj.weight [44, 32]",
-        "mis-shaped: model.layers.0.self_attn.q_proj.weight is [3, 5], expected [48, 32]",
+        "mis-shaped: model.layers.0.self_attn.q_proj.weight is [3, 5], but must be [48, 32]",
         "extra: model.layers.9.mlp.up_proj.weight [3]",
         "unreadable: model.layers.1.mlp.up_proj.weight has type I8, but must be one of: F32, F16, BF16",
     }
@@ -175,32 +175,35 @@ def test_truncated_and_damaged_files_are_named(tmp_path):
     data = file.read_bytes()
     last = max(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).items(), key=lambda x: x[1]["data_offsets"])
     file.write_bytes(data[:-10])
-    with pytest.raises(WeightsError, match=rf"model\.safetensors is truncated: .* cut off: {last[0]}$"):
+    with pytest.raises(WeightsError, match=rf"model\.safetensors is truncated: .* incomplete tensors: {last[0]}$"):
         load(tmp_path)
     for cut in (100, 5, 0):
         file.write_bytes(data[:cut])
-        with pytest.raises(WeightsError, match=r"model\.safetensors is (truncated|no safetensors file)"):
+        with pytest.raises(WeightsError, match=r"model\.safetensors is (truncated|not a safetensors file)"):
             load(tmp_path)
     file.write_bytes(data[:8] + b"#" * (len(data) - 8))
-    with pytest.raises(WeightsError, match=r"model\.safetensors is no safetensors file: its header is malformed"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors is not a safetensors file: its header is malformed"):
         load(tmp_path)
     header = json.dumps({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(WeightsError, match=r"x takes 8 bytes; F32\[4\] needs 16"):
+    with pytest.raises(WeightsError, match=r"x has 8 bytes, but F32\[4\] needs 16"):
         load(tmp_path)
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(WeightsError, match="nowhere is absent; expected a Hugging Face folder or a GGUF file"):
+    with pytest.raises(WeightsError, match="nowhere does not exist, but must be a Hugging Face folder or a GGUF file"):
         load(tmp_path / "nowhere")
-    with pytest.raises(WeightsError, match="holds no config.json and no GGUF file"):
+    with pytest.raises(WeightsError, match="has no config.json and no GGUF file"):
         load(tmp_path)
     config, tensors = golden("llama")
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):
+    with pytest.raises(
+        WeightsError,
+        match=r"neither model\.safetensors nor .*pytorch_model\.bin cannot be loaded because it is a pickle",
+    ):
         load(tmp_path)
     write_folder(tmp_path, config, tensors, shards=3)
     (tmp_path / "model-2.safetensors").unlink()
-    with pytest.raises(WeightsError, match="lacks shards that .* names: model-2.safetensors"):
+    with pytest.raises(WeightsError, match="lacks shards that .* lists: model-2.safetensors"):
         load(tmp_path)

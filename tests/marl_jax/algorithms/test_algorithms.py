@@ -49,7 +49,7 @@ def small(name="ppo"):
 @pytest.mark.parametrize("name", ["gpro", "PPO", "", "ppo "])
 def test_an_unknown_name_is_an_error_everywhere(name):
     config = small(name)
-    with pytest.raises(ValueError, match=f"unknown algorithm {name!r}, but must be one of: ppo, grpo, at_grpo, sft"):
+    with pytest.raises(ValueError, match=f"unknown algorithm {name!r}; must be one of: ppo, grpo, at_grpo, sft"):
         ALGORITHMS.get(name)
     with pytest.raises(ValueError, match=f"unknown algorithm {name!r}"):
         setups.make(config)
@@ -87,5 +87,5 @@ def test_an_algorithm_that_a_module_adds_trains_as_its_original(tmp_path, plugin
 
 
 def test_a_name_that_exists_is_refused(plugin):
-    with pytest.raises(ValueError, match="algorithm 'ppo' exists already"):
+    with pytest.raises(ValueError, match="algorithm 'ppo' already exists"):
         ALGORITHMS.add("ppo", PPO)
