@@ -1,11 +1,11 @@
-"""Problems to program: readers of published files, grading in the sandbox, and the task `code`.
+"""Programming problems: dataset readers, sandboxed grading and the `code` task.
 
-rows.py                      what a problem is
-readers.py, contests.py      published files; asserts.py and private_tests.py for them
-sources.py, sample.py        data sets by name, and the built-in one
-extract.py                   programs and test cases in answers
-values.py, harness.py        values that leave a program's process, and how they are compared
-grading.py                   a program on tests
-rewards.py, prompts.py       of coder and tester
-task.py, predict.py          the episodes
+- `rows.py`: the format of a problem.
+- `readers.py`, `contests.py`: readers for published files, with `asserts.py` and `private_tests.py` as helpers.
+- `sources.py`, `sample.py`: datasets by name, including the built-in sample.
+- `extract.py`: programs and test cases in completions.
+- `values.py`: reading, printing and comparing the values that programs return.
+- `grading.py`, `calls.py`: running programs on tests, in the calling process or in a worker process.
+- `rewards.py`, `prompts.py`: rewards and prompts of coder and tester.
+- `task.py`, `predict.py`: the episodes.
 """

@@ -1,4 +1,7 @@
-"""Published assertions as calls with expected values, so that they can be compared outside the program's process."""
+"""Conversion of published assertions into calls with expected values.
+
+A converted test runs only the call in the program's process. The value is compared outside of it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from envs.tasks.code.values import literal
 
 
 def to_test(statement: ast.stmt, entry_point: str) -> dict | None:
-    """One assertion as a test; None for one that always holds, and for what is no assertion and does nothing.
+    """Convert an assertion into a test, or return None if it tests nothing.
 
         assert f(1) == 2                       {"call": "f(1)", "expect": "2"}
         assert sorted(f(1)) == [2]             {"call": "sorted(f(1))", "expect": "[2]"}
@@ -17,16 +20,17 @@ def to_test(statement: ast.stmt, entry_point: str) -> dict | None:
         assert abs(f(1) - 0.5) < 1e-6          {"call": "f(1)", "expect": "0.5", "close": [0, 1e-6]}
         assert math.isclose(f(1), 0.5)         {"call": "f(1)", "expect": "0.5", "close": [1e-9, 0]}
 
-    Whatever else it says is a check in the process: {"check": "assert …"}.
+    Any other statement becomes a check that runs in the program's process: {"check": "assert …"}. The result is None
+    for an assertion that always holds and for an expression without effect, such as a docstring.
     """
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name | ast.Constant):
         return None
     if isinstance(statement, ast.Assert):
         if isinstance(statement.test, ast.Constant) and statement.test.value:
             return None
-        found = _call(statement.test, entry_point)
-        if found is not None:
-            return found
+        test = _call(statement.test, entry_point)
+        if test is not None:
+            return test
     return {"check": ast.unparse(statement)}
 
 
@@ -52,9 +56,9 @@ def _comparison(test: ast.Compare, entry: str) -> dict | None:
         if isinstance(gap, ast.BinOp) and isinstance(gap.op, ast.Sub):
             tolerance = _literal(right)
             for call, value in ((gap.left, gap.right), (gap.right, gap.left)):
-                found = _equal(call, value, entry)
-                if found and isinstance(tolerance, float):
-                    return found | {"close": [0.0, tolerance]}
+                converted = _equal(call, value, entry)
+                if converted and isinstance(tolerance, float):
+                    return converted | {"close": [0.0, tolerance]}
     return None
 
 
@@ -68,12 +72,12 @@ def _isclose(test: ast.Call, entry: str) -> dict | None:
     if len(test.args) != 2:
         return None
     left, right = test.args
-    found = _equal(left, right, entry) or _equal(right, left, entry)
-    return found and found | {"close": [tolerances["rel_tol"], tolerances["abs_tol"]]}
+    converted = _equal(left, right, entry) or _equal(right, left, entry)
+    return converted and converted | {"close": [tolerances["rel_tol"], tolerances["abs_tol"]]}
 
 
 def _equal(call: ast.expr, value: ast.expr, entry: str) -> dict | None:
-    """The test that an expression with a call of the function has a literal value."""
+    """Return the test that an expression with a call of the function equals a literal."""
     if not _calls(call, entry) or _compares(call) or _calls(value, entry):
         return None
     try:

@@ -1,8 +1,8 @@
-"""What episodes of the task `code` leave to other processes (`ask.verify`): reading test cases and grading.
+"""Functions that episodes of the `code` task run in other processes with `ask.verify`.
 
-Arguments and results are JSON values. Each process has a sandbox of its own, which isolates as the run has found that
-this machine allows. So neither the threads that wait for programs nor the syntax trees of answers take the
-interpreter away from the event loop and the sampler.
+They read test cases and grade programs. Arguments and results are JSON values. Each process has its own sandbox with
+the isolation that the run chose for this machine. Waiting for programs and parsing completions therefore never block
+the event loop and the sampler.
 """
 
 from __future__ import annotations
@@ -16,26 +16,36 @@ from envs.tasks.code.rows import Row
 from envs.tasks.sandbox import same_sandbox
 
 STARTING = 30.0
-"""Seconds that a call may take beyond the limits of its programs: workers of the sandbox start, values are compared."""
+"""Extra seconds for a call beyond its programs' limits, for starting sandbox workers and comparing values."""
 
 
 def graded(sandbox: Mapping, row: Row, program: str, tests: Sequence[dict], seconds: float) -> Report:
-    """A program on tests; `sandbox` are the settings of one."""
+    """Grade a program on tests.
+
+    Args:
+        sandbox: Settings of the sandbox, see `Sandbox.settings`.
+        row: The problem; see `needed`.
+        program: Source of the program.
+        tests: Tests in the format of `rows.py`.
+        seconds: CPU time limit.
+    """
     return grade(same_sandbox(sandbox), row, program, tests, seconds)
 
 
 def cases_in(text: str, entry_point: str | None, most: int) -> dict[str, Any]:
-    """{"tests", "unreadable"}: the test cases of an answer."""
-    found = extract.read_cases(text, entry_point, most)
-    return {"tests": found.tests, "unreadable": found.unreadable}
+    """Return the test cases of a completion as {"tests", "unreadable"}."""
+    cases = extract.read_cases(text, entry_point, most)
+    return {"tests": cases.tests, "unreadable": cases.unreadable}
 
 
 def tried(
     sandbox: Mapping, row: Row, program: str | None, tests: Sequence[dict], text: str, most: int, seconds: float
 ) -> dict[str, Any]:
-    """{"cases", "gold", "kept"}: the cases of an answer, and a program on gold tests and on these cases.
+    """Grade a program on gold tests and on the test cases of a completion.
 
-    A report is None where there is nothing to report: without a program, or without a case.
+    Returns:
+        {"cases", "gold", "kept"}: the cases and the two reports. Both reports are None without a program, and "kept" is
+        None without a readable case.
     """
     cases = cases_in(text, row["entry_point"], most)
     if program is None:
@@ -46,10 +56,15 @@ def tried(
 
 
 def limit(tests: int, seconds: float) -> float:
-    """Seconds that a call with so many tests may take, which is more than all of its programs are allowed."""
+    """Return a time limit in seconds that exceeds all limits of the call's programs.
+
+    Args:
+        tests: Number of tests.
+        seconds: CPU time limit of a program.
+    """
     return STARTING + (2 * tests + 4) * (WAIT * seconds + 3)
 
 
 def needed(row: Row) -> Row:
-    """What grading needs of a row beside its tests."""
+    """Return the fields of a row that grading needs, without the tests."""
     return {name: row[name] for name in ("prelude", "setup", "solution", "entry_point")}

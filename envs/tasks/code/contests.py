@@ -1,4 +1,7 @@
-"""Readers of contest problems: LiveCodeBench, APPS and CodeContests; functions, and programs with standard input."""
+"""Readers of contest problems: LiveCodeBench, APPS and CodeContests.
+
+Problems ask either for a function or for a program that reads standard input.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,14 @@ from itertools import accumulate, combinations, permutations, product
 from math import ceil, comb, floor, gcd, inf, sqrt
 from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
 """
-"""What the sites for functions import before a solution."""
+"""Imports that contest sites make available to a solution."""
 
 
 def livecodebench(records: Iterable[dict]) -> Iterator[Row]:
-    """LiveCodeBench, all of it evaluation: public tests, and the private ones where the file has them."""
+    """Yield the rows of LiveCodeBench, all of them in the test split.
+
+    The private tests are included if the file has them.
+    """
     for record in records:
         where = f"livecodebench {field(record, 'question_id', 'livecodebench')}"
         cases = _json(field(record, "public_test_cases", where), where, list)
@@ -52,7 +58,7 @@ def _livecodebench_test(case: dict, name: str | None, where: str) -> dict:
 
 
 def apps(records: Iterable[dict], part: str = "test") -> Iterator[Row]:
-    """APPS; problems without tests, of which the published file has some, are left out."""
+    """Yield the rows of APPS, skipping problems without tests."""
     for record in records:
         id = record.get("problem_id", record.get("id"))
         where = f"apps {id}"
@@ -62,7 +68,7 @@ def apps(records: Iterable[dict], part: str = "test") -> Iterator[Row]:
         cases = _json(text, where, dict)
         inputs, outputs = (field(cases, which, where, list) for which in ("inputs", "outputs"))
         if len(inputs) != len(outputs):
-            raise ValueError(f"{where}: {len(inputs)} inputs and {len(outputs)} outputs")
+            raise ValueError(f"{where}: input_output has {len(inputs)} inputs but {len(outputs)} outputs")
         if not inputs:
             continue
         starter, name = tidy(record.get("starter_code") or "").rstrip(), cases.get("fn_name")
@@ -78,15 +84,18 @@ def apps(records: Iterable[dict], part: str = "test") -> Iterator[Row]:
 
 
 def _apps_stdin(given: Any, output: Any) -> dict:
-    """Some inputs are lists of lines."""
+    """Convert an input and an output, which may be lists of lines, into a test."""
     given, output = ("\n".join(map(str, x)) if isinstance(x, list) else str(x) for x in (given, output))
     return {"stdin": given, "stdout": output}
 
 
 def _apps_call(name: str, method: bool, given: Any, output: Any, where: str) -> dict:
-    """Values are often wrapped in a list of one, so that what is in it counts as well."""
+    """Convert arguments and a value into a test.
+
+    The published file often wraps the value in a list of one element, so the element alone is accepted as well.
+    """
     if not isinstance(given, list):
-        raise ValueError(f"{where}: inputs has {given!r:.80}; expected a list of arguments")
+        raise ValueError(f"{where}: inputs contains {given!r:.80}, but must contain lists of arguments")
     call = f"{'Solution().' if method else ''}{name}({', '.join(map(repr, given))})"
     wrapped = isinstance(output, list) and len(output) == 1
     return {"call": call, "expect": repr(output), "plain": True} | ({"or": [repr(output[0])]} if wrapped else {})
@@ -97,31 +106,37 @@ PYTHON3 = 3
 
 
 def codecontests(records: Iterable[dict], part: str = "test") -> Iterator[Row]:
-    """CodeContests: every test of the file; the solution is the first right one in Python 3 that parses.
+    """Yield the rows of CodeContests with all tests of the file.
 
-    Problems with several right outputs have only one of them in the file and are graded by it.
+    The solution is the first correct one marked as Python 3 that parses. If a problem has several correct outputs, the
+    file contains only one of them, and programs are graded by it.
     """
     for record in records:
         name = field(record, "name", "codecontests")
         where = f"codecontests {name}"
         tests = []
         for which in CODECONTESTS_TESTS:
-            found = record.get(which) or {}
-            inputs, outputs = found.get("input") or [], found.get("output") or []
+            group = record.get(which) or {}
+            inputs, outputs = group.get("input") or [], group.get("output") or []
             if len(inputs) != len(outputs):
-                raise ValueError(f"{where}: {which} has {len(inputs)} inputs and {len(outputs)} outputs")
+                raise ValueError(f"{where}: {which} has {len(inputs)} inputs but {len(outputs)} outputs")
             tests += [{"stdin": i, "stdout": o} for i, o in zip(inputs, outputs, strict=True)]
         if not tests:
-            raise ValueError(f"{where}: it has none of {', '.join(CODECONTESTS_TESTS)}; expected the file with tests")
+            raise ValueError(
+                f"{where}: there are no tests; the file must have at least one of: {', '.join(CODECONTESTS_TESTS)}"
+            )
         yield make_row(
             "codecontests", name, field(record, "description", where), tests, part=part, solution=_python3(record)
         )
 
 
 def _python3(record: dict) -> str | None:
-    """Python 2 has the number 1 in the published file; some of its programs are marked as Python 3."""
-    found = record.get("solutions") or {}
-    for language, code in zip(found.get("language") or [], found.get("solution") or [], strict=True):
+    """Return the first solution marked as Python 3 that parses, or None.
+
+    Some solutions in Python 2 are marked as Python 3 in the published file.
+    """
+    solutions = record.get("solutions") or {}
+    for language, code in zip(solutions.get("language") or [], solutions.get("solution") or [], strict=True):
         if language == PYTHON3:
             try:
                 parse(code)
@@ -133,9 +148,9 @@ def _python3(record: dict) -> str | None:
 
 def _json(text: str, where: str, kind: type | None = None) -> Any:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}: {text!r:.80}") from None
-    if kind is not None and not isinstance(found, kind):
-        raise ValueError(f"{where}: found {text!r:.80}; expected a JSON {kind.__name__}")
-    return found
+    if kind is not None and not isinstance(value, kind):
+        raise ValueError(f"{where}: {text!r:.80} is not a JSON {kind.__name__}")
+    return value

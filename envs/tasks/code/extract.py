@@ -1,16 +1,18 @@
-"""What is read from answers: a program, and test cases. Nothing of it is run or evaluated here.
+"""Extraction of programs and test cases from completions.
 
-Rules for programs: the last block between fences (```) whose label is python, py or python3; if no block has one of
-these, the last block without a label. A last fence that is never closed ends with the answer. Without a fence there is
-no program: an answer's prose is not guessed at.
+Nothing is run or evaluated here.
 
-Rules for test cases of functions: the last block labelled tests; if there is none, the last block with an assertion; in
-an answer without blocks, the whole of it. Each line in it that begins with `assert` is read by itself as
-`assert NAME(arguments) == value`, arguments and value being literals (`envs.tasks.code.values.literal`). Lines that are
-not of this form are counted as unreadable.
+Programs: the last fenced block (```) labelled python, py or python3 is the program, or else the last block without a
+label. An unclosed last fence extends to the end of the completion. Without a fenced block there is no program; prose is
+never searched for code.
 
-Rules for test cases of programs: a block labelled input, or behind a line that says "input", followed by a block
-labelled output, or behind a line that says "output". An input without its output is unreadable.
+Test cases of functions: they are in the last block labelled tests, or else in the last block with an assertion, or
+else, if there are no blocks, anywhere in the completion. Each line that begins with `assert` must have the form `assert
+NAME(arguments) == value` with literal arguments and value (`envs.tasks.code.values.literal`). Other lines count as
+unreadable.
+
+Test cases of programs: a block labelled input, or one that follows a line containing "input", is followed by a block
+labelled output, or one that follows a line containing "output". An input without its output counts as unreadable.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from collections.abc import Sequence
 from envs.tasks.code.values import literal, parse
 
 LONGEST = 100_000
-"""Characters of an answer; nothing is read in a longer one."""
+"""Maximum length of a completion in characters; nothing is extracted from a longer one."""
 LONGEST_LINE = 2_000
-"""Characters of a line with a test case, or of an input or output."""
+"""Maximum length in characters of a line with a test case, and of an input or output."""
 CASE_TOLERANCE = [1e-6, 1e-9]
 
 PYTHON = ("python", "py", "python3")
@@ -34,7 +36,13 @@ _FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([A-Za-z0-9_+-]*)[ \t]*[^`\n]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block: its label in lower case, its text, and the last line before it that is not empty."""
+    """A fenced block.
+
+    Attributes:
+        label: Label in lower case, or "".
+        text: Content.
+        before: Last non-empty line before the block.
+    """
 
     label: str
     text: str
@@ -42,8 +50,8 @@ class Block:
 
 
 def blocks(answer: str) -> list[Block]:
-    """The fenced blocks of an answer, in order."""
-    found: list[Block] = []
+    """Return the fenced blocks of a completion in order."""
+    result: list[Block] = []
     fence, label, inside, before, last = None, "", [], "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):
         match = _FENCE.fullmatch(line)
@@ -53,30 +61,30 @@ def blocks(answer: str) -> list[Block]:
             elif line.strip():
                 last = line.strip()
         elif match and match[1].startswith(fence) and line.strip() == match[1]:
-            found.append(Block(label, "\n".join(inside), before))
+            result.append(Block(label, "\n".join(inside), before))
             fence, last = None, ""
         else:
             inside.append(line)
     if fence is not None:
-        found.append(Block(label, "\n".join(inside), before))
-    return found
+        result.append(Block(label, "\n".join(inside), before))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
 class ExtractedProgram:
-    """A program, or why there is none: "missing" or "too_long"."""
+    """A program, or the reason why there is none: "missing" or "too_long"."""
 
     text: str | None
     problem: str = ""
 
 
 def read_program(answer: str) -> ExtractedProgram:
-    """The program of an answer."""
+    """Return the program in a completion."""
     if len(answer) > LONGEST:
         return ExtractedProgram(None, "too_long")
-    found = blocks(answer)
+    fenced = blocks(answer)
     for labels in (PYTHON, ("",)):
-        texts = [block.text for block in found if block.label in labels and block.text.strip()]
+        texts = [block.text for block in fenced if block.label in labels and block.text.strip()]
         if texts:
             return ExtractedProgram(texts[-1])
     return ExtractedProgram(None, "missing")
@@ -87,28 +95,32 @@ def read_program(answer: str) -> ExtractedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Cases:
-    """Test cases in the form of a row's tests, and how many were there that could not be read."""
+    """Test cases in the format of a row's tests, and the number of unreadable ones."""
 
     tests: list[dict]
     unreadable: int = 0
 
 
 def read_cases(answer: str, entry_point: str | None, most: int = 8, given: str = "") -> Cases:
-    """The first `most` different test cases of an answer, for a function or for a program that reads standard input.
+    """Return the first `most` distinct test cases of a completion.
 
-    given  a call that may be written again, whatever its arguments
+    Args:
+        answer: Text of the completion.
+        entry_point: Name of the function under test; None for a program that reads standard input.
+        most: Maximum number of test cases.
+        given: A call that is accepted even if its arguments are not literals.
     """
     if len(answer) > LONGEST:
         return Cases([], 1)
-    found, unreadable = _stdin_cases(answer) if entry_point is None else _call_cases(answer, entry_point, most, given)
-    different = list({tuple(sorted((k, str(v)) for k, v in test.items())): test for test in found}.values())
+    tests, unreadable = _stdin_cases(answer) if entry_point is None else _call_cases(answer, entry_point, most, given)
+    different = list({tuple(sorted((k, str(v)) for k, v in test.items())): test for test in tests}.values())
     return Cases(different[:most], unreadable)
 
 
 def _call_cases(answer: str, entry_point: str, most: int, given: str) -> tuple[list[dict], int]:
-    found = blocks(answer)
-    texts = [b.text for b in found if b.label == "tests"] or [b.text for b in found if "assert" in b.text]
-    lines = [line.strip() for line in (texts[-1] if texts else "" if found else answer).split("\n")]
+    fenced = blocks(answer)
+    texts = [b.text for b in fenced if b.label == "tests"] or [b.text for b in fenced if "assert" in b.text]
+    lines = [line.strip() for line in (texts[-1] if texts else "" if fenced else answer).split("\n")]
     lines = [line for line in lines if line.startswith("assert")]
     tests = [read_case(line, entry_point, given) for line in lines[: 4 * most]]
     readable = [test for test in tests if test is not None]
@@ -116,7 +128,7 @@ def _call_cases(answer: str, entry_point: str, most: int, given: str) -> tuple[l
 
 
 def read_case(line: str, entry_point: str, given: str = "") -> dict | None:
-    """One assertion as a test, or None."""
+    """Convert an assertion into a test, or return None if its form differs."""
     if len(line) > LONGEST_LINE:
         return None
     try:
@@ -142,7 +154,7 @@ def read_case(line: str, entry_point: str, given: str = "") -> dict | None:
 
 
 def _is_entry(function: ast.expr, entry_point: str) -> bool:
-    """Whether it is the function itself; a method of a class is called on a new object: `Solution().f`."""
+    """Check whether an expression is the function or, for a method, `Solution().f`."""
     name, _, method = entry_point.partition(".")
     try:
         return ast.unparse(function) == (f"{name}().{method}" if method else name)

@@ -1,4 +1,4 @@
-"""Prediction (CRUXEval): the answer completes an assertion about a given program; one agent, one turn."""
+"""Prediction episodes (CRUXEval): one agent completes an assertion about a given program in one turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from envs.tasks.task import Ask, Outcome
 
 
 async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callable[[], Mapping]) -> Outcome:
-    """0.2 for an assertion that can be read, 0.8 for one that holds and is about what was given."""
+    """Play one prediction problem.
+
+    A readable assertion is rewarded with 0.2, and a correct one with another 0.8.
+    """
     chat = ask.chat(0, system=prompts.PREDICT)
     reply = await chat.say(prompts.predict(row), n=ask.candidates, label="predict")
 
@@ -32,16 +35,24 @@ async def play_prediction(ask: Ask, row: Row, continuation: str, sandbox: Callab
         candidate.judge(right, answer)
         return right, answer
 
-    found = await asyncio.gather(*(one(k, candidate) for k, candidate in enumerate(reply.replies)))
-    right, answer = found[reply.replies.index(keep_one(ask, chat, reply, continuation))]
+    judged = await asyncio.gather(*(one(k, candidate) for k, candidate in enumerate(reply.replies)))
+    right, answer = judged[reply.replies.index(keep_one(ask, chat, reply, continuation))]
     return Outcome(right, {"parse_failure": float(answer is None)}, answer=answer)
 
 
 async def holds(ask: Ask, row: Row, case: dict, given: str, sandbox: Callable[[], Mapping], name: str) -> bool:
-    """Whether an assertion is right: the given half is as given, and the other half is true.
+    """Check that an assertion keeps the given half and completes it correctly.
 
-    The value for a given input is compared with the published one, nothing is run. Any input that gives the published
-    value will do, so that one is run; `sandbox` returns the settings of a sandbox.
+    A predicted output is compared with the published value, without running anything. A predicted input is run, because
+    any input that produces the published value is correct.
+
+    Args:
+        ask: Interface of the episode.
+        row: The problem.
+        case: The assertion as a test.
+        given: The published call.
+        sandbox: Function that returns the settings of a sandbox.
+        name: Name of the recorded call.
     """
     [gold] = row["tests"]
     value_is_given = same(literal(gold["expect"]), encode(literal(case["expect"])))

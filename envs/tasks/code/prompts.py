@@ -1,4 +1,4 @@
-"""The prompts of coder and tester. None of them has a hidden test in it."""
+"""Prompts of coder and tester, which never contain a hidden test."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PREDICT = "You read Python programs and work out what they do, step by step."
 
 LONGEST = 300
 FAILURES = 3
-"""Failing cases that are shown, each part of them with so many characters at most."""
+"""Maximum number of failing test cases that are shown; each part is cut to `LONGEST` characters."""
 
 
 def problem(row: Row) -> str:
-    """The question and the form of the program."""
+    """Return the question with the required form of the program."""
     if row["entry_point"] is None:
         return f"{row['question']}\n\nThe program reads standard input and writes standard output."
     name = row["entry_point"]
@@ -38,7 +38,7 @@ def problem(row: Row) -> str:
 
 
 def cases_form(row: Row, most: int) -> str:
-    """How test cases are to be written."""
+    """Return the instructions for the format of test cases."""
     if row["entry_point"] is None:
         return (
             f"Write up to {most} test cases, each as two blocks, the input and the output:\n"
@@ -53,7 +53,7 @@ def cases_form(row: Row, most: int) -> str:
 
 
 def predict(row: Row) -> str:
-    """The question of CRUXEval."""
+    """Return the prompt of a CRUXEval problem."""
     missing = "value" if row["predict"] == "output" else "arguments"
     return (
         f"{row['question']}\n\nFind the {missing} in place of ?? with which the assertion holds. End with the complete "
@@ -62,7 +62,12 @@ def predict(row: Row) -> str:
 
 
 def after_cases(reports: Sequence[tuple[dict, dict]] | None, whose: str) -> str:
-    """What happened to the program on the test cases: (case, verdict) of each; None where there is no program."""
+    """Describe the results of a program on test cases.
+
+    Args:
+        reports: One (case, verdict) pair per case; None if there is no program.
+        whose: Possessive for the test cases, "your" or "the".
+    """
     if reports is None:
         return "There was no program in a ```python block."
     if not reports:
@@ -82,8 +87,8 @@ def _failure(case: dict, verdict: dict) -> str:
         wanted = f"{_cut(case['call'])}, expected {_cut(case['expect'])}, "
     if verdict["outcome"] == "wrong":
         return f"- {wanted}found{':' if 'stdin' in case else ''} {_cut(verdict['got'])}"
-    found = {"error": "it raised", "limit": "it ran into a limit:"}.get(verdict["outcome"], "it was not run:")
-    return f"- {wanted}{found} {_cut(verdict['note'])}".rstrip()
+    event = {"error": "it raised", "limit": "it ran into a limit:"}.get(verdict["outcome"], "it was not run:")
+    return f"- {wanted}{event} {_cut(verdict['note'])}".rstrip()
 
 
 def _cut(text: str) -> str:
@@ -91,23 +96,25 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + " …"
 
 
-def coder_again(found: str) -> str:
-    """The coder's later turns."""
-    return f"{found}\n\nThe test cases are not certain to be right. Check the program, and write the whole of it again."
+def coder_again(feedback: str) -> str:
+    """Return the coder's prompt for a later turn."""
+    return (
+        f"{feedback}\n\nThe test cases are not certain to be right. Check the program, and write the whole of it again."
+    )
 
 
-def tester_again(found: str) -> str:
-    """The tester's later turns."""
-    return f"{found}\n\nWork out the cases again, correct those that are wrong, and write all test cases again."
+def tester_again(feedback: str) -> str:
+    """Return the tester's prompt for a later turn."""
+    return f"{feedback}\n\nWork out the cases again, correct those that are wrong, and write all test cases again."
 
 
-def single_again(found: str) -> str:
-    """The single agent's later turns."""
-    return f"{found}\n\nCorrect the program or the test cases, and write all of both again."
+def single_again(feedback: str) -> str:
+    """Return the single agent's prompt for a later turn."""
+    return f"{feedback}\n\nCorrect the program or the test cases, and write all of both again."
 
 
 def examples(tests: Sequence[dict]) -> str:
-    """Gold tests that are shown with the problem, and so are not used to grade."""
+    """Format gold tests that are shown with the problem and therefore not used for grading."""
     lines = [
         f"Input:\n{test['stdin'].rstrip()}\nOutput:\n{test['stdout'].rstrip()}" if "stdin" in test
         else f"assert {test['call']} == {test['expect']}" if "expect" in test

@@ -1,7 +1,7 @@
-"""Readers of MBPP, HumanEval, CRUXEval and QuixBugs: published records to rows (`envs.tasks.code.rows`).
+"""Readers of MBPP, HumanEval, CRUXEval and QuixBugs, which convert published records to rows.
 
-A reader takes records, one dict for each line of a file, and yields rows. What is wrong with a record is a ValueError
-that names it. The texts of data sets are parsed here and never run; they run in the sandbox.
+A reader takes records, one dict per line of a file, and yields rows (`envs.tasks.code.rows`). An invalid record raises
+a ValueError that names it. Code in datasets is only parsed here; it runs only in the sandbox.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from envs.tasks.code.rows import Row, make_row
 from envs.tasks.code.values import literal, parse
 
 MBPP_PARTS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
-"""The published split; ids 1 to 10 are for prompts, and no part of a task."""
+"""The published split by id; ids 1 to 10 are few-shot examples and belong to no split of the task."""
 
 
 def field(record: dict, name: str, where: str, kind: type | tuple = str) -> Any:
-    """A field of a record, of the kind that is expected."""
+    """Return a field of a record after checking its type."""
     value = record.get(name)
     if not isinstance(value, kind):
         expected = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
-        found = "missing" if name not in record else f"{value!r:.80}"
-        raise ValueError(f"{where}: {name} is {found}; expected {expected}")
+        actual = "missing" if name not in record else f"{value!r:.80}"
+        raise ValueError(f"{where}: {name} is {actual}, but must be of type {expected}")
     return value
 
 
 def tidy(code: str) -> str:
-    """Code with the line ends of Python."""
+    """Normalize the line endings of code."""
     return code.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parsed(code: str, where: str) -> ast.Module:
-    """The syntax tree of published code."""
+    """Return the syntax tree of published code."""
     try:
         return parse(tidy(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -43,7 +43,7 @@ def parsed(code: str, where: str) -> ast.Module:
 
 
 def signature(code: ast.Module, name: str) -> str:
-    """The line that defines a function, without its body; "" where the code has no such function."""
+    """Return the `def` line of a function, or "" if it is not defined."""
     for node in code.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
@@ -55,7 +55,10 @@ def signature(code: ast.Module, name: str) -> str:
 
 
 def mbpp(records: Iterable[dict]) -> Iterator[Row]:
-    """MBPP, whole or sanitized; the signature is the solution's, since the question does not name the function."""
+    """Yield the rows of MBPP or sanitized MBPP.
+
+    The starter is the signature of the solution, because the question does not name the function.
+    """
     for record in records:
         id = field(record, "task_id", "mbpp", int)
         where = f"mbpp {id}"
@@ -66,7 +69,7 @@ def mbpp(records: Iterable[dict]) -> Iterator[Row]:
         functions = [node.name for node in code.body if isinstance(node, ast.FunctionDef)]
         entry = _tested(statements, functions)
         if entry is None:
-            raise ValueError(f"{where}: its tests call none of its functions ({', '.join(functions) or 'it has none'})")
+            raise ValueError(f"{where}: the tests call none of its functions: {', '.join(functions) or '(none)'}")
         yield make_row(
             "mbpp", id, question, [test for body in statements for node in body if (test := to_test(node, entry))],
             part=part, entry_point=entry, starter=signature(code, entry),
@@ -76,7 +79,7 @@ def mbpp(records: Iterable[dict]) -> Iterator[Row]:
 
 
 def mbpp_part(id: int, where: str) -> str:
-    """The part of a published id."""
+    """Return the split of a published id."""
     for part, ids in MBPP_PARTS.items():
         if id in ids:
             return part
@@ -84,23 +87,23 @@ def mbpp_part(id: int, where: str) -> str:
 
 
 def _tested(statements: list[list[ast.stmt]], functions: list[str]) -> str | None:
-    """The function that tests call: of several the last one defined."""
+    """Return the function that the tests call, the last one defined if there are several."""
     names = {n.id for body in statements for node in body for n in ast.walk(node) if isinstance(n, ast.Name)}
     return next((name for name in reversed(functions) if name in names), None)
 
 
 def mbpp_plus(records: Iterable[dict]) -> Iterator[Row]:
-    """MBPP+ of EvalPlus: many more inputs; what the solution returns for them is the expected value.
+    """Yield the rows of MBPP+ (EvalPlus), which adds many inputs.
 
-    The file has lost the difference between lists and tuples in its inputs. Arguments get the types that the published
-    assertions of the problem show at their places.
+    The expected value for an added input is the solution's return value. The published inputs do not distinguish lists
+    from tuples, so arguments get the types that the problem's published assertions use at the same positions.
     """
     for record in records:
         name = field(record, "task_id", "mbpp+")
         where = f"mbpp+ {name}"
         number = name.removeprefix("Mbpp/")
         if not number.isdigit():
-            raise ValueError(f"{where}: task_id is {name!r}; expected Mbpp/NUMBER")
+            raise ValueError(f"{where}: task_id is {name!r}, but must be Mbpp/NUMBER")
         part = mbpp_part(int(number), where)
         entry = field(record, "entry_point", where)
         code = parsed(field(record, "canonical_solution", where), where)
@@ -108,7 +111,7 @@ def mbpp_plus(records: Iterable[dict]) -> Iterator[Row]:
         shapes = _argument_shapes(statements, entry)
         close = float(field(record, "atol", where, (int, float)))
         tests = [test for node in statements if not isinstance(node, ast.Import) and (test := to_test(node, entry))]
-        for given in field(record, "plus_input", where, (list, dict)):  # without any it is written {}
+        for given in field(record, "plus_input", where, (list, dict)):  # {} if there are none
             if len(given) == len(shapes):
                 given = [_retyped(value, shape) for value, shape in zip(given, shapes, strict=True)]
             call = f"{entry}({', '.join(map(repr, given))})"
@@ -121,7 +124,7 @@ def mbpp_plus(records: Iterable[dict]) -> Iterator[Row]:
 
 
 def _argument_shapes(statements: list[ast.stmt], entry: str) -> list[Any]:
-    """The arguments of the first call in the assertions whose arguments are literals."""
+    """Return the arguments of the first call in the assertions that has only literal arguments."""
     for node in (n for statement in statements for n in ast.walk(statement)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == entry:
             try:
@@ -132,14 +135,17 @@ def _argument_shapes(statements: list[ast.stmt], entry: str) -> list[Any]:
 
 
 def _retyped(value: Any, shape: Any) -> Any:
-    """A value with tuples and sets where the shape has them; items go by the shape's item at their place."""
+    """Convert lists in a value to the tuples and sets of the shape.
+
+    An item beyond the end of the shape is converted like the shape's last item.
+    """
     if not isinstance(value, list) or not isinstance(shape, list | tuple | set):
         return value
     shapes = list(shape)
     items = [_retyped(v, shapes[min(i, len(shapes) - 1)]) if shapes else v for i, v in enumerate(value)]
     try:
         return type(shape)(items)
-    except TypeError:  # a list in a set
+    except TypeError:  # a set cannot contain a list
         return items
 
 
@@ -147,7 +153,10 @@ def _retyped(value: Any, shape: Any) -> Any:
 
 
 def humaneval(records: Iterable[dict]) -> Iterator[Row]:
-    """HumanEval: the question is the function's head with its description; helpers in it are the prelude."""
+    """Yield the rows of HumanEval.
+
+    The question is the function's signature with its docstring. Helper functions in the prompt become the prelude.
+    """
     for record in records:
         name = field(record, "task_id", "humaneval")
         where = f"humaneval {name}"
@@ -167,7 +176,7 @@ def _humaneval_tests(record: dict, entry: str, where: str) -> list[dict]:
     text = tidy(field(record, "test", where))
     check = [node for node in parsed(text, where).body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if not check:
-        raise ValueError(f"{where}: test has no function check")
+        raise ValueError(f"{where}: test does not define the function check")
     tests = []
     for statement in check[0].body:
         for node in ast.walk(statement):
@@ -175,7 +184,7 @@ def _humaneval_tests(record: dict, entry: str, where: str) -> list[dict]:
                 node.id = entry
         tests.append(to_test(statement, entry))
     tests = [test for test in tests if test]
-    # Loops and assignments belong to what follows; then the published function is one check.
+    # Later statements depend on loops and assignments, so with any of these the published function is one check.
     apart = all("call" in test or test["check"].startswith("assert ") for test in tests)
     return tests if apart else [{"check": f"{text}\ncheck({entry})"}]
 
@@ -184,15 +193,21 @@ def _humaneval_tests(record: dict, entry: str, where: str) -> list[dict]:
 
 
 def cruxeval(records: Iterable[dict], predict: str = "output") -> Iterator[Row]:
-    """CRUXEval: what a function returns for an input ("output"), or an input for which it returns that ("input")."""
+    """Yield the rows of CRUXEval.
+
+    Args:
+        records: Published records.
+        predict: "output" to ask for the return value of a function for an input, "input" to ask for an input that
+            produces a return value.
+    """
     for record in records:
         id = field(record, "id", "cruxeval")
         where = f"cruxeval {id}"
         code, given, output = (tidy(field(record, name, where)) for name in ("code", "input", "output"))
         call = f"f({given})"
-        asked = f"assert {call} == ??" if predict == "output" else f"assert f(??) == {output}"
+        assertion = f"assert {call} == ??" if predict == "output" else f"assert f(??) == {output}"
         yield make_row(
-            f"cruxeval_{predict}", id, f"```python\n{code}\n```\n\n{asked}", [{"call": call, "expect": output}],
+            f"cruxeval_{predict}", id, f"```python\n{code}\n```\n\n{assertion}", [{"call": call, "expect": output}],
             entry_point="f", solution=code, predict=predict,
         )  # fmt: skip
 
@@ -204,7 +219,7 @@ _OWN_IMPORT = re.compile(r"(correct_python_programs|python_programs|node|load_te
 
 
 def quixbugs(records: Iterable[dict]) -> Iterator[Row]:
-    """QuixBugs: a program with one defect, to be repaired."""
+    """Yield the rows of QuixBugs: programs with one defect to repair."""
     for record in records:
         name = field(record, "name", "quixbugs")
         where = f"quixbugs {name}"
@@ -227,7 +242,7 @@ def quixbugs(records: Iterable[dict]) -> Iterator[Row]:
 
 def _quixbugs_test(name: str, case: Any, pytest: str, where: str) -> dict:
     if not isinstance(case, list) or len(case) != 2:
-        raise ValueError(f"{where}: json_tests has {case!r:.80}; expected [arguments, value]")
+        raise ValueError(f"{where}: json_tests contains {case!r:.80}, but each test must be [arguments, value]")
     given, value = case
     given = given if isinstance(given, list) else [given]
     call = f"{name}({', '.join(map(repr, given))})"
@@ -238,7 +253,10 @@ def _quixbugs_test(name: str, case: Any, pytest: str, where: str) -> dict:
 
 
 def _quixbugs_checks(text: str, where: str) -> list[dict]:
-    """Each test function of a pytest file as a check, without what it imports of the repository."""
+    """Convert each test function of a pytest file into a check.
+
+    Imports from the QuixBugs repository are removed.
+    """
     tree = parsed(text, where)
     kept = [node for node in tree.body if not _imports_own(node)]
     names = [node.name for node in kept if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]

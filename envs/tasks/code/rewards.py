@@ -1,7 +1,8 @@
-"""Rewards of coder and tester, as pure functions of what the sandbox found.
+"""Rewards of coder and tester as pure functions of grading results.
 
-`paper` rewards each role by itself (AT-GRPO's code task), `cure` the programs and tests of one problem against each
-other (CURE, arXiv 2506.03136). Groups are normalised, and dropped where all are equal, by the learner.
+The preset `paper` rewards each role on its own (the code task of AT-GRPO). The preset `cure` rewards the programs and
+test cases of one problem against each other (CURE, arXiv 2506.03136). The learner normalizes groups and drops those in
+which all rewards are equal.
 """
 
 from __future__ import annotations
@@ -15,16 +16,24 @@ VALID, GOOD = 0.2, 0.8
 
 
 def paper_coder(built: bool, ran: bool, share: float) -> tuple[float, float]:
-    """(process, agent): 0.1 if the program is Python and 0.1 if it runs; 0.8 × share of the gold tests that pass."""
+    """Return the (process, agent) rewards of a program.
+
+    The process reward is 0.1 for valid Python plus 0.1 if it runs. The agent reward is 0.8 times the share of gold
+    tests that pass.
+    """
     return BUILD * built + RUN * (built and ran), GOLD * share
 
 
 def paper_tester(right: Sequence[bool], caught: Sequence[bool]) -> tuple[float, float]:
-    """(process, agent) of an answer with test cases: 0.2 if there are any; 0.8 × share right × share caught.
+    """Return the (process, agent) rewards of a completion with test cases.
 
-    right   for every case, whether it is right: the gold solution passes it
-    caught  for every wrong program, whether a right case rejects it; a wrong case rejects good programs as well, so
-            that what it catches does not count. Without wrong programs all are caught.
+    The process reward is 0.2 if there are any cases. The agent reward is 0.8 × share of correct cases × share of wrong
+    programs caught.
+
+    Args:
+        right: For each case, whether it is correct, meaning that the gold solution passes it.
+        caught: For each wrong program, whether a correct case rejects it. Incorrect cases do not count, because they
+            reject correct programs as well. If there are no wrong programs, the share is 1.
     """
     if not right:
         return 0.0, 0.0
@@ -34,18 +43,22 @@ def paper_tester(right: Sequence[bool], caught: Sequence[bool]) -> tuple[float, 
 
 
 def cure_coder(share: float) -> float:
-    """The share of the gold tests that pass."""
+    """Return the share of gold tests that pass."""
     return share
 
 
 def cure_test(passes: Sequence[bool], right: Sequence[bool]) -> float | None:
-    """The reward of one test case, from n programs of one problem.
+    """Return the reward of one test case, given the programs of one problem.
 
-    passes  whether each program passes the case
-    right   whether each program passes all gold tests
+    If every correct program passes the case, the reward is the share of wrong programs that it rejects. Otherwise it is
+    minus the share of wrong programs that pass it. Without wrong programs the reward is +1 or -1.
 
-    If every right program passes it: the share of wrong programs that it rejects. Otherwise: minus the share of wrong
-    ones that it lets through. Without wrong programs +1 and -1; without right ones None, as nothing is known.
+    Args:
+        passes: Whether each program passes the case.
+        right: Whether each program passes all gold tests.
+
+    Returns:
+        The reward, or None if no program is correct.
     """
     if not any(right):
         return None
@@ -58,10 +71,14 @@ def cure_test(passes: Sequence[bool], right: Sequence[bool]) -> float | None:
 
 
 def cure_tester(cases: Sequence[Sequence[bool]], right: Sequence[bool]) -> float:
-    """The reward of an answer with several cases: their mean; passes of each case as for `cure_test`.
+    """Return the mean reward of the test cases in a completion.
 
-    An answer without a case is one that no program passes. Without right programs the reward is 0 for all answers, and
-    their group has nothing to compare.
+    A completion without a case is treated as a case that no program passes. Without correct programs all completions
+    get reward 0, so their group provides no learning signal.
+
+    Args:
+        cases: For each case, whether each program passes it.
+        right: Whether each program passes all gold tests.
     """
     rewards = [cure_test(passes, right) for passes in cases or [[False] * len(right)]]
     known = [reward for reward in rewards if reward is not None]

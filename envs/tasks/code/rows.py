@@ -1,24 +1,25 @@
-"""Rows: one problem of any of the data sets, as a JSON value.
+r"""Rows: programming problems of all datasets as JSON values.
 
-id           text, unique in its source
-source       name of the data set
-part         "train", "validation" or "test", as published; what is in another part is not used
-question     what is asked; shows no test
-entry_point  name of the function to write; None for a program that reads standard input
-starter      its first lines, such as `def f(a, b):` or a class; "" where there is none
-prelude      code that comes before the program: imports and helpers that the question promises
-setup        code between the program and its tests
-tests        hidden, at least one; each is of one kind:
-               {"call": "f(1, 2)", "expect": "3"}     an expression and the literal it must equal; without
-                                                      "expect", what the solution returns
-               {"stdin": "1 2\n", "stdout": "3\n"}    what is read and what must be printed
-               {"check": "assert …"}                  code that runs behind the program, in its process, where
-                                                      the program could deceive it: not used for training
-             A call may also have "close": [relative, absolute], a tolerance of floats, "plain": true, so that lists
-             and tuples are alike, and "or": [more literals that are right].
-solution     a program that passes, or None
-predict      "" for problems to program; "output" or "input" where one of them is asked for of the solution, a given
-             program (CRUXEval)
+Fields:
+    id: String, unique within its source.
+    source: Name of the dataset.
+    part: "train", "validation" or "test", as published. Rows with another value are not used.
+    question: Problem statement, without tests.
+    entry_point: Name of the function to write; None for a program that reads standard input.
+    starter: First lines of the function or class, such as `def f(a, b):`, or "".
+    prelude: Code before the program: imports and helpers that the question promises.
+    setup: Code between the program and its tests.
+    tests: At least one hidden test, each of one of these kinds:
+        {"call": "f(1, 2)", "expect": "3"}: an expression and the literal it must equal. Without "expect", it must equal
+        the value that the solution returns.
+        {"stdin": "1 2\n", "stdout": "3\n"}: an input and the output to print.
+        {"check": "assert …"}: code that runs after the program in the same process. The program could tamper with it,
+        so such problems are not used for training.
+        A call may also have "close": [relative, absolute], a tolerance for floats; "plain": true, which makes lists and
+        tuples equal; and "or": [other correct literals].
+    solution: A correct program, or None.
+    predict: "" for programming problems. "output" or "input" if the question asks for an output or an input of the
+        solution, which is shown (CRUXEval).
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def make_row(
     solution: str | None = None,
     predict: str = "",
 ) -> Row:
-    """A row, checked; a ValueError says which field of which problem is wrong."""
+    """Return a row after checking its fields.
+
+    Raises:
+        ValueError: A field is invalid; the message names the problem and the field.
+    """
     row = dict(
         id=str(id), source=source, part=part, question=question, entry_point=entry_point, starter=starter,
         prelude=prelude, setup=setup, tests=[dict(test) for test in tests], solution=solution, predict=predict,
@@ -58,18 +63,20 @@ def make_row(
 
 
 def check_row(row: Row) -> None:
-    """Refuses a row with a field that is missing or wrong."""
+    """Raise a ValueError if a field of a row is missing or invalid."""
     where = f"{row.get('source') or 'row'} {row.get('id') or '?'}"
     for field in ("id", "source", "part", "question"):
         if not isinstance(row.get(field), str) or not row[field].strip():
-            raise ValueError(f"{where}: {field} is {row.get(field)!r:.80}; expected a text")
+            raise ValueError(f"{where}: {field} is {row.get(field)!r:.80}, but must be a non-empty string")
     if row["entry_point"] is not None and not NAME.fullmatch(str(row["entry_point"])):
-        raise ValueError(f"{where}: entry_point is {row['entry_point']!r:.80}; expected the name of a function or None")
+        raise ValueError(
+            f"{where}: entry_point is {row['entry_point']!r:.80}, but must be the name of a function or None"
+        )
     for field in ("solution", "starter", "prelude", "setup"):
         if not isinstance(row[field], str) and not (field == "solution" and row[field] is None):
-            raise ValueError(f"{where}: {field} is {row[field]!r:.80}; expected a text")
+            raise ValueError(f"{where}: {field} is {row[field]!r:.80}, but must be a string")
     if not row["tests"]:
-        raise ValueError(f"{where}: there are no tests")
+        raise ValueError(f"{where}: tests is empty, but must contain at least one test")
     for number, test in enumerate(row["tests"]):
         if problem := _problem(test, row):
             raise ValueError(f"{where}: test {number}: {problem}")
@@ -78,14 +85,18 @@ def check_row(row: Row) -> None:
 def _problem(test: dict, row: Row) -> str | None:
     kinds = [kind for kind in KINDS if isinstance(test.get(kind), str)]
     if len(kinds) != 1:
-        return f"expected one of the texts {', '.join(KINDS)}, found {', '.join(test) or 'nothing'}"
+        return f"its keys are {', '.join(test) or '(none)'}, but must include exactly one of: {', '.join(KINDS)}"
     if kinds == ["stdin"]:
         if row["entry_point"] is not None:
-            return f"it has an input, and the row asks for the function {row['entry_point']}"
-        return None if isinstance(test.get("stdout"), str) else f"stdout is {test.get('stdout')!r:.80}; expected a text"
+            return f"it has stdin, but the row asks for the function {row['entry_point']}"
+        return (
+            None
+            if isinstance(test.get("stdout"), str)
+            else f"stdout is {test.get('stdout')!r:.80}, but must be a string"
+        )
     if kinds == ["call"]:
         if "expect" not in test:
-            return None if row["solution"] else "it has no expected value, and the row no solution"
+            return None if row["solution"] else "it has no expected value, and the row has no solution"
         for text in (test["expect"], *test.get("or", ())):
             try:
                 literal(text)
@@ -95,17 +106,17 @@ def _problem(test: dict, row: Row) -> str | None:
 
 
 def kind_of(test: dict) -> str:
-    """One of KINDS."""
+    """Return the kind of a test, one of `KINDS`."""
     return next(kind for kind in KINDS if kind in test)
 
 
 def is_trainable(row: Row) -> bool:
-    """Whether all tests are compared outside the program's process."""
+    """Check whether all tests are compared outside the program's process."""
     return all(kind_of(test) != "check" for test in row["tests"])
 
 
 def some_tests(row: Row, n: int) -> list[dict]:
-    """At most `n` of a row's tests, evenly spread over them; 0: all."""
+    """Return at most `n` tests of a row, evenly spaced; 0 means all."""
     tests = row["tests"]
     if not n or len(tests) <= n:
         return tests
@@ -113,9 +124,10 @@ def some_tests(row: Row, n: int) -> list[dict]:
 
 
 def split(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows by part. A question of the test part is in no other part, one of validation not in train.
+    """Group rows by split, without repeated questions across splits.
 
-    Some published files ask the same question under several ids. What is left out is not counted as data.
+    Some published files contain the same question under several ids. A test question is removed from the other splits,
+    and a validation question from train.
     """
     parts: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     for row in rows:

@@ -1,4 +1,7 @@
-"""A dozen small problems, so that everything runs without a file: functions and programs that read standard input."""
+"""A dozen built-in problems that need no data file.
+
+They ask for functions and for programs that read standard input.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from envs.tasks.code.rows import Row, make_row
 
 
 def _function(part: str, question: str, solution: str, **tests: str) -> Row:
-    """Tests as `name_N="arguments -> value"`: the order of keywords is that of the tests."""
+    """Make the row of a function with tests given as `name="arguments -> value"`."""
     name = solution.split("(")[0].removeprefix("def ")
     pairs = [text.split(" -> ") for text in tests.values()]
     return make_row(
@@ -22,7 +25,7 @@ def _program(part: str, id: str, question: str, solution: str, **tests: str) -> 
 
 
 def rows() -> list[Row]:
-    """The problems: six to train on, three for validation, three for the test."""
+    """Return all problems: six for training, three for validation and three for testing."""
     return [
         _function(
             "train", "Write a function that returns twice a number.",

@@ -1,7 +1,7 @@
-"""Data sets by name: which files, which reader, and the parts.
+"""Datasets by name: their files, readers and splits.
 
-Files are looked for in the folder of $MARL_JAX_DATA (`envs.tasks.data.find`). Without its file a data set is replaced
-by the built-in sample, and the log says so.
+Files are searched in the folder $MARL_JAX_DATA (`envs.tasks.data.find`). If a dataset's file is missing, the built-in
+sample is used instead, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Reader = Callable[[Iterable[dict]], Iterator[Row]]
 
 @dataclasses.dataclass(frozen=True)
 class CodeSource:
-    """Files of a data set with their readers; of several names for one file the first that is there is read."""
+    """The files of a dataset with their readers.
+
+    Each entry of `files` is (names, reader); the first name that exists is read.
+    """
 
     files: tuple[tuple[tuple[str, ...], Reader], ...]
 
@@ -36,7 +39,7 @@ def _one(reader: Reader, *names: str) -> CodeSource:
 
 
 def _parts(reader: Callable, train: str, test: str, validation: str | None = None) -> CodeSource:
-    """A file for each part."""
+    """Return a source with one file per split."""
     files = {"train": train, "validation": validation, "test": test}
     return CodeSource(tuple(((name,), functools.partial(reader, part=part)) for part, name in files.items() if name))
 
@@ -55,18 +58,18 @@ SOURCES = {
 }
 SAMPLE = "sample"
 VALIDATION_EVERY = 10
-"""A data set with a train part and no published validation: every so many rows of train are for validation."""
+"""Every n-th training row is used for validation if no validation split is published."""
 
 
 def check_name(name: str) -> None:
-    """Refuses a data set that is none."""
+    """Raise a ValueError if the dataset is unknown."""
     if name not in SOURCES and name != SAMPLE and not str(name).endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
         known = ", ".join(sorted([*SOURCES, SAMPLE]))
         raise ValueError(f"dataset is {name!r}, but must be one of: {known}, or a .jsonl file of rows")
 
 
 def load(name: str) -> dict[str, Dataset]:
-    """The parts of a data set: {"train", "validation", "test"}; some have only a test."""
+    """Return the splits of a dataset; some datasets have only a test split."""
     check_name(name)
     return _load(name, os.environ.get(ROOT, ""))
 
@@ -79,21 +82,23 @@ def _load(name: str, root: str) -> dict[str, Dataset]:
         path = Path(name).expanduser()
         path = path if path.is_file() else find(name)
         if path is None:
-            raise DataError(f"{name}: no such file, here or in ${ROOT} ({root or 'not set'})")
+            raise DataError(f"{name}: no such file in the working directory or in ${ROOT} ({root or 'not set'})")
         return _as_parts(name, [own_row(row) for row in from_jsonl(path)])
     rows = read(name)
     if rows is None:
         names = " or ".join(files[0] for files, _ in SOURCES[name].files)
-        log.warning("%s: no file %s in $%s (%s); the built-in sample is used", name, names, ROOT, root or "not set")
+        log.warning(
+            "%s: file %s not found in $%s (%s); using the built-in sample", name, names, ROOT, root or "not set"
+        )
         return _load(SAMPLE, root)
     return _as_parts(name, rows)
 
 
 def read(name: str) -> list[Row] | None:
-    """All rows of a published data set, or None where one of its files is missing."""
+    """Return all rows of a published dataset, or None if a file is missing."""
     rows: list[Row] = []
     for names, reader in SOURCES[name].files:
-        path = next((found for one in names if (found := find(one))), None)
+        path = next((candidate for one in names if (candidate := find(one))), None)
         if path is None:
             return None
         records = from_jsonl(path)
@@ -105,14 +110,17 @@ def read(name: str) -> list[Row] | None:
 
 
 def own_row(record: dict) -> Row:
-    """A row of a file in the format of `envs.tasks.code.rows`; `id`, `question` and `tests` are needed."""
+    """Convert a record of a user's file into a row.
+
+    The fields `id`, `question` and `tests` are required.
+    """
     missing = [name for name in ("id", "question", "tests") if record.get(name) in (None, "", [])]
     if missing:
         raise DataError(f"row {record.get('id', '?')}: {missing[0]} is missing or empty")
     known = set(make_row("own", "0", "?", [{"stdin": "", "stdout": ""}]))
     if unknown := set(record) - known:
         names = ", ".join(sorted(known))
-        raise DataError(f"row {record['id']}: unknown field {sorted(unknown)[0]!r}, but must be one of: {names}")
+        raise DataError(f"row {record['id']}: unknown field {sorted(unknown)[0]!r}; fields must be one of: {names}")
     row = {name: record.get(name, "") for name in known} | {
         "source": record.get("source", "own"), "part": record.get("part", "train"),
         "entry_point": record.get("entry_point"), "solution": record.get("solution"), "id": str(record["id"]),
@@ -133,5 +141,5 @@ def _as_parts(name: str, rows: list[Row]) -> dict[str, Dataset]:
         parts["train"] = [row for i, row in enumerate(parts["train"]) if i % VALIDATION_EVERY]
     left = sum(len(published[part]) - len(parts[part]) for part in SPLITS)
     if left > 0:
-        log.info("%s: %d problems left out: asked in two parts, or checked in the program's process", name, left)
-    return {part: from_list(found, f"{name}/{part}") for part, found in parts.items()}
+        log.info("%s: skipped %d problems that are in two splits or have checks in the program's process", name, left)
+    return {part: from_list(split_rows, f"{name}/{part}") for part, split_rows in parts.items()}

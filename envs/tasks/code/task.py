@@ -1,12 +1,13 @@
-"""The task `code`: a coder and a tester, or one agent that does both, on problems with hidden tests.
+"""The `code` task: write programs and test cases for problems with hidden tests.
 
-In a turn of the form "roles" coder and tester answer at once, each from the problem alone; the program then runs on the
-tester's cases. In later turns both see which cases failed and with what output. An episode ends when the program passes
-the tester's cases, or after the last turn. It succeeds if the last program passes the hidden gold tests, which no agent
-ever sees. In the form "single" one agent writes the program and cases for it, with the same turns.
+In the form "roles", a coder and a tester act simultaneously in each turn, each from the problem alone. The program then
+runs on the tester's cases, and in later turns both see which cases failed and with what output. An episode ends when
+the program passes the tester's cases, or after the last turn. It succeeds if the last program passes the hidden gold
+tests, which no agent ever sees. In the form "single", one agent writes the program and its test cases, with the same
+turns.
 
-Where the run asks for K candidates (AT-GRPO), each is run and rewarded, and one is continued. Otherwise the answers of
-the last turn alone are rewarded: with a reward for every turn, an agent could earn more by not finishing.
+If the run samples K candidates (AT-GRPO), each of them is graded and rewarded, and one is continued. Otherwise only the
+completions of the last turn are rewarded: with a reward for every turn, an agent could earn more by not finishing.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ SANDBOXES = ("auto", "process")
 
 @dataclasses.dataclass(frozen=True)
 class Code(Task):
-    """The task.
+    """Programming problems for a coder and a tester, or for one agent.
 
-    dataset       a name of `sources.SOURCES`, "sample", or a .jsonl file of rows
-    test_dataset  where the test part comes from; "": from the same
-    form          "roles": coder and tester; "single": one agent
-    turns         at most
-    reward        "paper" or "cure" (`rewards`)
-    tests         gold tests that are used of a problem, at most; 0: all
-    cases         test cases that are read in an answer, at most
-    shown         gold tests that are shown with the problem and then not used
-    continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
-    seconds       of CPU time for all calls of a program, or for a program on one input; evaluations give 4 at least
-    sandbox       "auto": real isolation or an error; "process": limits only, for programs that are trusted
+    Attributes:
+        dataset: A name in `sources.SOURCES`, "sample", or a .jsonl file of rows.
+        test_dataset: Dataset for the test split; "" for the same dataset.
+        form: "roles" for coder and tester, "single" for one agent.
+        turns: Maximum number of turns.
+        reward: "paper" or "cure" (`rewards`).
+        tests: Maximum number of gold tests used per problem; 0 for all.
+        cases: Maximum number of test cases read from a completion.
+        shown: Number of gold tests shown with the problem, which are then not used for grading.
+        continuation: Which candidate is kept: "best", "random" or "first".
+        seconds: CPU time limit for all calls of a program, or for a program on one input. Evaluations allow at least 4.
+        sandbox: "auto" for real isolation or an error; "process" for limits only, for trusted programs.
     """
 
     dataset: str = "mbpp"
@@ -76,25 +78,32 @@ class Code(Task):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Who takes part."""
+        """Names of the roles."""
         return ("coder", "tester") if self.form == "roles" else ("coder",)
 
     def examples(self, part: str) -> Dataset:
-        """The problems of a part, as rows."""
+        """Return the problems of a split as rows."""
         check_split(part)
         name = self.test_dataset or self.dataset if part == "test" else self.dataset
         return sources.load(name)[part]
 
     def prepare(self) -> None:
-        """Starts the sandbox, or raises `SandboxUnavailable` where this machine allows no isolation."""
+        """Start the sandbox.
+
+        Raises:
+            SandboxUnavailable: This machine does not allow isolation.
+        """
         shared_sandbox(self.sandbox)
 
     def for_evaluation(self) -> Code:
-        """The same with the time that published figures allow: a slow program is not a wrong one."""
+        """Return the task with at least the time limit of published results.
+
+        A slow program is not a wrong one.
+        """
         return dataclasses.replace(self, seconds=max(self.seconds, SECONDS))
 
     async def play(self, ask: Ask, example: Row) -> Outcome:
-        """One problem."""
+        """Play one problem."""
         if example["predict"]:
             return await play_prediction(ask, example, self.continuation, lambda: shared_sandbox(self.sandbox).settings)
         return await _Episode(self, ask, example).play()
@@ -102,7 +111,7 @@ class Code(Task):
 
 @dataclasses.dataclass
 class Attempt:
-    """A candidate of the coder; `gold` is None where there is no program."""
+    """A candidate of the coder; `gold` is None if it contains no program."""
 
     reply: Reply
     program: ExtractedProgram
@@ -110,17 +119,21 @@ class Attempt:
 
     @property
     def right(self) -> bool:
+        """Whether the program passes all gold tests."""
         return self.gold is not None and self.gold["passed"]
 
     def judge(self, gold: Report | None) -> None:
-        """Notes what gold tests have shown."""
+        """Record the report on the gold tests."""
         self.gold = gold
         self.reply.judge(self.right, self.program.text, _reason(self))
 
 
 @dataclasses.dataclass
 class Suite:
-    """A candidate of the tester; `right` says of each case whether it is right, None where that is not known."""
+    """A candidate of the tester.
+
+    `right` says for each case whether it is correct; it is None if that is unknown.
+    """
 
     reply: Reply
     cases: Cases
@@ -144,10 +157,10 @@ class _Episode:
         first, turns, done = None, 0, False
         while turns < self.task.turns and not done:
             turns += 1
-            attempt, suite, report, found = await self._turn(coder, tester, to_coder, to_tester)
+            attempt, suite, report, feedback = await self._turn(coder, tester, to_coder, to_tester)
             first, done = attempt.right if first is None else first, report["passed"]
-            to_coder = (prompts.single_again if self.single else prompts.coder_again)(found)
-            to_tester = prompts.tester_again(found)
+            to_coder = (prompts.single_again if self.single else prompts.coder_again)(feedback)
+            to_tester = prompts.tester_again(feedback)
         if self.ask.candidates == 1:
             await self._reward([attempt], [suite])
         return Outcome(
@@ -156,7 +169,11 @@ class _Episode:
         )  # fmt: skip
 
     async def _turn(self, coder: Chat, tester: Chat | None, to_coder: str, to_tester: str):
-        """One turn: what is kept of coder and tester, the one on the other's cases, and the words for the next turn."""
+        """Play one turn.
+
+        Returns:
+            The kept attempt and suite, the report of the program on the cases, and the feedback for the next turn.
+        """
         n = self.ask.candidates
         saying = [coder.say(to_coder, n=n, label="code")]
         if tester is not None:
@@ -169,7 +186,7 @@ class _Episode:
             self._run("gold", attempts, self.tests),
             asyncio.gather(*(self._cases(k, reply) for k, reply in enumerate(said[-1].replies))),
         )
-        suites = [Suite(reply, found) for reply, found in zip(said[-1].replies, cases, strict=True)]
+        suites = [Suite(reply, extracted) for reply, extracted in zip(said[-1].replies, cases, strict=True)]
         for attempt, report in zip(attempts, gold, strict=True):
             attempt.judge(report)
         await self._reward(attempts, suites)
@@ -184,26 +201,26 @@ class _Episode:
         return self._turned(attempt, suite, kept)
 
     async def _tried(self, attempt: Attempt, said: Reply):
-        """A turn without other candidates, of which all is found in one call."""
+        """Grade a turn with one candidate per role in a single call."""
         arguments = (attempt.program.text, self.tests, said.text, self.task.cases, self.task.seconds)
-        found = await self._call(calls.tried, *arguments, tests=len(self.tests) + self.task.cases, name="tried")
-        attempt.judge(found["gold"])
-        return self._turned(attempt, Suite(said, Cases(**found["cases"])), found["kept"])
+        results = await self._call(calls.tried, *arguments, tests=len(self.tests) + self.task.cases, name="tried")
+        attempt.judge(results["gold"])
+        return self._turned(attempt, Suite(said, Cases(**results["cases"])), results["kept"])
 
     def _turned(self, attempt: Attempt, suite: Suite, kept: Report | None):
-        """What a turn comes to: see `_turn`."""
+        """Return the results of a turn, see `_turn`."""
         pairs = None if attempt.gold is None else []
         if kept is not None:
             pairs = list(zip(suite.cases.tests, kept["tests"], strict=True))
-        found = prompts.after_cases(pairs, "your" if self.single else "the")
-        return attempt, suite, kept or {"passed": False, "share": 0.0}, found
+        feedback = prompts.after_cases(pairs, "your" if self.single else "the")
+        return attempt, suite, kept or {"passed": False, "share": 0.0}, feedback
 
     async def _cases(self, k: int, reply: Reply) -> Cases:
         arguments = (reply.text, self.row["entry_point"], self.task.cases)
         return Cases(**await self.ask.verify(calls.cases_in, *arguments, limit=calls.STARTING, name=f"read_{k}"))
 
     async def _run(self, name: str, attempts: Sequence[Attempt], tests: Sequence[dict]) -> list[Report | None]:
-        """Programs on tests, side by side, equal programs once; None where there is no program."""
+        """Grade programs concurrently, equal ones only once; None if there is no program."""
         programs = list(dict.fromkeys(a.program.text for a in attempts if a.program.text is not None))
         reports = await asyncio.gather(*(self._graded(f"{name}_{k}", p, tests) for k, p in enumerate(programs)))
         by_program: dict[str | None, Report] = dict(zip(programs, reports, strict=True))
@@ -213,14 +230,14 @@ class _Episode:
         return await self._call(calls.graded, program, tests, self.task.seconds, tests=len(tests), name=name)
 
     async def _call(self, function: Callable, *args: Any, tests: int, name: str) -> Any:
-        """A function of `calls` that runs programs on so many tests."""
+        """Call a function of `calls` with a time limit for the given number of tests."""
         sandbox, limit = shared_sandbox(self.task.sandbox).settings, calls.limit(tests, self.task.seconds)
         return await self.ask.verify(function, sandbox, calls.needed(self.row), *args, limit=limit, name=name)
 
     # ------------------------------------------------------------------------------------------------ rewards
 
     async def _reward(self, attempts: Sequence[Attempt], suites: Sequence[Suite]) -> None:
-        """Puts rewards on candidates of one turn."""
+        """Set the rewards of the candidates of one turn."""
         for attempt in attempts:
             gold = attempt.gold or {"built": False, "ran": False, "share": 0.0}
             if self.task.reward == "paper":
@@ -232,25 +249,24 @@ class _Episode:
             await self._reward_tester(attempts, suites)
 
     async def _reward_tester(self, attempts: Sequence[Attempt], suites: Sequence[Suite]) -> None:
-        """Every program, and the solution, on every case of all suites."""
+        """Run every program and the solution on all suites and reward the tester."""
         written = [attempt for attempt in attempts if attempt.gold is not None]
         right = [attempt.right for attempt in written]
         programs = list(dict.fromkeys(a.program.text for a in written if a.program.text is not None))
         solution = [self.row["solution"]] if self.row["solution"] else []
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._on_suites(f"cases_{k}", text, suites) for k, text in enumerate([*programs, *solution]))
         )
-        by_program: dict[str | None, list[list[bool]]] = dict(
-            zip(programs, found, strict=False)
-        )  # the solution is the last one found
+        # The solution's results, which come last, belong to no program.
+        by_program: dict[str | None, list[list[bool]]] = dict(zip(programs, results, strict=False))
         for k, suite in enumerate(suites):
             passes = [by_program[attempt.program.text][k] for attempt in written]  # [program][case]
             by_case = [[each[n] for each in passes] for n in range(len(suite.cases.tests))]
-            suite.right = found[-1][k] if solution else _by_right_programs(by_case, right)
+            suite.right = results[-1][k] if solution else _by_right_programs(by_case, right)
             self._reward_suite(suite, by_case, right)
 
     def _reward_suite(self, suite: Suite, by_case: list[list[bool]], right: list[bool]) -> None:
-        """The tester's reward for one answer; by_case[case][program] says what passes."""
+        """Set the tester's reward for one completion; `by_case` is indexed [case][program]."""
         n = len(by_case)
         if suite.right is not None:
             suite.reply.judge(sum(suite.right) / max(n, 1), reason=f"{sum(suite.right)} of {n} cases are right")
@@ -264,10 +280,10 @@ class _Episode:
         suite.reply.reward(process=process, agent=agent)
 
     async def _on_suites(self, name: str, program: str, suites: Sequence[Suite]) -> list[list[bool]]:
-        """Whether a program passes each case of each suite.
+        """Return whether a program passes each case of each suite.
 
-        All different cases run together. If one of them ran into a limit, which they share, every suite runs again by
-        itself: an answer is never judged by the cases of another.
+        All distinct cases run together and share the limits. If one of them hits a limit, every suite runs again
+        separately, so that a completion is never judged by another one's cases.
         """
         cases = list({str(case): case for suite in suites for case in suite.cases.tests}.values())
         if not cases:
@@ -297,14 +313,18 @@ class _Episode:
 
 
 def _by_right_programs(by_case: list[list[bool]], right: list[bool]) -> list[bool] | None:
-    """Without a solution a case is right if every right program passes it; None if there is none to tell."""
+    """Return which cases are correct, judged by the correct programs.
+
+    Without a solution, a case counts as correct if every correct program passes it. The result is None if there is no
+    correct program.
+    """
     if not any(right):
         return None
     return [all(passed for passed, fine in zip(passes, right, strict=True) if fine) for passes in by_case]
 
 
 def _reason(attempt: Attempt) -> str:
-    """A verdict on a program in a few words."""
+    """Summarize the verdict on a program."""
     if attempt.gold is None:
         return f"program: {attempt.program.problem}"
     tests = attempt.gold["tests"]

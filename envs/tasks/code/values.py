@@ -1,7 +1,7 @@
-"""Expected values and what programs return or print: how they are read, shown and compared, here and not there.
+"""Reading, printing and comparing the values that programs return or print.
 
-A value leaves the process of a program as a tree (`envs.tasks.sandbox.inside.values`); that process never holds an
-expected value. Expected values are Python literals in text form, read by `literal`, which evaluates nothing.
+A value leaves the program's process as a tree (`envs.tasks.sandbox.inside.values`), and that process never holds an
+expected value. Expected values are Python literals in text form, which `literal` reads without evaluating anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 from envs.tasks.sandbox.inside.values import NotAValue, canonical, check, encode
 
 LONGEST = 100_000
-"""Characters of a literal; a longer one is refused."""
+"""Maximum length of a literal in characters."""
 
 # ---------------------------------------------------------------------------------------------------- literals
 
@@ -27,7 +27,7 @@ _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 _parsing = threading.Lock()
-"""CPython 3.11 raises a SystemError where a search for garbage lets another thread in while a syntax tree is made."""
+"""CPython 3.11 may raise a SystemError if the garbage collector switches threads while a syntax tree is built."""
 
 
 @overload
@@ -39,17 +39,20 @@ def parse(text: str, mode: Literal["eval"]) -> ast.Expression: ...
 
 
 def parse(text: str, mode: Literal["exec", "eval"] = "exec") -> ast.Module | ast.Expression:
-    """The syntax tree of a text, without the warnings that Python has for some."""
+    """Return the syntax tree of source code, without Python's syntax warnings."""
     with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, mode="eval") if mode == "eval" else ast.parse(text, mode="exec")
 
 
 def literal(text: str | ast.expr) -> Any:
-    """The value of a literal; nothing is evaluated. A ValueError for everything else.
+    """Return the value of a literal without evaluating anything.
 
-    Besides Python's literals: `set()`, `frozenset`, `tuple`, `list`, `dict` and `set` of a literal, `float("inf")`, the
-    names inf and nan, as `repr` writes them, and sums, differences, products and quotients of numbers.
+    In addition to Python's literals, this reads `set()`, calls of `frozenset`, `tuple`, `list`, `dict` and `set` on a
+    literal, `float("inf")`, the names inf and nan, and sums, differences, products and quotients of numbers.
+
+    Raises:
+        ValueError: The text is not a literal.
     """
     try:
         if isinstance(text, str):
@@ -100,16 +103,20 @@ Tree = list
 
 
 def same(expected: Any, tree: Tree, close: tuple[float, float] | None = None, plain: bool = False) -> bool:
-    """Whether the tree is that of a value equal to the expected one, as Python has it.
+    """Check whether a tree represents a value equal to the expected one by Python's rules.
 
-    close  (relative, absolute) tolerance for numbers of which one is a float, in lists, tuples and values of dicts too
-    plain  lists and tuples are alike, as in data that were JSON
+    Args:
+        expected: Expected value.
+        tree: Tree of the actual value.
+        close: (relative, absolute) tolerance for numbers if one of them is a float, also within lists, tuples and the
+            values of dicts.
+        plain: Whether lists equal tuples, as in data that was stored as JSON.
     """
     return same_trees(encode(expected), tree, close, plain)
 
 
 def same_trees(one: Tree, other: Tree, close: tuple[float, float] | None = None, plain: bool = False) -> bool:
-    """`same` for two trees."""
+    """Compare two trees, see `same`."""
     try:
         check(other)
         if plain:
@@ -136,13 +143,13 @@ def _close(one: Tree, other: Tree, close: tuple[float, float]) -> bool:
     if {one[0], other[0]} <= set("bif") and "f" in (one[0], other[0]):
         try:
             return math.isclose(_real(one), _real(other), rel_tol=close[0], abs_tol=close[1])
-        except OverflowError:  # an integer beyond all floats
+        except OverflowError:  # the integer exceeds the range of floats
             return False
     if one[0] == other[0] and one[0] in ("l", "t"):
         return len(one[1]) == len(other[1]) and all(_close(a, b, close) for a, b in zip(one[1], other[1], strict=True))
     if one[0] == other[0] == "d":
-        ours, theirs = ({canonical(key): value for key, value in tree[1]} for tree in (one, other))
-        return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key], close) for key in ours)
+        left, right = ({canonical(key): value for key, value in tree[1]} for tree in (one, other))
+        return left.keys() == right.keys() and all(_close(left[key], right[key], close) for key in left)
     return _equal(one, other)
 
 
@@ -151,7 +158,7 @@ def _real(tree: Tree) -> float:
 
 
 def shown(tree: Tree, longest: int = 200) -> str:
-    """A tree as Python would write its value, cut."""
+    """Format a tree as Python source, cut to a maximum length."""
     try:
         check(tree)
         text = _written(tree, [longest])
@@ -161,7 +168,7 @@ def shown(tree: Tree, longest: int = 200) -> str:
 
 
 def _written(tree: Tree, left: list[int]) -> str:
-    """Stops early: `left` counts the characters that are still of use."""
+    """Format a tree; `left` counts the remaining characters, so that long values stop early."""
     tag, *content = tree
     if left[0] <= 0:
         return "…"
@@ -197,32 +204,36 @@ def _scalar(tag: str, content: list, longest: int) -> str:
 
 
 NUMBERS = 1e-6
-"""Tolerance of numbers with a decimal point in printed outputs, relative above 1 and absolute below."""
+"""Tolerance for decimal numbers in printed output, relative above 1 and absolute below."""
 
 
-def same_output(expected: str, found: str) -> bool:
-    """Whether a printed output is the expected one.
+def same_output(expected: str, actual: str) -> bool:
+    """Check whether a printed output matches the expected one.
 
-    Lines are compared in order; spaces at the ends of lines and empty lines at the end do not count, nor how many
-    spaces are between words. Words are equal as they stand, or both are numbers within NUMBERS where the expected one
-    has a decimal point or an exponent.
+    Lines are compared in order. Trailing whitespace, trailing empty lines and the amount of space between words do not
+    matter. Words must be identical, or both must be numbers that differ by at most `NUMBERS` if the expected one has a
+    decimal point or an exponent.
     """
-    ours, theirs = (text.rstrip().split("\n") for text in (expected, found))
-    return len(ours) == len(theirs) and all(_same_line(a, b) for a, b in zip(ours, theirs, strict=True))
+    expected_lines, actual_lines = (text.rstrip().split("\n") for text in (expected, actual))
+    return len(expected_lines) == len(actual_lines) and all(
+        _same_line(a, b) for a, b in zip(expected_lines, actual_lines, strict=True)
+    )
 
 
-def _same_line(expected: str, found: str) -> bool:
-    ours, theirs = expected.split(), found.split()
-    return len(ours) == len(theirs) and all(_same_word(a, b) for a, b in zip(ours, theirs, strict=True))
+def _same_line(expected: str, actual: str) -> bool:
+    expected_words, actual_words = expected.split(), actual.split()
+    return len(expected_words) == len(actual_words) and all(
+        _same_word(a, b) for a, b in zip(expected_words, actual_words, strict=True)
+    )
 
 
-def _same_word(expected: str, found: str) -> bool:
-    if expected == found:
+def _same_word(expected: str, actual: str) -> bool:
+    if expected == actual:
         return True
-    if len(expected) > 400 or len(found) > 400 or not any(c in expected for c in ".eE"):
+    if len(expected) > 400 or len(actual) > 400 or not any(c in expected for c in ".eE"):
         return False
     try:
-        a, b = float(expected), float(found)
+        a, b = float(expected), float(actual)
     except ValueError:
         return False
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= NUMBERS * max(1.0, abs(a))

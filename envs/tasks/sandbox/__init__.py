@@ -1,4 +1,4 @@
-"""A sandbox for programs written by a model: Python that nobody has read. See docs/sandbox.md.
+"""A sandbox for untrusted Python programs, such as those written by a model.
 
     from envs.tasks.sandbox import Limits, Sandbox
 
@@ -6,7 +6,7 @@
     result = sandbox.run_sync("print(int(input()) + 1)", stdin="41", limits=Limits(wall=2.0))
     print(result.status, result.stdout)
 
-`python -m envs.tasks.sandbox` says which layers hold here.
+`python -m envs.tasks.sandbox` prints the isolation layers that are active on this machine. See docs/sandbox.md.
 """
 
 from envs.tasks.sandbox.pool import Sandbox, same_sandbox, shared_sandbox

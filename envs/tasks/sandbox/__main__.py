@@ -1,7 +1,7 @@
-"""Prints which layers hold on this machine and what became of every attack.
+"""Print the isolation layers of this machine and the result of every attack.
 
-python -m envs.tasks.sandbox              # the way that is chosen here
-python -m envs.tasks.sandbox --all        # every way that could be chosen
+python -m envs.tasks.sandbox              # the plan that is chosen on this machine
+python -m envs.tasks.sandbox --all        # every available plan
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from envs.tasks.sandbox.arena import Arena
 
 
 def main() -> int:
-    """The exit code: 0 if everything is contained."""
+    """Run all attacks and return the exit code, 0 if every attack is contained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="try every way to isolate, not only the one chosen here")
+    parser.add_argument("--all", action="store_true", help="Try every isolation plan instead of only the chosen one")
     every = parser.parse_args().all
     escaped = 0
     for plan in probe.ways() if every else (None,):
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def table(sandbox: Sandbox) -> int:
-    """Run every attack and print what became of it; how many got out."""
+    """Print the result of every attack and return the number of escapes."""
     escaped = 0
     arena = Arena()
     try:

@@ -1,4 +1,4 @@
-"""Things outside the sandbox for attacks to reach, and how to see whether they did."""
+"""Targets outside the sandbox that attacks try to reach."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Arena:
-    """Things outside the sandbox that a program must not reach."""
+    """Files, sockets and a process outside the sandbox that a program must not reach."""
 
     def __init__(self):
         self.secret = secrets.token_hex(16)
@@ -60,12 +60,12 @@ class Arena:
         return held
 
     def _state(self):
-        found = os.stat(self.file)
+        info = os.stat(self.file)
         names = sorted(name for name in os.listdir(self.folder) if not name.startswith("socket"))
-        return found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns, names
+        return info.st_mode, info.st_uid, info.st_gid, info.st_size, info.st_mtime_ns, names
 
     def changed(self) -> str:
-        """What is no longer as it was, in words; empty if nothing."""
+        """Describe how the file or folder changed; return "" if it did not."""
         try:
             now = self._state()
         except OSError as failure:
@@ -73,7 +73,7 @@ class Arena:
         return "" if now == self.before else f"{self.before} became {now}"
 
     def received(self) -> str:
-        """Which listener heard something."""
+        """Return a description of the first listener that was reached, or ""."""
         for held in self.sockets:
             if held is None:
                 continue
@@ -86,7 +86,7 @@ class Arena:
         return ""
 
     def processes(self) -> int:
-        """Processes anywhere on the machine that carry the token as their name."""
+        """Return the number of processes on the machine that are named after the token."""
         count = 0
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ class Arena:
         return count
 
     def close(self) -> None:
-        """Take everything down, with what an attack has made."""
+        """Remove all targets and anything that an attack created."""
         self.victim.kill()
         for folder in ("/var/tmp", "/dev/shm"):
             with contextlib.suppress(FileNotFoundError):

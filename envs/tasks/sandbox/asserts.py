@@ -1,16 +1,18 @@
-"""Tests such as `assert f(1) == 2`, with a verdict that the program under test cannot make itself.
+"""Tests such as `assert f(1) == 2` with verdicts that the program cannot forge.
 
-A test is taken apart by its syntax. What calls the program, `f(1)`, is evaluated in a process that has loaded the
-program and knows no expected value. Its value comes back as data. The rest of the test decides outside: by comparison
-here where the other side is a literal, else in a clean process of the sandbox that has never seen the program.
+A test is split by its syntax. The call into the program, `f(1)`, is evaluated in a process that has loaded the program
+and does not know the expected value. Its value is returned as data. The rest of the test is evaluated elsewhere: a
+literal is compared in this process, and anything else is evaluated in a clean sandbox process that never loads the
+program.
 
     assert f(1) == 2                    f(1) in the program's process, compared with 2 here
-    assert abs(f(1) - 0.5) < 1e-6       f(1) in the program's process, abs(VALUE - 0.5) < 1e-6 in a clean one
-    assert all(f(x) for x in xs)        cannot be taken apart: as a whole in the program's process, `protected=False`
+    assert abs(f(1) - 0.5) < 1e-6       f(1) in the program's process, abs(VALUE - 0.5) < 1e-6 in a clean process
+    assert all(f(x) for x in xs)        cannot be split: runs in the program's process, `protected=False`
 
-So printing a verdict, exiting early, replacing builtins, objects that equal everything, and searching memory or frames
-for the expected value lead nowhere in the first two forms. In the third a test passes only if it ran to its end and
-then read a nonce from a descriptor, which stops the careless; a program that looks for the test will find it.
+In the first two forms, a program gains nothing by printing a verdict, exiting early, replacing builtins, returning
+objects that equal everything, or searching memory or frames for the expected value. In the third form, a test passes
+only if it runs to its end and then reads a nonce from a descriptor. That stops accidental passes, but a program that
+looks for the test can fake it.
 """
 
 from __future__ import annotations
@@ -25,21 +27,26 @@ import sys
 from envs.tasks.sandbox.inside import values
 from envs.tasks.sandbox.results import CallResult, Limits, TestResult
 
-MAX_TEST = 50_000  # characters of a test that are worth taking apart
+MAX_TEST = 50_000  # maximum length in characters of a test that is split
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield)
 _TOP_LEVEL = re.compile(r"^(?:async +def|def|class) +(\w+)|^(\w+) *(?::[^=\n]*)?=[^=]|^(?:import|from) +.*", re.M)
 _CLASS = re.compile(r"^class +(\w+)", re.M)
-# What may surround a call whose value cannot be told, such as a generator, and still say nothing of what is expected.
+# Conversions that may run in the program's process, because they reveal nothing about the expected value.
 _CONVERSIONS = {"list", "tuple", "set", "frozenset", "sorted", "dict", "str", "next"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A test in two parts: `calls` for the program's process, and `rest`, an expression over VALUE0, VALUE1, …
+    """A test split into calls for the program's process and the rest of the assertion.
 
-    If `expected` is there, the only value is compared with this literal. `whole` is tried instead of `calls` if their
-    values cannot be told: the same calls with a conversion around them.
+    Attributes:
+        calls: Expressions to evaluate in the program's process.
+        rest: The assertion as an expression over VALUE0, VALUE1, …
+        modules: Standard library modules that `rest` uses.
+        expected: If not None, the literal that the only value must equal.
+        whole: Fallback if the value of a call cannot be reported: the same call with its conversion, such as
+            `list(f(1))`.
     """
 
     calls: tuple[str, ...]
@@ -50,7 +57,7 @@ class Split:
 
 
 def split(test: str, program: str = "", setup: str = "") -> Split | None:
-    """Take a test apart; None if it has to run in the program's process as it is."""
+    """Split a test, or return None if it must run in the program's process."""
     if len(test) > MAX_TEST:
         return None
     try:
@@ -63,7 +70,7 @@ def split(test: str, program: str = "", setup: str = "") -> Split | None:
 
 
 class _Names:
-    """Which names of a test are the program's."""
+    """The names in a test that belong to the program."""
 
     def __init__(self, test, program, setup):
         neutral = set(dir(builtins)) | _defined(setup)
@@ -74,7 +81,7 @@ class _Names:
         } & sys.stdlib_module_names  # fmt: skip
         self.modules = tuple(sorted(modules - _defined(setup)))
         self.program = used - neutral - modules
-        if not self.program:  # a program may give a builtin's name to the function under test
+        if not self.program:  # the function under test may have the name of a builtin
             self.program = used & _defined(program)
         self.classes = set(_CLASS.findall(program))
 
@@ -103,9 +110,9 @@ def _split(test, names):
 
 
 def _chains(test, names):
-    """The expressions that start at a name of the program; None if one of them depends on a variable of the test."""
+    """Return the calls into the program; None if one uses a test's variable."""
     parents = {child: node for node in ast.walk(test) for child in ast.iter_child_nodes(node)}
-    found, covered = [], set()
+    tops, covered = [], set()
     for node in ast.walk(test):
         if not isinstance(node, ast.Name) or node.id not in names.program or node in covered:
             continue
@@ -115,13 +122,16 @@ def _chains(test, names):
             above = parents[above]
             if isinstance(above, _SCOPES):
                 return None
-        found.append(top)
+        tops.append(top)
         covered.update(ast.walk(top))
-    return [chain for chain in found if not any(chain is not other and chain in ast.walk(other) for other in found)]
+    return [chain for chain in tops if not any(chain is not other and chain in ast.walk(other) for other in tops)]
 
 
 def _top(node: ast.AST, parents: dict[ast.AST, ast.AST], is_class: bool) -> ast.AST:
-    """`f(x)` of `f(x).strip()`, but all of `Solution().f(x)`: the object itself would not say anything."""
+    """Return the outermost call to evaluate in the program's process.
+
+    That is `f(x)` for `f(x).strip()`, but all of `Solution().f(x)`, because the object itself cannot be reported.
+    """
     top = last_call = node
     while isinstance(above := parents.get(top), ast.Call | ast.Attribute):
         if isinstance(above, ast.Call) and above.func is not top:
@@ -169,7 +179,7 @@ def _is_literal(node):
 
 
 def _is_conversion(node):
-    """list(VALUE0), sorted(list(VALUE0)) and the like."""
+    """Check for `list(VALUE0)`, `sorted(list(VALUE0))` and similar expressions."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CONVERSIONS:
         if len(node.args) != 1 or node.keywords:
             return False
@@ -178,11 +188,19 @@ def _is_conversion(node):
 
 
 def run(evaluate, program: str, tests: list[str], setup: str, limits: Limits) -> list[TestResult]:
-    """The verdicts of all tests. `evaluate` is that of the sandbox."""
+    """Return the verdicts of all tests.
+
+    Args:
+        evaluate: `Sandbox.evaluate`.
+        program: Source of the program.
+        tests: Assertions.
+        setup: Code that runs after the program and before the tests.
+        limits: Limits of each step.
+    """
     loaded = f"{program}\n{setup}\n" if setup else program
     parts = [split(test, program, setup) for test in tests]
     verdicts = _take_apart(evaluate, loaded, setup, parts, limits)
-    again = [index for index, part in enumerate(parts) if part and part.whole and _is_untold(verdicts[index])]
+    again = [index for index, part in enumerate(parts) if part and part.whole and _is_unreportable(verdicts[index])]
     if again:
         second = [part.whole if part and index in again else None for index, part in enumerate(parts)]
         for index, verdict in enumerate(_take_apart(evaluate, loaded, setup, second, limits)):
@@ -194,20 +212,20 @@ def run(evaluate, program: str, tests: list[str], setup: str, limits: Limits) ->
     return [verdict for verdict in verdicts if verdict is not None]
 
 
-_UNTOLD = "cannot be compared"
+_UNREPORTABLE = "cannot be compared"
 
 
-def _is_untold(verdict):
-    return verdict is not None and not verdict.passed and _UNTOLD in verdict.reason
+def _is_unreportable(verdict):
+    return verdict is not None and not verdict.passed and _UNREPORTABLE in verdict.reason
 
 
 def _take_apart(evaluate, loaded, setup, parts, limits) -> list[TestResult | None]:
-    """Verdicts of the tests that could be taken apart, None for the others."""
+    """Return the verdicts of the tests that can be split, and None for the others."""
     verdicts: list[TestResult | None] = [None] * len(parts)
     calls = [(index, call) for index, part in enumerate(parts) if part for call in part.calls]
     answers: dict[int, list[CallResult]] = {}
-    told = evaluate(loaded, [{"kind": "value", "source": call} for _, call in calls], limits)
-    for (index, _), answer in zip(calls, told, strict=True):
+    reported = evaluate(loaded, [{"kind": "value", "source": call} for _, call in calls], limits)
+    for (index, _), answer in zip(calls, reported, strict=True):
         answers.setdefault(index, []).append(answer)
     clean = []
     for index, part in enumerate(parts):
@@ -243,7 +261,10 @@ def _expression(part, given):
 
 
 def _decide(evaluate, setup, parts, clean, limits, verdicts):
-    """What is left of the tests, in a process without the program. Tests it cannot decide stay without a verdict."""
+    """Evaluate the rest of the tests in a process without the program.
+
+    Tests that need the program for their setup remain without a verdict.
+    """
     modules = sorted({module for index, _ in clean for module in parts[index].modules})
     start = "".join(f"import {module}\n" for module in modules) + setup
     items = [{"kind": "value", "source": source} for _, source in clean]
@@ -251,30 +272,33 @@ def _decide(evaluate, setup, parts, clean, limits, verdicts):
         if answer.status == "ok":
             passed = answer.value == ["b", 1]
             verdicts[index] = TestResult(passed, "" if passed else "the assertion is false")
-        elif not answer.error.startswith("the program failed to load"):  # then the setup needs the program
+        elif not answer.error.startswith("the program failed to load"):  # a setup that fails to load needs the program
             verdicts[index] = TestResult(False, answer.error)
 
 
 def statements(check: str, entry_point: str) -> list[str]:
-    """The tests of a HumanEval-style function `check(candidate)`, as single asserts about `entry_point` if it has only
-    such, else as one."""
+    """Return the tests of a HumanEval-style function `check(candidate)`.
+
+    Returns:
+        One assertion about `entry_point` per test, or the whole function as one test if it contains other statements.
+    """
     as_one = [f"{check}\ncheck({entry_point})"]
     try:
         functions = [node for node in ast.parse(check).body if isinstance(node, ast.FunctionDef)]
         if len(functions) != 1 or functions[0].name != "check" or len(functions[0].args.args) != 1:
             return as_one
         candidate = functions[0].args.args[0].arg
-        found = []
+        tests = []
         for node in functions[0].body:
             if isinstance(node, ast.Assert):
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Name) and inner.id == candidate:
                         inner.id = entry_point
-                found.append(ast.unparse(ast.Assert(node.test, None)))
+                tests.append(ast.unparse(ast.Assert(node.test, None)))
             elif not isinstance(node, ast.Pass) and not (
                 isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             ):
                 return as_one
-        return found or as_one
+        return tests or as_one
     except _UNREADABLE:
         return as_one

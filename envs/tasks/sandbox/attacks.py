@@ -1,10 +1,10 @@
-"""Programs that try to leave the sandbox, which it is probed with, and checks from outside.
+"""Programs that try to escape from the sandbox, and checks for their success.
 
-A check looks at what an escape would have changed or received out here, and at what the program printed; a program that
-gets at something prints it. The arena is what there is to reach: a file, listeners, and a process of the same user.
+A check looks for changes to the arena, for messages received outside and for the program's output; a program that
+reaches something prints it. The arena provides the targets: a file, listeners and a process of the same user.
 
-An attack must do no harm where it succeeds, since that is what it is run to find out: it changes and kills nothing but
-what the arena made for it. Everything else it only looks at, or sends signal 0.
+A successful attack must do no harm, because it runs before isolation is known to work. It changes and kills only what
+the arena created for it. Everything else is only read, or sent signal 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from envs.tasks.sandbox.results import Limits, SandboxResult
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """A program that reads what it can reach from `REACH`, and a check that says what got out (empty: contained)."""
+    """A program that attacks the targets in `REACH`, and a check of the result.
+
+    The check returns a description of what escaped, or "" if the attack was contained.
+    """
 
     name: str
     program: str
@@ -28,11 +31,11 @@ class Attack:
     limits: Limits = Limits(wall=3.0, cpu=3.0)
 
     def source(self, arena: Arena) -> str:
-        """The program for this arena."""
+        """Return the source of the program with the targets of an arena."""
         return f"REACH = {arena.reach!r}\n{_TRY}{self.program}"
 
 
-# `attempt` prints ESCAPED where something worked that must not.
+# `attempt` prints ESCAPED if a forbidden operation succeeds.
 _TRY = """
 import ctypes, os, signal, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +53,7 @@ def read(path):
 
 
 def printed(arena: Arena, result: SandboxResult) -> str:
-    """What the program got at, by its own word or by the secret in what it wrote."""
+    """Return output that shows an escape: a line marked ESCAPED or the secret."""
     for line in result.stdout.splitlines():
         if line.startswith("ESCAPED") or arena.secret in line:
             return line
@@ -77,22 +80,26 @@ def _processes(arena, result):
 
 
 def ended(limit=None):
-    """Check that no process is left, and that one of the limits named ended the program."""
+    """Return a check that no process is left and an expected limit was hit.
+
+    Args:
+        limit: Names of the expected limits; None for any ending.
+    """
 
     def check(arena, result):
         time.sleep(0.05)
         left = arena.processes()
         if left:
-            return f"{left} processes are still there"
+            return f"{left} processes are still running"
         if limit is not None and result.limit not in limit:
-            return f"ended with {result.status} {result.limit}, expected the limit {limit}"
+            return f"ended with {result.status} {result.limit}, but must hit one of the limits {limit}"
         return printed(arena, result)
 
     return check
 
 
 def refused(arena, result):
-    """Check that a system call was refused."""
+    """Check that a system call was rejected."""
     return "" if result.status == "refused" else f"ended with {result.status}: {result.stdout[-200:]}"
 
 

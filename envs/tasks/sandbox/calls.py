@@ -1,7 +1,7 @@
-"""Calls into a program as the sandbox sees them: what is asked of a worker, and what is believed of its answer.
+"""Calls into a program: the sandbox's requests to a worker, and their results.
 
-How the calls are made is said in `inside/calls.py`. A submission is a function (program, limits, items, name) that has
-a worker run a program and returns its `SandboxResult` and its records.
+See `inside/calls.py` for the worker's side. `Submit` is a function (program, limits, items, name) that runs a program
+in a worker and returns its `SandboxResult` and its records.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Item = dict
 Submit = Callable[[str, Limits, bytes, str], tuple[SandboxResult, bytes]]
 
 PATIENCE = 0.1
-"""Seconds for which groups of calls are made together; a program that takes longer may never end."""
+"""Seconds for which groups of calls run together; a program that takes longer may never end."""
 
 
 def evaluate(submit: Submit, program: str, items: Sequence[Item], limits: Limits, name: str) -> list[CallResult]:
-    """The results of items, in order."""
+    """Return the results of items in order."""
     if not items:
         return []
     answer = _ask(submit, program, items, limits, name)
@@ -36,23 +36,24 @@ def evaluate(submit: Submit, program: str, items: Sequence[Item], limits: Limits
 def evaluate_groups(
     submit: Submit, program: str, groups: Sequence[Sequence[Item]], limits: Limits, name: str
 ) -> list[list[CallResult]]:
-    """The results of several groups of items, each as `evaluate` has them, but loading the program once if possible.
+    """Return the results of several groups of items, loading the program once if possible.
 
-    It is possible where calls do not affect each other and their limits are not reached. The first group is made in
-    any case; others are made again by themselves where they were not made, or where a limit may not have been theirs.
-    After `PATIENCE` they are made beside the first one.
+    The results are the same as those of one `evaluate` per group. The program is loaded once if its calls do not affect
+    each other and no limit is reached. The first group is always evaluated. Another group is evaluated again on its own
+    if its calls were not made, or if a limit may have been caused by other calls. After `PATIENCE`, the other groups
+    run concurrently with the first.
     """
     if len(groups) < 2 or not all(groups):
         return [evaluate(submit, program, group, limits, name) for group in groups]
     items = [item for group in groups for item in group]
-    with concurrent.futures.ThreadPoolExecutor(1) as beside:
-        asked = beside.submit(_ask, submit, program, items, limits, name, alone=len(groups[0]))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(_ask, submit, program, items, limits, name, alone=len(groups[0]))
         others: list[list[CallResult] | None] = [None] * (len(groups) - 1)
         try:
-            answer = asked.result(PATIENCE)
+            answer = pending.result(PATIENCE)
         except concurrent.futures.TimeoutError:
             others = [evaluate(submit, program, group, limits, name) for group in groups[1:]]
-            answer = asked.result()
+            answer = pending.result()
     first, start = answer.results[: len(groups[0])], len(groups[0])
     if answer.interrupted and not answer.has_all(items, range(start)):
         first = _ask(submit, program, groups[0], limits, name, forks=True).results
@@ -70,21 +71,24 @@ def evaluate_groups(
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """`found` are the items that have results of their own, the others have that of the program.
+    """The results of a request.
 
-    interrupted     the program's process ended between calls that it made together, and not because their time was up:
-                    a call may have failed by what another one left behind
-    failed_to_load  no call was made, since the program did not come to its end
+    Attributes:
+        results: One result per item.
+        answered: Indices of the items that have individual results. The other items share the result of the program.
+        interrupted: Whether the process ended between calls that it made together, for another reason than a time
+            limit. A call may then have failed because of an earlier one.
+        failed_to_load: Whether no call was made because loading the program did not finish.
     """
 
     results: list[CallResult]
-    found: frozenset[int]
+    answered: frozenset[int]
     interrupted: bool
     failed_to_load: bool
 
     def has_all(self, items: Sequence[Item], indices: range) -> bool:
-        """Whether the calls among these items were made."""
-        return all(index in self.found or items[index]["kind"] == "builds" for index in indices)
+        """Check whether the calls among these items were made."""
+        return all(index in self.answered or items[index]["kind"] == "builds" for index in indices)
 
 
 def _ask(submit, program, items, limits, name, alone=0, forks=False) -> _Answer:
@@ -95,8 +99,8 @@ def _ask(submit, program, items, limits, name, alone=0, forks=False) -> _Answer:
 
 
 def _read(result: SandboxResult, records: bytes, count: int, nonce: str) -> _Answer:
-    """Results by call from the lines on the pipe, which the program may have written itself."""
-    found: dict[int, CallResult] = {}
+    """Parse the records on the results pipe, which the program may have forged."""
+    results: dict[int, CallResult] = {}
     load_error, made = "", None
     for line in records.split(b"\n"):
         try:
@@ -107,24 +111,24 @@ def _read(result: SandboxResult, records: bytes, count: int, nonce: str) -> _Ans
             load_error = f"the program failed to load: {what}"[:600]
         elif index == "load" and kind in ("together", "forks"):
             made = kind
-        if not isinstance(index, int) or not 0 <= index < count or index in found:
+        if not isinstance(index, int) or not 0 <= index < count or index in results:
             continue
         if kind == "value":
-            found[index] = CallResult("ok", what)
+            results[index] = CallResult("ok", what)
         elif kind == "passed" and what == nonce:
-            found[index] = CallResult("ok")
+            results[index] = CallResult("ok")
         elif kind == "error":
-            found[index] = CallResult("error", error=str(what)[:600])
+            results[index] = CallResult("error", error=str(what)[:600])
         elif kind == "ended":
-            found[index] = CallResult("error", error=f"the process exited with {str(what)[:20]} before its end")
+            results[index] = CallResult("error", error=f"the process exited with {str(what)[:20]} before its end")
     if made == "together" and result.limit == "output" and len(records) < watch.RESULTS_KB * 1024:
-        found, made = {}, None  # such calls print nothing: it was too much before the first of them
+        results, made = {}, None  # such calls print nothing, so the output limit was hit before the first of them
     if result.status in ("limit", "refused"):
         missing = CallResult(result.status, error=result.limit or result.stderr[-300:])
     else:
         missing = CallResult("error", error=load_error or f"the program exited with {result.exit_code}")
     return _Answer(
-        [found.get(index, missing) for index in range(count)], frozenset(found),
+        [results.get(index, missing) for index in range(count)], frozenset(results),
         interrupted=made == "together" and result.status != "ok" and result.limit not in ("wall", "cpu"),
         failed_to_load=made is None and result.status != "refused",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a worker is started: which interpreter, which files it sees, and under what."""
+"""Starting a worker: its interpreter, its view of the file system and its command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from envs.tasks.sandbox.inside import kernel
 
 INSIDE = Path(__file__).parent / "inside"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-SCRATCH_MB = 256  # the most that the private folder can hold where it is a file system in memory
+SCRATCH_MB = 256  # size of the private folder if it is an in-memory file system
 UIDS = range(20000, 60000)
 
 _ASK = (
@@ -31,7 +31,13 @@ _ASK = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A way to isolate: `namespaces` is "bubblewrap", "unshare" or None; without `layers` only limits hold."""
+    """A way to isolate programs.
+
+    Attributes:
+        namespaces: "bubblewrap", "unshare" or None.
+        layers: Whether isolation layers are applied; False for resource limits only.
+        python: Interpreter of the worker; None for the current one.
+    """
 
     namespaces: str | None
     layers: bool = True
@@ -40,7 +46,15 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What a worker needs of the file system. `links` are links in it, as /lib -> usr/lib, with what they say."""
+    """The parts of the file system that a worker needs.
+
+    Attributes:
+        executable: Path of the interpreter.
+        readable: Paths that programs may read.
+        listable: Folders whose entries may be listed.
+        hidden: Folders below `listable` that are hidden.
+        links: Symbolic links to create, such as /lib -> usr/lib, as (path, target).
+    """
 
     executable: str
     readable: tuple[str, ...]
@@ -51,14 +65,17 @@ class Files:
 
 @functools.cache
 def files(python: str | None = None) -> Files:
-    """The files of an interpreter with its standard library and shared libraries, without installed packages."""
+    """Return the files of an interpreter, without installed packages.
+
+    They include the interpreter, its standard library and shared libraries.
+    """
     if python is None:
         base = sys._base_executable  # pyright: ignore[reportAttributeAccessIssue]  not in the stubs
         executable, prefix = os.path.realpath(base), sys.base_prefix
         stdlib = sysconfig.get_path("stdlib")
     else:
-        asked = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, check=True)
-        executable, stdlib, prefix = json.loads(asked.stdout)
+        completed = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, check=True)
+        executable, stdlib, prefix = json.loads(completed.stdout)
     arch = f"{os.uname().machine}-linux-gnu"
     wanted = [stdlib, executable, f"/lib/{arch}", f"/usr/lib/{arch}", "/lib64", "/usr/lib64", "/usr/share/zoneinfo"]
     for folder in (f"{prefix}/lib", f"{prefix}/lib64", "/lib", "/usr/lib"):
@@ -74,16 +91,19 @@ def files(python: str | None = None) -> Files:
 
 
 def _links(readable: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Links that are in no readable folder: those at the root, and the loader, which on ARM is one in /usr/lib."""
+    """Return the symbolic links that are not inside a readable folder.
+
+    These are links at the root, and the dynamic loader, which on ARM is a link in /usr/lib.
+    """
     loaders = (f"{os.path.realpath('/lib')}/{os.path.basename(path)}" for path in glob.glob("/lib/ld-linux*.so*"))
     links = [path for path in ("/lib", "/lib64", *loaders) if os.path.islink(path)]
     return tuple((p, os.readlink(p)) for p in links if not any(p.startswith(folder + "/") for folder in readable))
 
 
 def command(plan: Plan) -> list[str]:
-    """The command line of a worker."""
-    found = files(plan.python)
-    python = [found.executable, "-s", "-S", "-P", "-B", "-X", "utf8"]
+    """Return the command line of a worker."""
+    visible = files(plan.python)
+    python = [visible.executable, "-s", "-S", "-P", "-B", "-X", "utf8"]
     if plan.namespaces != "bubblewrap":
         return [*python, str(INSIDE / "main.py")]
     line = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -93,15 +113,15 @@ def command(plan: Plan) -> list[str]:
     else:
         line += [part for name in kernel.WORKER_CAPABILITIES for part in ("--cap-add", name)]
         line += ["--cap-add", "CAP_SETPCAP"]
-    # Folders on the way get open modes: bubblewrap would copy those of the originals, and /root is closed to others.
-    above = {str(folder) for path in found.readable for folder in Path(path).parents}
+    # Parent folders get open permissions: bubblewrap would copy those of the originals, and /root is private.
+    above = {str(folder) for path in visible.readable for folder in Path(path).parents}
     for path in sorted(above - {"/", "/lib", "/lib64"}):
         line += ["--perms", "0755", "--dir", path]
-    for path in found.readable:
+    for path in visible.readable:
         line += ["--ro-bind", path, path]
-    for path, target in found.links:
+    for path, target in visible.links:
         line += ["--symlink", target, path]
-    for path in found.hidden:
+    for path in visible.hidden:
         line += ["--perms", "0755", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
     for path in DEVICES:
         line += ["--dev-bind-try", path, path]
@@ -111,7 +131,7 @@ def command(plan: Plan) -> list[str]:
 
 
 def own_user() -> int | None:
-    """A user for the programs of a worker that nobody has, where this process may change to it."""
+    """Return an unused user id for a worker's programs, or None if not permitted."""
     if os.geteuid() or not kernel.effective_capabilities() >> kernel.WORKER_CAPABILITIES["CAP_SETUID"] & 1:
         return None
     taken = {entry.pw_uid for entry in pwd.getpwall()}
@@ -125,8 +145,10 @@ def own_user() -> int | None:
 
 
 def scratch() -> str:
-    """Where private folders are that are not file systems of their own: in memory if there is room, since every program
-    makes and removes files."""
+    """Return the parent of private folders that are not separate file systems.
+
+    It is in memory if there is enough space, because every program creates and removes files.
+    """
     shared = "/dev/shm"
     if os.access(shared, os.W_OK) and (held := os.statvfs(shared)).f_bavail * held.f_frsize > 1 << 30:
         return shared
@@ -134,7 +156,7 @@ def scratch() -> str:
 
 
 def mount_point(readable) -> str | None:
-    """An existing folder to build a root on, which holds nothing of what goes into it."""
+    """Return an existing folder to mount a new root on that contains no readable path."""
     for folder in ("/mnt", "/media", "/srv"):
         if os.path.isdir(folder) and not any(path.startswith(folder + "/") for path in readable):
             return folder

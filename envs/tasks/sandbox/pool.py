@@ -1,4 +1,4 @@
-"""The sandbox: a pool of workers, and what is asked of them."""
+"""The sandbox: a pool of workers that run untrusted programs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """Runs untrusted Python programs, `workers` at a time (default: one per CPU).
+    """A pool of workers that run untrusted Python programs.
 
-    With mode "auto" it probes by real attacks what this machine allows, takes the strongest way in which all of them
-    are contained, and raises SandboxUnavailable if there is none. `layers` says what holds. Mode "process" has limits
-    only: a program can read and write what this process can, and use the network.
+    With mode "auto", it tests with real attacks what this machine allows and uses the strongest plan that contains all
+    of them. It raises SandboxUnavailable if there is none. The attribute `layers` names the active isolation layers.
+    With mode "process", only resource limits apply: a program has this process's access to files and the network.
 
-    `run` and its like are for coroutines of any event loop, `run_sync` for everything else. More programs than workers
-    wait for their turn. `plan` picks one way without looking at others, for tests; with `layers`, those that another
-    process of this machine and user has found to hold under it, it is not probed again.
+    `run` and the other coroutines work with any event loop; `run_sync` and the like are for other callers. Programs
+    wait if all workers are busy.
+
+    Args:
+        workers: Number of programs that run at a time; None for one per CPU.
+        mode: "auto" or "process".
+        plan: Plan to use instead of choosing one.
+        layers: Layers known to be active under `plan`, from another process of this machine and user. The attacks are
+            then skipped.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class Sandbox:
         layers: Sequence[str] | None = None,
     ):  # fmt: skip
         if mode not in ("auto", "process"):
-            raise ValueError(f"mode is {mode!r}, expected 'auto' or 'process'")
+            raise ValueError(f"mode is {mode!r}, but must be one of: auto, process")
         self.workers = workers or len(os.sched_getaffinity(0))
         self.mode = mode
         if mode == "process":
@@ -57,7 +63,7 @@ class Sandbox:
         self.plan = plan
         self._idle: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
         for _ in range(self.workers):
-            self._idle.put(None)  # started when first needed
+            self._idle.put(None)  # started on first use
         self._threads = concurrent.futures.ThreadPoolExecutor(self.workers, "sandbox")
         self._lock = threading.Lock()
         self._running: set[SandboxWorker] = set()
@@ -65,68 +71,93 @@ class Sandbox:
 
     @functools.cached_property
     def settings(self) -> dict:
-        """How it isolates, a JSON value: `same_sandbox` makes one of these in another process, without probing."""
+        """The isolation settings as a JSON value.
+
+        `same_sandbox` builds an equal sandbox from them in another process without repeating the attacks.
+        """
         return {"mode": self.mode, "plan": dataclasses.asdict(self.plan), "layers": list(self.layers)}
 
     # Programs
 
     async def run(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
-        """Run a program to its end or its limits."""
+        """Run a program until it ends or hits a limit."""
         return await self._in_thread(self.run_sync, program, stdin=stdin, limits=limits)
 
     def run_sync(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
-        """`run` for callers without an event loop."""
+        """Run a program without an event loop; see `run`."""
         return self._submit(program, stdin, limits or Limits())[0]
 
     async def run_cases(self, program: str, stdins: list[str], *, limits: Limits | None = None) -> list[SandboxResult]:
-        """Run a program on several inputs, each with its own limits. Compare `stdout` with what is expected."""
+        """Run a program on several inputs, each with its own limits.
+
+        Returns:
+            The results. Compare each `stdout` with the expected output.
+        """
         return list(await asyncio.gather(*(self.run(program, stdin=stdin, limits=limits) for stdin in stdins)))
 
     # Calls
 
     async def run_calls(self, program: str, calls: list[str], *, limits: Limits | None = None) -> list[CallResult]:
-        """Load a program and evaluate expressions in it, each as if in a fork of the loaded program.
+        """Load a program and evaluate expressions in it.
 
-        The limits hold for loading and all calls together. Calls after the one that hit a limit have that limit too.
+        Each expression is evaluated as if in a fork of the loaded program.
+
+        The limits apply to loading and all calls together. After a call hits a limit, all later calls report this
+        limit.
         """
         return await self._in_thread(self.run_calls_sync, program, calls, limits=limits)
 
     def run_calls_sync(self, program: str, calls: list[str], *, limits: Limits | None = None) -> list[CallResult]:
-        """`run_calls` for callers without an event loop."""
+        """Evaluate expressions without an event loop; see `run_calls`."""
         items = [{"kind": "value", "source": call} for call in calls]
         return self.evaluate(program, items, limits or Limits())
 
     def evaluate(self, program: str, items: list[dict], limits: Limits, name: str = "__main__") -> list[CallResult]:
-        """Calls (`kind` "value"), tests inside the program's process ("test") and whether a text is Python ("builds",
-        whose value may be missing where all calls returned), in order. `name` is the program's `__name__`."""
+        """Evaluate items in order.
+
+        Args:
+            program: Source of the program.
+            items: Dicts with `source` and `kind`: "value" for an expression, "test" for statements that run in the
+                program's process, "builds" to check whether the source is valid Python. The value of "builds" may be
+                missing if all calls returned.
+            limits: Limits for loading and all items together.
+            name: Value of `__name__` in the program.
+        """
         return program_calls.evaluate(self._submit_calls, program, items, limits, name)
 
     def evaluate_groups(
         self, program: str, groups: list[list[dict]], limits: Limits, name: str = "__main__"
     ) -> list[list[CallResult]]:
-        """`evaluate` for several lists of items, each with limits of its own."""
+        """Evaluate several lists of items, each with its own limits; see `evaluate`."""
         return program_calls.evaluate_groups(self._submit_calls, program, groups, limits, name)
 
     async def run_asserts(
         self, program: str, asserts: list[str], *, setup: str = "", limits: Limits | None = None
     ) -> list[TestResult]:
-        """Test a program by statements like `assert f(1) == 2`, each in a fork of the loaded program; see `asserts.py`.
+        """Test a program with statements like `assert f(1) == 2`; see `asserts.py`.
 
-        `setup` runs after the program and before the tests, and may use both. The limits hold for loading the program
-        and all calls of it together, and again for each later step: deciding in a clean process, tests run inside.
+        Each test runs as if in a fork of the loaded program. The limits apply to loading the program and all its calls
+        together, and again to each later step: evaluating in a clean process, and tests that run in the program's
+        process.
+
+        Args:
+            program: Source of the program.
+            asserts: Assertions.
+            setup: Code that runs after the program and before the tests, and may use the program.
+            limits: Limits of each step.
         """
         return await self._in_thread(self.run_asserts_sync, program, asserts, setup=setup, limits=limits)
 
     def run_asserts_sync(
         self, program: str, asserts: list[str], *, setup: str = "", limits: Limits | None = None
     ) -> list[TestResult]:
-        """`run_asserts` for callers without an event loop."""
+        """Test a program without an event loop; see `run_asserts`."""
         return split_asserts.run(self.evaluate, program, asserts, setup, limits or Limits())
 
     # Workers
 
     def close(self) -> None:
-        """End all workers, with what they run."""
+        """Stop all workers and the programs they run."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -138,7 +169,7 @@ class Sandbox:
                 worker = self._idle.get_nowait()
                 if worker is not None:
                     worker.close()
-        self._idle.put(None)  # whoever still waits for a worker wakes up, and passes it on
+        self._idle.put(None)  # wakes up a waiting thread, which puts it back
 
     def __enter__(self):
         return self
@@ -156,9 +187,9 @@ class Sandbox:
     def _submit(
         self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
     ) -> tuple[SandboxResult, bytes]:
-        """The result of a program, and what it wrote on its pipe of results."""
+        """Run a program and return its result and the contents of its results pipe."""
         reason = ""
-        for _ in range(2):  # a worker that died without a word is replaced, and the program tried once more
+        for _ in range(2):  # a worker that died is replaced, and the program is tried once more
             started = time.monotonic()
             try:
                 with self._worker() as lease:
@@ -177,12 +208,15 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _worker(self):
-        """A worker of its own for the caller; it goes back only if `reusable` was set, whatever happened."""
+        """Reserve a worker for the caller.
+
+        The worker is reused only if the caller sets `reusable`.
+        """
         lease = _Lease(self._idle.get())
         try:
             if lease.worker is None and not self._closed:
                 lease.worker = SandboxWorker(self.plan)
-            with self._lock:  # closed before this: it ends here; closed after it: it is killed
+            with self._lock:  # `close` is either noticed here or kills the worker
                 if self._closed:
                     raise RuntimeError("the sandbox was closed")
                 assert lease.worker is not None
@@ -214,24 +248,24 @@ def _shared(pid: int, mode: str) -> Sandbox:
 
 
 def shared_sandbox(mode: str = "auto") -> Sandbox:
-    """The sandbox of this process, made when first used and closed at its end."""
+    """Return the sandbox of this process, created on first use and closed at exit."""
     with _making:
         return _shared(os.getpid(), mode)
 
 
 SIDE_BY_SIDE = 4
-"""Programs that one process of a pool runs at once; the pool has a process for each CPU."""
+"""Number of programs that one process of a pool runs at a time; the pool has a process per CPU."""
 
 
 @functools.cache
 def _same(pid: int, settings: str) -> Sandbox:
-    found = json.loads(settings)
-    sandbox = Sandbox(SIDE_BY_SIDE, found["mode"], plan=launch.Plan(**found["plan"]), layers=found["layers"])
+    parsed = json.loads(settings)
+    sandbox = Sandbox(SIDE_BY_SIDE, parsed["mode"], plan=launch.Plan(**parsed["plan"]), layers=parsed["layers"])
     atexit.register(sandbox.close)
     return sandbox
 
 
 def same_sandbox(settings: Mapping) -> Sandbox:
-    """A sandbox of this process that isolates as another process's does, of which these are the settings."""
+    """Return this process's sandbox with the settings of another process's sandbox."""
     with _making:
         return _same(os.getpid(), json.dumps(settings))

@@ -1,4 +1,4 @@
-"""What this machine allows: every way to isolate is tried with real attacks, the strongest first."""
+"""Choosing an isolation plan by testing plans with real attacks, the strongest first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envs.tasks.sandbox.worker import SandboxWorker, WorkerFailed, WorkerLate
 
 log = logging.getLogger(__name__)
 
-# Each line is the effect of one layer alone, where that can be seen from inside.
+# Each entry shows the effect of one layer, as far as it is visible to a program.
 _LOOK = """
 import json, os
 def fails(function, *arguments):
@@ -35,13 +35,17 @@ print(json.dumps({
 
 
 def ways() -> tuple[launch.Plan, ...]:
-    """Ways to isolate, the strongest first."""
-    found = (launch.Plan("bubblewrap"),) if shutil.which("bwrap") else ()
-    return (*found, launch.Plan("unshare"), launch.Plan(None))
+    """Return the available plans, the strongest first."""
+    bubblewrap = (launch.Plan("bubblewrap"),) if shutil.which("bwrap") else ()
+    return (*bubblewrap, launch.Plan("unshare"), launch.Plan(None))
 
 
 def choose(plans: tuple[launch.Plan, ...] | None = None) -> tuple[launch.Plan, tuple[str, ...]]:
-    """The first plan under which every attack is contained, and the layers that hold."""
+    """Return the first plan that contains every attack, and its active layers.
+
+    Raises:
+        SandboxUnavailable: No plan contains all attacks.
+    """
     reasons = []
     if not sys.platform.startswith("linux"):
         plans, reasons = (), [f"{sys.platform} has neither Landlock nor seccomp"]
@@ -52,15 +56,19 @@ def choose(plans: tuple[launch.Plan, ...] | None = None) -> tuple[launch.Plan, t
         reasons.append(f"{plan.namespaces or 'without namespaces'}: {reason}")
         log.info("sandbox: %s", reasons[-1])
     raise SandboxUnavailable(
-        "this machine does not allow programs to be isolated:\n  "
+        "this machine cannot isolate programs:\n  "
         + "\n  ".join(reasons)
-        + "\nTo run them with limits only, able to reach your files and the network, choose sandbox=process "
+        + "\nTo run them with resource limits only, with access to your files and the network, set sandbox=process "
         "(Sandbox(mode='process'))."
     )
 
 
 def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
-    """The layers that hold under a plan, and why it cannot be used (empty if it can)."""
+    """Test a plan.
+
+    Returns:
+        The active layers, and the reason why the plan cannot be used, or "".
+    """
     try:
         worker = SandboxWorker(plan)
     except WorkerFailed as failure:
@@ -71,7 +79,7 @@ def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
         if result.status != "ok" or not reusable:
             return (), f"a harmless program failed: {result.status} {result.stderr[-300:]}"
         layers, missing = _layers(plan, json.loads(result.stdout), worker.landlock)
-        if missing:  # no attack is run where a layer is known not to hold
+        if missing:  # attacks run only if all layers are active
             return layers, "; ".join(missing)
         for attack in PROBES:
             result, _, reusable = worker.execute(attack.source(arena), "", attack.limits)
@@ -90,7 +98,7 @@ def examine(plan: launch.Plan) -> tuple[tuple[str, ...], str]:
 
 
 def _layers(plan, seen, landlock):
-    """Names of the layers whose effect was seen, and of those that should be there and are not."""
+    """Return the layers whose effect was observed, and the problems with missing ones."""
     layers, missing = [], []
     if plan.namespaces:
         kinds = "mount, pid, net, ipc, uts" + (", user" if os.geteuid() else "")
@@ -99,10 +107,10 @@ def _layers(plan, seen, landlock):
     if seen["uid"] != os.geteuid() and seen["groups"] == []:
         layers.append("own user")
     elif os.geteuid() == 0:
-        missing.append("own user: programs would run as root")
+        missing.append("own user (programs would run as root)")
     for name, held in (
         (f"Landlock ABI {landlock}", seen["landlock"] == "PermissionError"),
         ("seccomp", seen["seccomp"] == "PermissionError"),
     ):
         (layers if held else missing).append(name)
-    return (*layers, "rlimits"), [f"{name} does not hold" for name in missing]
+    return (*layers, "rlimits"), [f"{name} is not active" for name in missing]

@@ -1,4 +1,4 @@
-"""What a program may use, and what came of it."""
+"""Resource limits of programs, and the results of running them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ LIMITS = ("wall", "cpu", "memory", "processes", "output", "files")
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine does not allow real isolation; the text names what failed and how to do without."""
+    """An error for machines that do not allow isolation.
+
+    The message names the causes and how to run without isolation.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of a program and of everything it starts.
+    """Resource limits of a program and all processes it starts.
 
-    `wall` and `cpu` are seconds. `memory_mb` holds for each process and for their sum. `processes` counts threads too.
-    `output_kb` holds for standard output and standard error each, `file_mb` for each file and for the private folder.
+    Attributes:
+        wall: Wall-clock time in seconds.
+        cpu: CPU time in seconds.
+        memory_mb: Memory of each process and of all processes together.
+        processes: Number of processes and threads.
+        output_kb: Size of standard output and of standard error.
+        file_mb: Size of each file and of the private folder.
     """
 
     wall: float = 5.0
@@ -33,18 +41,24 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 31:
-                raise ValueError(f"Limits.{field.name} is {value!r}, expected a positive number")
+                raise ValueError(f"Limits.{field.name} is {value!r}, but must be a positive number < 2**31")
             if field.type == "int" and not isinstance(value, int):
-                raise ValueError(f"Limits.{field.name} is {value!r}, expected an integer")
+                raise ValueError(f"Limits.{field.name} is {value!r}, but must be an integer")
 
 
 @dataclasses.dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended.
+    """The result of a program.
 
-    status: "ok" (exit code 0), "error" (any other ending of its own), "limit" (killed at, or failed because of, the
-    limit named in `limit`), "refused" (it made a forbidden system call, or could not be run: `stderr` has the reason).
-    `exit_code` is minus the signal for a program that was killed by one, None if it never ran to an end.
+    Attributes:
+        status: "ok" (exit code 0), "error" (the program ended in any other way), "limit" (it was killed at, or failed
+            because of, the limit named in `limit`) or "refused" (it made a forbidden system call or could not be run).
+        stdout: Standard output.
+        stderr: Standard error; the reason if `status` is "refused".
+        seconds: Wall-clock time.
+        exit_code: Exit code, or minus the signal number if a signal killed the program; None if it did not run to an
+            end.
+        limit: Name of the limit that was hit.
     """
 
     status: str
@@ -55,17 +69,19 @@ class SandboxResult:
     limit: str | None = None
 
     def to_json(self) -> dict:
-        """The fields, as JSON values."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class CallResult:
-    """What became of one call of `run_calls`.
+    """The result of one call of `run_calls`.
 
-    status: as in `SandboxResult`, where "ok" means that the call returned. `value` is then its tree
-    (see `inside/values.py`);
-    `error` says in a line what went wrong.
+    Attributes:
+        status: See `SandboxResult`; "ok" means that the call returned.
+        value: Tree of the returned value (`inside/values.py`) if `status` is "ok". It comes from an untrusted process,
+            so `values.check` must accept it before use.
+        error: Description of the error in one line.
     """
 
     status: str
@@ -73,7 +89,7 @@ class CallResult:
     error: str = ""
 
     def equals(self, expected) -> bool:
-        """Whether the call returned this value, by Python's rules for numbers, strings and containers."""
+        """Check whether the call returned a value, by Python's rules for equality."""
         if self.status != "ok":
             return False
         try:
@@ -84,7 +100,7 @@ class CallResult:
         return wanted is not None and values.canonical(self.value) == wanted
 
     def show(self) -> str:
-        """The value as Python source, or the error: what to report to a model. May be long."""
+        """Return the value as Python source, or the error; the text may be long."""
         if self.status != "ok":
             return self.error or self.status
         try:
@@ -94,24 +110,27 @@ class CallResult:
             return str(why)
 
     def to_json(self) -> dict:
-        """The fields, as JSON values."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class TestResult:
-    """What became of one test of `run_asserts`.
+    """The verdict on one test of `run_asserts`.
 
-    `protected` says that the verdict was made where the program could not reach it. Where it is False the test ran in
-    the program's own process, and a program that looks for it can fake it.
+    Attributes:
+        passed: Whether the test passed.
+        reason: Why it failed.
+        protected: Whether the verdict was reached where the program could not change it. If False, the test ran in the
+            program's process, and a program that looks for the test can fake it.
     """
 
-    __test__ = False  # not a test of pytest's
+    __test__ = False  # not a pytest class
 
     passed: bool
     reason: str = ""
     protected: bool = True
 
     def to_json(self) -> dict:
-        """The fields, as JSON values."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""A worker as the sandbox sees it: a process that takes one program at a time."""
+"""The sandbox's handle of a worker process, which runs one program at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from envs.tasks.sandbox import launch
 from envs.tasks.sandbox.inside import tree, wire
 from envs.tasks.sandbox.results import Limits, SandboxResult
 
-GRACE = 0.7  # seconds after its wall limit in which a worker has to answer, before it is killed itself
+GRACE = 0.7  # seconds after the wall limit before a worker that does not answer is killed
 START_LIMIT = 30.0
 MAX_PROGRAMS = 200
 
 SIGSYS, SIGXCPU, SIGXFSZ, SIGKILL = 31, 24, 25, 9
-_LIMIT_IN_ERROR = (  # how the limits that the kernel holds show in a program's last lines
+_LIMIT_IN_ERROR = (  # error messages of limits that the kernel enforces
     ("MemoryError", "memory"),
     ("BlockingIOError: [Errno 11]", "processes"),
     ("RuntimeError: can't start new thread", "processes"),
@@ -31,7 +31,7 @@ _LIMIT_IN_ERROR = (  # how the limits that the kernel holds show in a program's 
 
 
 class WorkerFailed(RuntimeError):
-    """The worker could not be started, or ended in the middle of a program."""
+    """The worker could not be started, or died while running a program."""
 
 
 class WorkerLate(RuntimeError):
@@ -39,20 +39,20 @@ class WorkerLate(RuntimeError):
 
 
 class SandboxWorker:
-    """Starts the process and waits until it is ready."""
+    """A worker process, which has finished starting when the constructor returns."""
 
     def __init__(self, plan: launch.Plan):
         self.plan = plan
         self.served = 0
         self._closed = False
         self._folder = None
-        self._connection, theirs = socket.socketpair()
+        self._connection, worker_end = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
+        with worker_end:
             try:
                 spec = self._spec()
                 self._process = subprocess.Popen(
-                    launch.command(plan), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
+                    launch.command(plan), stdin=worker_end.fileno(), stdout=subprocess.DEVNULL, stderr=self._errors,
                     env={"PYTHONHASHSEED": "0"}, cwd="/", start_new_session=True,
                 )  # fmt: skip
             except OSError as failure:
@@ -72,8 +72,8 @@ class SandboxWorker:
         self.landlock = answer["landlock"]
 
     def _spec(self) -> dict:
-        found = launch.files(self.plan.python)
-        root = launch.mount_point(found.readable) if self.plan.namespaces == "unshare" else None
+        files = launch.files(self.plan.python)
+        root = launch.mount_point(files.readable) if self.plan.namespaces == "unshare" else None
         if self.plan.namespaces is None or (self.plan.namespaces == "unshare" and root is None):
             self._folder = root = tempfile.mkdtemp(prefix="sandbox-", dir=launch.scratch())
         return {
@@ -82,10 +82,10 @@ class SandboxWorker:
             "folder": "/tmp" if self.plan.namespaces else self._folder,
             "root": root,
             "uid": launch.own_user() if self.plan.layers else None,
-            "readable": found.readable,
-            "listable": found.listable,
-            "hidden": found.hidden,
-            "links": found.links,
+            "readable": files.readable,
+            "listable": files.listable,
+            "hidden": files.hidden,
+            "links": files.links,
             "devices": launch.DEVICES,
             "scratch_mb": launch.SCRATCH_MB,
         }
@@ -93,7 +93,11 @@ class SandboxWorker:
     def execute(
         self, program: str, stdin: str, limits: Limits, items: bytes | None = None, name: str = "__main__"
     ) -> tuple[SandboxResult, bytes, bool]:
-        """Run a program: its result, what is on its pipe of results, and whether the worker may run another one."""
+        """Run a program.
+
+        Returns:
+            The result, the contents of the results pipe, and whether the worker can run another program.
+        """
         request = {"limits": dataclasses.asdict(limits), "calls": items is not None, "name": name}
         descriptors = []
         try:
@@ -108,7 +112,7 @@ class SandboxWorker:
         return _result(answer, streams, limits), streams[2], reusable
 
     def _ask(self, request: dict, files: list[int]) -> tuple[dict, list[bytes]]:
-        """Send a program and wait: the worker's answer and the three streams."""
+        """Send a request and return the worker's answer and the three streams."""
         self.served += 1
         until = time.monotonic() + request["limits"]["wall"] + GRACE
         try:
@@ -123,7 +127,7 @@ class SandboxWorker:
             raise WorkerFailed(self._said() or f"the worker died: {failure}") from None
 
     def close(self) -> None:
-        """End the process and everything below it."""
+        """Stop the process and all its descendants, and release its resources."""
         if not self._closed:
             self._closed = True
             self.kill()
@@ -131,16 +135,16 @@ class SandboxWorker:
             self._forget()
 
     def kill(self) -> None:
-        """Kill the process and everything below it; from any thread, while another one waits for an answer."""
+        """Kill the process and all its descendants; safe while another thread waits for an answer."""
         if self._process.poll() is not None:
             return
         if self.plan.namespaces is None:
             _kill_below(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # with process 1 of a namespace the kernel kills the rest
+            os.killpg(self._process.pid, signal.SIGKILL)  # with process 1, the kernel kills its namespace
 
     def _said(self) -> str:
-        """The end of what the process wrote to its standard error."""
+        """Return the end of the process's standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 1000))
         return self._errors.read().decode("utf-8", "replace").strip()
@@ -149,14 +153,17 @@ class SandboxWorker:
         self._connection.close()
         self._errors.close()
         if self._folder is not None:
-            # The worker empties it after every program; if it could not, `rm` copes with any nesting.
+            # The worker empties the folder after every program. If that failed, `rm` handles any nesting depth.
             subprocess.run(["rm", "-rf", "--", self._folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def _kill_below(root: int) -> None:
-    """Kill what a worker without a namespace of processes has started: it is the reaper, so all is below it."""
+    """Kill all descendants of a worker that has no PID namespace.
+
+    The worker is the subreaper, so all processes that its programs started are among its descendants.
+    """
     until, clear = time.monotonic() + 2, 0
-    while clear < 2 and time.monotonic() < until:  # looked at twice: one may just have been forking
+    while clear < 2 and time.monotonic() < until:  # check twice: a process may just have been forking
         below = tree.descendants(root)
         clear = 0 if below else clear + 1
         for pid in below:
@@ -170,7 +177,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _in_memory(data: bytes) -> int:
-    """A descriptor of a file in memory with this content, at its start."""
+    """Return a descriptor of an in-memory file with the given content, positioned at its start."""
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:
@@ -196,13 +203,13 @@ def _result(answer: dict, streams: list[bytes], limits: Limits) -> SandboxResult
 
 
 def _limit_of(answer: dict, limits: Limits, stderr: str) -> str | None:
-    """The limit behind an exit code that is not zero, where the kernel held it."""
+    """Return the limit enforced by the kernel that explains a non-zero exit code, or None."""
     by_signal = {-SIGXCPU: "cpu", -SIGXFSZ: "files"}
     if answer["exit_code"] == -SIGKILL:
         if answer["cpu"] >= limits.cpu:
             return "cpu"
-        return "memory" if answer["memory_mb"] > limits.memory_mb / 2 else None  # by the kernel when memory ran out
+        return "memory" if answer["memory_mb"] > limits.memory_mb / 2 else None  # killed because memory ran out
     if answer["exit_code"] in by_signal:
         return by_signal[answer["exit_code"]]
-    last = stderr.splitlines()[-20:]  # several, since processes of one program write at once
+    last = stderr.splitlines()[-20:]  # several, because processes write concurrently
     return next((limit for start, limit in _LIMIT_IN_ERROR if any(line.startswith(start) for line in last)), None)

@@ -1,4 +1,4 @@
-"""What is read in answers, how values are compared, and what each answer is paid: all without a sandbox."""
+"""Extraction from completions, comparison of values, and rewards: everything that needs no sandbox."""
 
 import math
 import time
@@ -283,7 +283,7 @@ def test_cure_answers():
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=16))
 def test_cure_is_the_formula_of_the_paper(programs):
-    """mu = Π over right programs of B · Σ over wrong of (1 - 0) - Σ over wrong of B, per wrong program."""
+    """Mu = Π over right programs of B · Σ over wrong of (1 - 0) - Σ over wrong of B, per wrong program."""
     passes, right = [p for p, _ in programs], [r for _, r in programs]
     wrong = sum(not r for r in right)
     all_right = math.prod(int(p) for p, r in programs if r)

@@ -18,7 +18,7 @@ from tests.envs.tasks.sandboxes import enough
 
 @pytest.fixture(scope="module")
 def sandbox():
-    """With isolation where there is any; the programs of these tests are harmless without."""
+    """Return a sandbox, isolated if possible; the programs of these tests are harmless."""
     try:
         made = Sandbox(workers=2)
     except SandboxUnavailable:
@@ -155,7 +155,7 @@ def test_one_call_finds_what_separate_ones_do(sandbox, monkeypatch):
 
 
 def test_syntax_trees_can_be_made_in_several_threads():
-    """Searches for garbage in which another thread gets its turn, as JAX's own callback makes them."""
+    """Let another thread run during garbage collection, as JAX's callback does."""
     text, errors = repr([(i, f"a{i}", {1: [2, 3, i]}) for i in range(40)]), []
 
     def read(depth):
@@ -204,7 +204,7 @@ def test_the_samples_solutions_pass_and_nothing_else_does(sandbox):
 
 
 def test_some_gold_solutions_pass_and_buggy_ones_do_not(sandbox, monkeypatch):
-    """All of them: `python -m benchmarks.code_gold`."""
+    """Check a sample; `python -m benchmarks.code_gold` checks all."""
     monkeypatch.setenv("MARL_JAX_DATA", str(shared_data("open/mbpp.jsonl.gz").parents[1]))
     files = {name: sources.from_jsonl(sources.find(name)) for name in ("mbpp", "humaneval", "quixbugs_python")}
     for reader, records in ((readers.mbpp, files["mbpp"][::100]), (readers.humaneval, files["humaneval"][::20])):

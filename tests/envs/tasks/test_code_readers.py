@@ -1,4 +1,4 @@
-"""Readers of published files: hand-made records in each format, the files themselves where they are, bad input."""
+"""Readers of published files: hand-made records of each format, the files if available, and bad input."""
 
 import ast
 import base64
@@ -47,7 +47,7 @@ def data(monkeypatch):
         ("assert abs(f(1) - 0.5) < 1e-6", {"call": "f(1)", "expect": "0.5", "close": [0.0, 1e-6]}),
         ("assert math.isclose(f(1), 2, rel_tol=0.1)", {"call": "f(1)", "expect": "2", "close": [0.1, 0.0]}),
         ("assert True, 'fine'", None),
-        # What cannot be told apart into a call and a value runs in the program's process.
+        # Assertions that cannot be split into a call and a value run in the program's process.
         ("assert f(1) == f(2)", {"check": "assert f(1) == f(2)"}),
         ("assert f(1) < 3", {"check": "assert f(1) < 3"}),
         ("assert f(1) != 3", {"check": "assert f(1) != 3"}),
@@ -148,7 +148,7 @@ def test_cruxeval_and_quixbugs():
              "def test1():\n    assert half(2) == 1\n"}  # fmt: skip
     [row] = readers.quixbugs([bug | graph])
     assert row["tests"][0]["check"].endswith("test1()") and "import" not in row["tests"][0]["check"]
-    with pytest.raises(ValueError, match="quixbugs half: json_tests has 3; expected"):
+    with pytest.raises(ValueError, match="quixbugs half: json_tests contains 3, but each test must be"):
         list(readers.quixbugs([bug | {"json_tests": [3]}]))
 
 
@@ -227,7 +227,7 @@ def test_apps():
     assert row["tests"] == [{"call": "f(1, [2])", "expect": "[3]", "plain": True, "or": ["3"]}]
     [row] = contests.apps([record | {"input_output": calls, "starter_code": "class Solution:\n    def f(self, a):"}])
     assert row["tests"][0]["call"] == "Solution().f(1, [2])" and row["entry_point"] == "Solution.f"
-    assert not list(contests.apps([record | {"input_output": ""}]))  # as some published problems are
+    assert not list(contests.apps([record | {"input_output": ""}]))  # some published problems have no tests
     with pytest.raises(ValueError, match="apps 3: input_output has 1 inputs but 0 outputs"):
         list(contests.apps([record | {"input_output": json.dumps({"inputs": ["1"], "outputs": []})}]))
 

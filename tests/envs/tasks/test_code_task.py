@@ -1,4 +1,4 @@
-"""Episodes of the task `code` whose right rewards are known: roles and single, turns, candidates, both presets."""
+"""Episodes of the `code` task with known rewards: roles and single, turns, candidates, both presets."""
 
 import json
 
@@ -26,7 +26,7 @@ def suite(*lines):
 
 @pytest.fixture(scope="module", autouse=True)
 def sandbox():
-    """With isolation where there is any; the programs of these tests are harmless without."""
+    """Use a sandbox, isolated if possible; the programs of these tests are harmless."""
     try:
         made = Sandbox(workers=2)
     except SandboxUnavailable:
@@ -39,7 +39,7 @@ def sandbox():
 
 
 def script(*turns):
-    """Answers by turn, seat and candidate: turns[turn][seat] is a text or a list of candidates."""
+    """Return completions by turn, seat and candidate: turns[turn][seat] is a text or a list of candidates."""
 
     def answer(seat, messages, k):
         said = turns[sum(m["role"] == "assistant" for m in messages)][seat]
@@ -84,7 +84,7 @@ def test_without_agreement_the_last_turn_decides():
     assert outcome.success and outcome.reason == "turns" and outcome.metrics["cases_right"] == 0
     assert paid(ask, 1) == [0.0, 0.2]
     outcome, ask = play(Code(dataset="sample", turns=1), ROW, script([code(WRONG), suite(USELESS)]))
-    assert not outcome.success and outcome.reason == "agreed"  # they agree, and are wrong
+    assert not outcome.success and outcome.reason == "agreed"  # they agree but are wrong
     assert paid(ask) == [0.2 + 0.8 / 3, 0.2]  # one of three gold tests; the case lets the wrong program through
 
 
@@ -111,9 +111,9 @@ def test_no_gold_test_is_shown_to_anybody():
         return code(secret["solution"])
 
     outcome, _ = play(Code(dataset="sample", shown=1), secret, right)
-    assert "f(7451) ==" in seen[0] and "7452" not in seen[0] and outcome.success  # what is shown is not used
+    assert "f(7451) ==" in seen[0] and "7452" not in seen[0] and outcome.success  # tests that are shown are not used
     only = play(Code(dataset="sample", shown=9), {**secret, "tests": secret["tests"][:1]}, lambda *_: "")
-    assert only[0].metrics["gold_share"] == 0  # one test at least stays hidden
+    assert only[0].metrics["gold_share"] == 0  # at least one test stays hidden
 
 
 def test_one_agent_writes_both():
@@ -143,7 +143,7 @@ def test_every_candidate_is_tried_and_one_is_continued():
     outcome, ask = play(Code(dataset="sample"), ROW, script(first), candidates=3)
     assert outcome.success and outcome.reason == "agreed"
     assert paid(ask, 0) == [0.2 + 0.8 / 3, 0.0, 1.0]
-    assert paid(ask, 1) == [0.2, 0.2, 1.0]  # wrong; right but blind to the wrong program; right and sharp
+    assert paid(ask, 1) == [0.2, 0.2, 1.0]  # wrong; right but misses the wrong program; right and catches it
     outcome, ask = play(Code(dataset="sample", turns=1, continuation="first"), ROW, script(first), candidates=3)
     assert not outcome.success
 
@@ -166,11 +166,11 @@ def test_without_a_solution_right_programs_judge_the_cases():
     _, ask = play(Code(dataset="sample", turns=1), row, script(both), candidates=2)
     assert paid(ask, 1) == [1.0, 0.2]
     _, ask = play(Code(dataset="sample", turns=1), row, script([[code(WRONG)] * 2, [suite(GOOD), "?"]]), candidates=2)
-    assert paid(ask, 1) == [0.2, 0.0]  # nobody knows
+    assert paid(ask, 1) == [0.2, 0.0]  # no correct program to judge by
 
 
 def test_an_answer_is_not_judged_by_the_cases_of_another():
-    """The first tester's case never ends; the second one's are right all the same."""
+    """The first tester's case never ends, but the second one's cases still count as right."""
     slow = {**ROW, "solution": "def double(x):\n    while x == 7: pass\n    return 2 * x"}
     programs = [code(slow["solution"]), code(WRONG)]
     cases = [suite("assert double(7) == 14", GOOD), suite(GOOD)]
@@ -211,7 +211,7 @@ def test_equal_programs_run_once(sandbox):
 )
 @pytest.mark.parametrize("form", ["roles", "single"])
 def test_bad_answers_are_counted_and_end_no_episode(answer, metric, form):
-    seconds = 0.2 if metric == "limit_hit" else 2.0  # much, where a slow machine must not come near it
+    seconds = 0.2 if metric == "limit_hit" else 2.0  # long enough for a slow machine
     outcome, ask = play(Code(dataset="sample", form=form, turns=1, seconds=seconds), ROW, lambda *_: answer)
     assert outcome.problem() is None and outcome.success == 0 and len(ask.replies) == len(ask.task.roles)
     counted = [name for name in ("answer_too_long", "program_missing", "limit_hit") if outcome.metrics[name]]
@@ -245,7 +245,7 @@ def test_parameters_are_checked(params, error):
     [
         ("output", "assert f('a', 2) == 'aa'", True, 1.0),
         ("output", "first\nassert f('a', 2) == 'x'\nno:\nassert f('a', 2) == 'aa'", True, 1.0),
-        ("output", "assert f('a', 3) == 'aaa'", False, 0.2),  # true, and not what was asked
+        ("output", "assert f('a', 3) == 'aaa'", False, 0.2),  # true, but not the question
         ("output", "assert f('a', 2) == 'aaa'", False, 0.2),
         ("output", "assert f('a', 2) == f('a', 2)", False, 0.0),
         ("input", "assert f('a', 2) == 'aa'", True, 1.0),
@@ -279,7 +279,7 @@ def test_rows_are_json_and_parts_come_from_their_sets():
 
 def test_verdicts_and_the_score_that_needs_no_gold_test():
     outcome, ask = play(Code(dataset="sample", turns=1), ROW, script([code(WRONG), suite(GOOD, USELESS)]))
-    assert outcome.score == 0.5  # of its own cases; what best-of-k goes by
+    assert outcome.score == 0.5  # share of the tester's cases, used by best-of-k
     coder, tester = (reply.verdict for *_, reply in ask.replies)
     assert coder["right"] == 0 and coder["answer"] == WRONG and coder["reason"].startswith("1 of 3 gold tests; wrong")
     assert tester["right"] == 1 and tester["reason"] == "2 of 2 cases are right"

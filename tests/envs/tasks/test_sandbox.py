@@ -1,4 +1,4 @@
-"""The sandbox as a library: results, limits, workers that die, many programs at once, and nothing left behind."""
+"""The sandbox as a library: results, limits, workers that die, many programs at once, and complete cleanup."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def sandbox():
-    """A sandbox of its own, by the way that is possible here; probing was done once."""
+    """Return a separate sandbox with the plan of this machine, without repeating the attacks."""
     shared = any_sandbox()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "choose", lambda plans=None: (shared.plan, shared.layers))
@@ -116,7 +116,7 @@ def test_many_at_once_from_any_loop_and_thread(sandbox):
         results = asyncio.run(_many(sandbox, [f"print({n})" for n in range(20)]))
         assert [result.stdout for result in results] == [f"{n}\n" for n in range(20)]
     waiting = asyncio.run(_many(sandbox, ["import time\ntime.sleep(0.3)"] * 4))
-    assert all(result.status == "ok" and result.seconds < 1.5 for result in waiting)  # not counted while they wait
+    assert all(result.status == "ok" and result.seconds < 1.5 for result in waiting)  # waiting time does not count
 
 
 def test_the_event_loop_is_free_while_programs_run(sandbox):
@@ -200,7 +200,7 @@ def test_closing_ends_what_is_running(sandbox):
 
 
 def test_nothing_stays_behind(sandbox):
-    """A few hundred programs of every kind; `benchmarks/sandbox.py --leaks` does it with as many as one likes."""
+    """Run a few hundred programs of every kind; `benchmarks/sandbox.py --leaks` runs any number."""
     programs = [text for text, _ in MIXED if "while True: pass" not in text] * 20
     limits = Limits(wall=5, cpu=2, memory_mb=256)
     asyncio.run(_many(sandbox, programs[:20], limits=limits))
@@ -253,9 +253,9 @@ def test_without_isolation_it_refuses_and_names_the_way_out(monkeypatch):
 
 
 def test_no_attack_is_run_where_a_layer_does_not_hold(monkeypatch):
-    monkeypatch.setattr(probe, "PROBES", None)  # would fail when it is iterated
+    monkeypatch.setattr(probe, "PROBES", None)  # fails if it is iterated
     layers, reason = probe.examine(launch.Plan(None, layers=False))
-    assert "seccomp does not hold" in reason and "seccomp" not in layers
+    assert "seccomp is not active" in reason and "seccomp" not in layers
 
 
 def test_a_plan_under_which_an_attack_gets_out_is_not_chosen(monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests of programs: taken apart, compared outside, and not to be faked."""
+"""Assertions about programs: splitting them, comparing values outside, and resisting forged verdicts."""
 
 import json
 import secrets
@@ -37,7 +37,7 @@ FORGED = st.recursive(
 
 
 def travelled(value):
-    """A value as it comes out of a program."""
+    """Return a value after the round trip out of a program."""
     return json.loads(json.dumps(values.encode(value)))
 
 
@@ -52,7 +52,7 @@ def test_values_are_equal_outside_as_they_are_in_python(one, other):
 @settings(max_examples=150, deadline=None)
 @given(FORGED)
 def test_forged_trees_are_refused_or_values(tree):
-    """Whatever is on the pipe, the comparison answers and does not raise."""
+    """The comparison never raises, whatever is on the pipe."""
     result = CallResult("ok", json.loads(json.dumps(tree)))
     assert result.equals(object) is False and result.equals(1) in (True, False)
     assert isinstance(result.show(), str)
@@ -227,11 +227,11 @@ def test_a_cheat_passes_no_test(cheat):
 
 
 def test_the_search_does_find_what_is_there():
-    """The search is a real one: a test that has to run in the program's process is found, as `protected` says."""
+    """The search is real: it finds a test that runs in the program's process, which is not `protected`."""
     gold = f"gold-{secrets.token_hex(8)}"
     (result,) = any_sandbox().run_asserts_sync(HUNTER, [f"x = f(1)\nassert x == {gold!r}"])
     assert result.passed and not result.protected
-    held = f"held = bytearray({gold[::-1]!r}[::-1], 'ascii') + bytearray(3000)\n"  # nowhere in clear except in memory
+    held = f"held = bytearray({gold[::-1]!r}[::-1], 'ascii') + bytearray(3000)\n"  # in plain text only in memory
     in_pages = "any(PATTERN.search(page) for page in pages())"
     assert any_sandbox().run_calls_sync(held + HUNTER, [in_pages])[0].equals(True)
     assert any_sandbox().run_calls_sync(HUNTER, [in_pages])[0].equals(False)

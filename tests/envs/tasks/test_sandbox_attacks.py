@@ -1,4 +1,4 @@
-"""Every way out of the sandbox, under every way to isolate that this machine allows."""
+"""All attacks on the sandbox, under every isolation plan that this machine allows."""
 
 import re
 import time
@@ -33,7 +33,7 @@ def test_contained(way, attack, arena):
 
 @pytest.mark.parametrize("attack", attacks.PROBES, ids=lambda attack: attack.name)
 def test_an_attack_that_gets_out_would_do_no_harm(attack):
-    """Probes run before it is known that they are contained: they may kill and change only what the arena made."""
+    """Probes may kill and change only what the arena made, because they run before isolation is known to work."""
     for line in attack.program.splitlines():
         if "SIGKILL" in line or "SIGSTOP" in line:
             assert 'REACH["victim"]' in line, line

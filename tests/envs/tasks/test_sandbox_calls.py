@@ -1,4 +1,4 @@
-"""Calls made together come to what they come to in a fork each: programs with state, hostile and mutated ones."""
+"""Calls made together give the same results as in separate forks, also for stateful and hostile programs."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ from tests.envs.tasks.sandboxes import any_sandbox, enough
 
 
 class Forks:
-    """A sandbox that makes each call in a fork of its own and loads a program for every group."""
+    """A sandbox that makes each call in a separate fork and loads the program for every group."""
 
     def __init__(self, sandbox):
         self.sandbox, self.run_sync, self.workers = sandbox, sandbox.run_sync, sandbox.workers
@@ -113,7 +113,7 @@ def test_reports_are_those_of_forks(program):
     assert found[0] == grading.grade(sandbox, ROW, program, ROW["tests"], seconds)
 
 
-LINES = {  # by what `n` is: lines that change it, and lines that only look as if they did
+LINES = {  # by kind of `n`: lines that change it, and lines that only seem to
     "n = 0": ("global n; n += x", "n = x", "n += x", "for n in (1, x): pass", "x = [n for n in (1, x)]", "x += n"),
     "n = [0]": ("n[0] += x", "n.append(x)", "n = [x]; n[0] += 1", "x = [n for n in n]", "x = n[0]", "m = n; m[0] = x"),
     "n = {}": ("n[len(n)] = x", "n.setdefault(len(n), x)", "n = {}; n[x] = x", "x = len(n)", "m = [n]; m[0][x] = 1"),
@@ -125,7 +125,7 @@ ENDS = ("x", "(x, n)", "[x for x in (x,)]", "(lambda n: n)(x)", "str(n)[:9]")
 @settings(max_examples=40, deadline=None, database=None)
 @given(st.sampled_from([(head, line) for head, lines in LINES.items() for line in lines]), st.data())
 def test_calls_of_any_program_come_to_what_they_do_in_forks(kind, data):
-    """Programs of lines that bind, change and use one name in every way."""
+    """Generate programs from lines that bind, change and use one name in every way."""
     head, line = kind
     lines = [line, *data.draw(st.lists(st.sampled_from(LINES[head]), max_size=1))]
     start, end = data.draw(st.sampled_from(("f(x)", "f(x, n=n)", "f(x, *, m=1)"))), data.draw(st.sampled_from(ENDS))
@@ -136,7 +136,7 @@ def test_calls_of_any_program_come_to_what_they_do_in_forks(kind, data):
 
 
 def mutated(source, chance):
-    """A program with one operator or constant changed."""
+    """Return a program with one operator or constant changed."""
     tree = ast.parse(source)
     places = [n for n in ast.walk(tree) if isinstance(n, ast.BinOp | ast.Compare) or _is_number(n)]
     if places:
@@ -182,7 +182,7 @@ def test_memory_is_that_of_a_call_alone():
 
 
 class Fake:
-    """Answers submissions from a list of (status, exit code, limit, records)."""
+    """Answer submissions from a list of (status, exit code, limit, records)."""
 
     def __init__(self, *answers):
         self.answers, self.seen = list(answers), []
@@ -208,20 +208,20 @@ def numbers(groups):
     ("answers", "found", "asked"),
     [
         ([("ok", 0, None, [TOGETHER, value(0, 1), value(1, 2), value(2, 3)])], [["1", "2"], ["3"]], [3]),
-        # A program with state makes the first group only.
+        # A program with state evaluates only the first group.
         ([("ok", 0, None, [APART, value(0, 1), value(1, 2)]), ("ok", 0, None, [APART, value(0, 3)])],
          [["1", "2"], ["3"]], [3, 1]),
-        # Time that runs out in the first group is its own; in the second, it may have been the first one's.
+        # A time limit hit in the first group is its own; one hit in the second may be due to the first.
         ([("limit", None, "cpu", [TOGETHER, value(0, 1)]), ("ok", 0, None, [TOGETHER, value(0, 3)])],
          [["1", "limit"], ["3"]], [3, 1]),
         ([("limit", None, "cpu", [TOGETHER, value(0, 1), value(1, 2)]), ("limit", None, "cpu", [TOGETHER])],
          [["1", "2"], ["limit"]], [3, 1]),
-        # A process that dies between calls: once more, in forks.
+        # A process that dies between calls is run again, with forks.
         ([("error", -11, None, [TOGETHER, value(0, 1)]), ("ok", 0, None, [APART, value(0, 1), value(1, 2)]),
           ("ok", 0, None, [TOGETHER, value(0, 3)])], [["1", "2"], ["3"]], [3, "forks", 1]),
         ([("limit", None, "memory", [TOGETHER, value(0, 1), value(1, 2)]), ("error", -9, None, [TOGETHER]),
           ("ok", 0, None, [APART, value(0, 3)])], [["1", "2"], ["3"]], [3, 1, "forks"]),
-        # What does not load has nothing to be asked again.
+        # A program that does not load is not run again.
         ([("error", 1, None, [["load", "error", "ValueError"]])], [["error"] * 2, ["error"]], [3]),
         ([("limit", None, "cpu", [])], [["limit"] * 2, ["limit"]], [3]),
         ([("limit", 0, "output", [TOGETHER, value(0, 1), value(1, 2)])], [["limit"] * 2, ["limit"]], [3]),

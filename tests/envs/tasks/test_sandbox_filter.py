@@ -1,4 +1,4 @@
-"""The filter of system calls, run by a small interpreter of BPF for both architectures, and its table of numbers."""
+"""The system call filter, run by a small BPF interpreter for both architectures, and its number tables."""
 
 import errno
 import re
@@ -14,7 +14,7 @@ EPERM, ENOSYS = (seccomp.ERROR | number for number in (errno.EPERM, errno.ENOSYS
 
 
 def answer(program, architecture, number, *arguments):
-    """What the kernel would do with a call."""
+    """Return the action of the kernel for a system call."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     lines = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
     at = held = 0

@@ -1,1 +1,4 @@
-"""The part of the sandbox that runs in the worker: standard library only, started without the rest of the project."""
+"""The part of the sandbox that runs in the worker process.
+
+It uses only the standard library and does not import the rest of the project.
+"""

@@ -1,11 +1,11 @@
-"""Calls into a program that has been loaded, their values on a pipe.
+"""Calls into a loaded program, with their values written to a pipe.
 
-Each call is made in a fork of the loaded program. A program that cannot keep anything from one call to the next
-(`stateless.py`) makes its calls one after the other in its own process, with the same results, and forks as soon as
-calls might disturb each other by the memory they use.
+Each call runs in a fork of the loaded program. A program that cannot keep state between calls (`stateless.py`) makes
+its calls one after another in its own process, with the same results. It forks as soon as the memory use of calls might
+affect each other.
 
-All of this runs in the program's own process, which it may have changed in any way. So what arrives on the pipe is the
-program's word, and nothing more: the sandbox compares it with what was expected, which is not known here.
+All of this runs in the program's process, which the program may have changed in any way. The data on the pipe is
+therefore untrusted. The sandbox compares it with the expected values, which are not known here.
 """
 
 import gc
@@ -18,15 +18,16 @@ from . import stateless, values
 
 NONCE = 32  # bytes before the request
 MAX_VALUE = 256 << 10
-MAX_GROWTH_KB = 16 << 10  # of memory, after which no other call is made in the same process
+MAX_GROWTH_KB = 16 << 10  # growth of memory after which calls are made in forks
 
 
 class Runner:
-    """Makes the calls of a request: `items`, of which the first `alone` are made whatever the program does, `forks`.
+    """The calls of a request.
 
-    Kinds of items: "value", an expression whose value is reported; "test", statements that have to run to their end;
-    "builds", a text of which is only reported whether it is Python. Functions are held from before the program was
-    loaded.
+    A request has `items`; `alone`, the number of leading items that are evaluated in any case; and `forks`, which
+    forces a fork for each call. An item has one of these kinds: "value", an expression whose value is reported; "test",
+    statements that have to run to their end; "builds", a text that is only checked for valid syntax. References to
+    functions are taken before the program is loaded.
     """
 
     def __init__(self, source: int, results: int):
@@ -39,19 +40,19 @@ class Runner:
         self._together = False
 
     def look(self, text: str, name: str) -> None:
-        """Decide, before a program is loaded as the module `name`, whether its calls are made in its own process."""
+        """Decide whether calls of a program, loaded as module `name`, run in its process."""
         calls = [item["source"] for item in self._request["items"] if item["kind"] == "value"]
-        gc.disable()  # trees are large and have no cycles
+        gc.disable()  # syntax trees are large and have no cycles
         self._together = not self._request["forks"] and stateless.is_stateless(text, calls, name)
         gc.enable()
 
     def loading_failed(self, failure):
-        """Report that there is nothing to call."""
+        """Report that the program could not be loaded."""
         self._send("load", "error", _said(failure))
         self._builds()
 
     def run(self, names: dict) -> None:
-        """Make the calls, one after the other."""
+        """Make the calls one after another."""
         items, failed = self._request["items"], not self._together
         self._send("load", "together" if self._together else "forks", None)
         if not self._together:
@@ -71,7 +72,7 @@ class Runner:
             child = self._fork()
             if not child:
                 try:
-                    self._one(index, item, names)  # as many frames deep as above: recursion ends at the same depth
+                    self._one(index, item, names)  # same depth as above, so recursion ends at the same depth
                 finally:
                     self._exit(0)
             _, status = self._wait(child, 0)
@@ -80,7 +81,10 @@ class Runner:
             self._builds()
 
     def _one(self, index, item, names, retry=False):
-        """The kind of the record that was sent; "memory" if none was, since the call may be made again in a fork."""
+        """Evaluate an item and return the kind of record that was sent.
+
+        The result is "memory" if no record was sent because the call can be repeated in a fork.
+        """
         try:
             if item["kind"] == "value":
                 value = self._encode(eval(compile(item["source"], "call", "eval"), names))
@@ -89,7 +93,7 @@ class Runner:
                 self._send(index, "value", value)
                 return "value"
             exec(compile(item["source"], "test", "exec"), names)
-            # Read only now: a program that exits before its test has passed does not have it.
+            # Read only now, so that a program that exits before its test has passed does not know the nonce.
             self._send(index, "passed", self._read(self._source, NONCE, 0).decode())
             return "passed"
         except BaseException as failure:
@@ -99,7 +103,11 @@ class Runner:
             return "error"
 
     def _builds(self):
-        """Report which texts are Python. The program is one of them: had it changed this process, it would be."""
+        """Report which texts are valid Python.
+
+        The program itself is one of these texts. A program that changed this process to fake the answer must be valid
+        Python.
+        """
         for index, item in enumerate(self._request["items"]):
             if item["kind"] == "builds":
                 try:
@@ -116,7 +124,7 @@ class Runner:
 
 
 def _said(failure):
-    """`ValueError: text`, cut."""
+    """Format an exception as `ValueError: text`, cut to 500 characters."""
     try:
         return f"{type(failure).__name__}: {failure}"[:500]
     except BaseException:

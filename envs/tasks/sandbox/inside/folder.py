@@ -1,4 +1,4 @@
-"""The private folder: how much is in it, and emptying it whatever a program has left there."""
+"""The private folder of programs: checking its size and emptying it."""
 
 import os
 
@@ -6,7 +6,7 @@ MAX_ENTRIES = 1024
 
 
 def is_over(folder: str, megabytes: int, own_filesystem: bool) -> bool:
-    """Whether there is more in it than allowed."""
+    """Check whether the folder contains more than allowed."""
     if own_filesystem:
         held = os.statvfs(folder)
         used, entries = (held.f_blocks - held.f_bfree) * held.f_frsize, held.f_files - held.f_ffree
@@ -26,16 +26,16 @@ def is_over(folder: str, megabytes: int, own_filesystem: bool) -> bool:
                         used += entry.stat(follow_symlinks=False).st_blocks * 512
         except OSError as failure:
             if isinstance(failure, FileNotFoundError):
-                continue  # removed meanwhile
-            return True  # closed, or nested deeper than a path can be long
+                continue  # removed in the meantime
+            return True  # no access, or nested too deeply for a path
     return used > megabytes << 20
 
 
 def empty(folder: str) -> bool:
-    """Remove all that is in it; False if something is left.
+    """Remove the contents of the folder and return whether that succeeded.
 
-    Goes down and up by changing the working directory, so that no nesting is too deep. Nothing else may be at work
-    there.
+    The working directory is changed at each level, so that nesting can have any depth. No other process may use the
+    folder at the same time.
     """
     try:
         os.chdir(folder)

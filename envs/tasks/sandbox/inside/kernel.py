@@ -1,4 +1,4 @@
-"""The few system calls the sandbox needs and Python does not have, by ctypes."""
+"""System calls that the sandbox needs and Python lacks, made with ctypes."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
 )  # fmt: skip
 MNT_DETACH = 2
 
-# What a worker that is root keeps: enough to give a program its own user, to kill it and to remove its files.
+# Capabilities that a root worker keeps to give a program its own user, to kill it and to remove its files.
 WORKER_CAPABILITIES = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,
 }  # fmt: skip
@@ -31,30 +31,30 @@ def _checked(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *arguments) -> int:
-    """A raw system call; raises OSError with `what` in its text."""
+    """Make a raw system call; errors raise an OSError that mentions `what`."""
     return _checked(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """prctl(2), with arguments as unsigned longs."""
+    """Call prctl(2) with arguments as unsigned longs."""
     padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
     return _checked(_libc.prctl(ctypes.c_int(option), *padded), f"prctl {option}")
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags`."""
+    """Call unshare(2) to leave the namespaces selected by `flags`."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
     _checked(result, f"mount {target}")
 
 
 def pivot_root(folder: str) -> None:
-    """Make `folder`, a mount, the root, and let go of the old one."""
+    """Make `folder`, a mount point, the root and detach the old root."""
     os.chdir(folder)
     number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
     syscall("pivot_root", number, ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
@@ -63,12 +63,12 @@ def pivot_root(folder: str) -> None:
 
 
 def keep_capabilities(numbers=()) -> None:
-    """Keep only these capabilities, without any way back."""
+    """Drop all capabilities except these, irrevocably."""
     for capability in range(64):
         if capability not in numbers:
             try:
                 prctl(PR_CAPBSET_DROP, capability)
-            except OSError:  # beyond the last capability, or not allowed to: then execve cannot add any either
+            except OSError:  # beyond the last capability, or not permitted; then execve cannot add any
                 continue
     mask = sum(1 << number for number in numbers)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this process
@@ -77,7 +77,7 @@ def keep_capabilities(numbers=()) -> None:
 
 
 def effective_capabilities() -> int:
-    """The mask of effective capabilities of this process."""
+    """Return the mask of effective capabilities of this process."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data), "capget")

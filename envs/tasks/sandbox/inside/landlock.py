@@ -1,4 +1,7 @@
-"""Landlock: which files a program may open. What is not listed cannot be read, written, made or removed."""
+"""Landlock rules for the files that a program may access.
+
+Paths that are not listed cannot be read, written, created or removed.
+"""
 
 import ctypes
 import fcntl
@@ -11,7 +14,7 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on x86-64 and aarch64
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
 _ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # by ABI: all rights it knows
+_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # ABI version: all rights it defines
 SCOPE_SIGNALS_ABI, NETWORK_ABI = 6, 4
 
 
@@ -25,7 +28,7 @@ class _Rule(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock of this kernel; 0 where there is none."""
+    """Return the Landlock ABI version of this kernel, or 0 without Landlock."""
     try:
         return kernel.syscall("landlock", _CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     except OSError:
@@ -33,7 +36,7 @@ def abi() -> int:
 
 
 class Rules:
-    """Rules made once in the worker and applied to every program."""
+    """Rules that are created once in the worker and applied to every program."""
 
     def __init__(self, readable, writable, devices, first_descriptor: int = 3):
         version = abi()
@@ -56,7 +59,7 @@ class Rules:
             self._allow(path, (READ_FILE | WRITE_FILE | TRUNCATE) & access)
 
     def allow_listing(self, path: str) -> None:
-        """Names in this folder may be listed; the files stay closed."""
+        """Allow listing the entries of a folder without access to the files."""
         self._allow(path, READ_DIR)
 
     def _allow(self, path, access):
@@ -76,5 +79,5 @@ class Rules:
             os.close(descriptor)
 
     def apply(self) -> None:
-        """Restrict this process and all it starts; needs no-new-privileges."""
+        """Restrict this process and its descendants; requires no-new-privileges."""
         kernel.syscall("landlock_restrict_self", _RESTRICT, ctypes.c_int(self._rules), ctypes.c_uint32(0))

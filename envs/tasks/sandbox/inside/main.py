@@ -1,6 +1,7 @@
-"""The worker: started as a script with an empty environment, its conversation with the sandbox on descriptor 0.
+"""Entry point of a worker, started as a script with an empty environment.
 
-The first message says how to isolate. After it every message is a program with its limits, and gets one answer.
+The worker communicates with the sandbox over descriptor 0. The first message describes the isolation. Every later
+message contains a program with its limits and gets one answer.
 """
 
 import os
@@ -12,7 +13,7 @@ import inside.worker
 
 sys.path.pop()
 
-# What programs import most, loaded once for all of them.
+# Modules that programs import most often, loaded once for all of them.
 import bisect  # noqa: F401
 import collections  # noqa: F401
 import copy  # noqa: F401

@@ -1,4 +1,4 @@
-"""Namespaces without bubblewrap: own mounts, processes, network, IPC and host name, by unshare(2).
+"""Mount, PID, network, IPC and UTS namespaces by unshare(2), without bubblewrap.
 
 As root this needs no user namespace. Otherwise it needs unprivileged user namespaces, which some systems forbid.
 """
@@ -8,16 +8,20 @@ import stat
 
 from . import kernel
 
-# Flags of a mount that only its owner may clear: a remount in a user namespace has to repeat them.
+# Mount flags that only the mount's owner may clear; a remount in a user namespace has to repeat them.
 _LOCKED = {os.ST_NOSUID: kernel.MS_NOSUID, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOEXEC: kernel.MS_NOEXEC}
 _LOCKED |= {os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}
 
 
 def enter(spec: dict) -> None:
-    """Put this process as process 1 into a root of its own; the caller's process stays behind and waits.
+    """Move this process to new namespaces with a new root, as process 1.
 
-    `root` is a folder to build the root on, `readable`, `devices` and `links` what is in it, `hidden` the folders of
-    that which are covered, and `/tmp` a file system in memory of at most `scratch_mb`.
+    The calling process remains in its PID namespace and waits for its child, which continues.
+
+    Args:
+        spec: Specification of the worker. `root` is the folder to build the root on. `readable`, `devices` and `links`
+            are its contents, and `hidden` are folders in it to cover. `/tmp` is an in-memory file system of at most
+            `scratch_mb`.
     """
     privileged = bool(kernel.effective_capabilities() & 1 << 21)  # CAP_SYS_ADMIN
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -30,7 +34,7 @@ def enter(spec: dict) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     child = os.fork()
     if child:
-        os.close(0)  # the worker's end of the conversation
+        os.close(0)  # the worker's end of the connection
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     _build_root(spec)
@@ -61,7 +65,7 @@ def _build_root(spec):
     os.makedirs(root + "/proc", exist_ok=True)
     try:
         kernel.mount("proc", root + "/proc", "proc", plain | kernel.MS_NOEXEC)
-    except PermissionError:  # where parts of /proc are covered, as in containers, a new one is not allowed
+    except PermissionError:  # not allowed if parts of /proc are covered, as in containers
         os.rmdir(root + "/proc")
 
 

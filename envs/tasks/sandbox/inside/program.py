@@ -1,4 +1,4 @@
-"""The process of one program: give up everything, then run it."""
+"""The process of one program: drop all privileges, then run the program."""
 
 import atexit
 import fcntl
@@ -15,12 +15,12 @@ import traceback
 from . import calls, kernel, seccomp
 
 NAME = "program.py"
-RESERVED_MB = 2048  # of address space, for the stacks and heaps of threads
-HIGH = 200  # where the worker keeps descriptors that a program's process still needs
+RESERVED_MB = 2048  # extra address space for stacks and heaps of threads
+HIGH = 200  # first of the worker's descriptors that a program's process still needs
 
 
 def main(worker, request, descriptors, writers, ready) -> None:
-    """Become the program. Never returns."""
+    """Turn this process into the program; never returns."""
     code, with_calls = 1, request["calls"]
     try:
         text = _read(descriptors[0])
@@ -45,9 +45,10 @@ def _read(descriptor):
 
 
 def _take_places(descriptors, writers, ready, with_calls):
-    """Descriptors: 0 to 2 the standard ones, 3 "set up" (until the program starts), 4 calls, 5 their results.
+    """Move descriptors to their final numbers and return that of the "ready" pipe.
 
-    Returns the one for "set up". Those of the worker that are needed a little longer are above `HIGH`.
+    0 to 2 are the standard streams, 3 is the "ready" pipe (until the program starts), 4 are the calls and 5 their
+    results. Descriptors of the worker that are needed a little longer are above `HIGH`.
     """
     moved = [descriptors[1], *writers[:2], ready]
     if with_calls:
@@ -68,7 +69,7 @@ def _give_up(worker, limits):
     for name in environ:
         del os.environ[name]
     kernel_limits = {
-        # Threads reserve address space that they do not use, so what counts is data; the watcher counts the rest.
+        # Threads reserve address space that they do not use, so the limit is on data; the watcher counts the rest.
         resource.RLIMIT_DATA: limits["memory_mb"] << 20,
         resource.RLIMIT_AS: limits["memory_mb"] + RESERVED_MB << 20,
         resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
@@ -102,7 +103,10 @@ def _give_up(worker, limits):
 
 
 def _others(worker):
-    """Tasks that count against the limit of processes and are not the program's: none if it has a user of its own."""
+    """Return the number of other tasks that count against the process limit.
+
+    It is 0 if the program has its own user.
+    """
     if worker.uid is not None:
         return 0
     if worker.apart:
@@ -118,7 +122,13 @@ def _others(worker):
 
 
 def _run(text, name, with_calls):
-    """The exit code of a program, as the interpreter would end with it; `name` is what it finds as its `__name__`."""
+    """Run a program and return the exit code that the interpreter would return.
+
+    Args:
+        text: Source of the program.
+        name: Value of `__name__` in the program.
+        with_calls: Whether to evaluate the calls of a request after loading the program.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb"), "utf-8", "replace")
@@ -131,7 +141,7 @@ def _run(text, name, with_calls):
     module = type(sys)(name)
     module.__file__, module.__builtins__ = NAME, __builtins__
     sys.modules["__main__"] = sys.modules[name] = module
-    linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)  # for the lines of tracebacks
+    linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)  # for source lines in tracebacks
     runner = calls.Runner(4, 5) if with_calls else None
     code = 0
     if runner:
@@ -163,7 +173,7 @@ def _exit_code(ending):
 
 
 def _report(failure):
-    """The traceback from the program's first line on."""
+    """Print the traceback, beginning at the program's first frame."""
     try:
         frames = failure.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != NAME:

@@ -1,4 +1,4 @@
-"""seccomp-BPF: which system calls a program may make, as a filter assembled from the tables of `syscalls.py`."""
+"""The seccomp-BPF filter of system calls, assembled from the tables of `syscalls.py`."""
 
 import ctypes
 import errno
@@ -30,7 +30,7 @@ def _jump(code, value, yes, no):
 
 
 def _one_of(index, values, then, otherwise):
-    """Returns `then` if the argument is one of the values, else `otherwise`."""
+    """Return instructions that answer `then` if the argument is one of the values, else `otherwise`."""
     block = [_statement(_LOAD, _argument(index))]
     for value in values:
         block += [_jump(_EQUAL, value, 0, 1), _statement(_RETURN, then)]
@@ -38,7 +38,10 @@ def _one_of(index, values, then, otherwise):
 
 
 def _by_arguments(own_pid):
-    """Calls whose answer depends on their arguments. With `own_pid`, a process may signal only itself."""
+    """Return filters for system calls that depend on their arguments.
+
+    With `own_pid`, a process may send signals only to itself.
+    """
     denied = _fails(errno.EPERM)
     special = {
         "clone": [
@@ -61,7 +64,7 @@ def _by_arguments(own_pid):
         "ioctl": _one_of(1, (0x5412, 0x541C, 0x8901, 0x8902), denied, ALLOW),
         "fcntl": _one_of(1, (8, 10, 15), denied, ALLOW),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
         "prlimit64": _one_of(0, (0,), ALLOW, denied),
-        "sendto": [  # without an address, a pointer in two halves
+        "sendto": [  # only without an address, a pointer that is checked in two halves
             _statement(_LOAD, _argument(4)),
             _jump(_EQUAL, 0, 0, 3),
             _statement(_LOAD, _argument(4) + 4),
@@ -78,7 +81,7 @@ def _by_arguments(own_pid):
 
 
 def program(column: int, architecture: int, own_pid: int | None = None) -> bytes:
-    """The filter for the numbers in this column of the tables."""
+    """Return the filter for the call numbers in a column of the tables."""
     actions = dict.fromkeys(syscalls.numbers(syscalls.ALLOWED, column).values(), ALLOW)
     actions |= {number: _fails(errno.EPERM) for number in syscalls.numbers(syscalls.DENIED, column).values()}
     actions |= dict.fromkeys(syscalls.numbers(syscalls.FATAL, column).values(), KILL)
@@ -92,7 +95,7 @@ def program(column: int, architecture: int, own_pid: int | None = None) -> bytes
     for name, block in _by_arguments(own_pid).items():
         if name in names:
             lines += [_jump(_EQUAL, names[name], 0, len(block)), *block]
-    # Runs of equal answers, in ascending order: everything up to `last` that has not been answered yet.
+    # One comparison per run of equal answers, in ascending order of the call numbers.
     unknown = _fails(errno.ENOSYS)
     last = max(actions)
     for number in range(last + 1):
@@ -103,7 +106,7 @@ def program(column: int, architecture: int, own_pid: int | None = None) -> bytes
 
 
 def apply(filter_: bytes) -> None:
-    """Restrict this process and all it starts; needs no-new-privileges."""
+    """Restrict this process and its descendants; requires no-new-privileges."""
     instructions = ctypes.create_string_buffer(filter_, len(filter_))
     header = struct.pack("HxxxxxxP", len(filter_) // 8, ctypes.addressof(instructions))
     held = ctypes.create_string_buffer(header, len(header))

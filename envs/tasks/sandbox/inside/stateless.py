@@ -1,9 +1,9 @@
-"""Whether calls of a program can leave anything behind for later ones, read from its syntax tree.
+"""A static check that calls of a program cannot affect later calls.
 
 A program passes if nothing that its functions can reach outlives a call: they use constants, other functions, pure
 builtins and pure parts of the standard library, have constant defaults and set no attribute or global variable. Calls
-of such a program come to the same in one process as in a process each. Whatever is not known to be harmless fails,
-which costs time and changes no result.
+of such a program give the same results in one process as in separate processes. Anything not known to be harmless fails
+the check, which costs time but changes no result.
 """
 
 import ast
@@ -21,7 +21,7 @@ _PURE = """
     object oct ord pow range repr reversed round set slice sorted str sum tuple type zip
 """
 _BUILTINS = _EXCEPTIONS | set(_PURE.split())
-# What may be used of a module: nothing that has a cache or random numbers, or reaches attributes by their names.
+# Names that may be used of a module: nothing that caches, is random or accesses attributes by name.
 _LIBRARY = """
     __future__: annotations
     bisect: bisect bisect_left bisect_right insort insort_left insort_right
@@ -53,11 +53,11 @@ _MODULES = {
     module: frozenset(names.split())
     for module, names in re.findall(r"^    (\w+): (.*(?:\n        .*)*)", _LIBRARY, re.MULTILINE)
 }
-_FRAMES = {"gi_frame", "cr_frame", "ag_frame", "tb_frame"}  # ways to the variables of others without an underscore
+_FRAMES = {"gi_frame", "cr_frame", "ag_frame", "tb_frame"}  # public attributes that give access to frames
 _LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_PLAIN = {  # nodes of which only the parts matter
+_PLAIN = {  # nodes that are harmless if their children are
     ast.Module, ast.Expression, ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While,
     ast.If, ast.Raise, ast.Try, ast.Assert, ast.Expr, ast.Pass, ast.Break, ast.Continue, ast.BoolOp, ast.BinOp,
     ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.Yield, ast.YieldFrom, ast.Compare, ast.Call, ast.FormattedValue,
@@ -73,7 +73,7 @@ class _Stateful(Exception):
 
 
 def is_stateless(program: str, calls: list[str], name: str) -> bool:
-    """Whether these calls of a program, loaded as the module `name`, can be made in one process."""
+    """Check whether calls of a program, loaded as module `name`, can share one process."""
     if len(program) > MAX_TEXT or sum(map(len, calls)) > MAX_TEXT:
         return False
     try:
@@ -86,7 +86,10 @@ def is_stateless(program: str, calls: list[str], name: str) -> bool:
 
 
 class _Check:
-    """Raises `_Stateful` at what may keep state; `scopes` are the names bound in the functions around a node."""
+    """A visitor that raises `_Stateful` at code that may keep state.
+
+    `scopes` are the names bound in the functions around a node.
+    """
 
     def __init__(self, module, name):
         self.name = name
@@ -98,12 +101,12 @@ class _Check:
         kinds = set()
         for node in (node for statement in body for node in ast.walk(statement)):
             kinds.add(type(node))
-            if isinstance(node, _IMPORTS):  # those in functions too: whoever uses the name gets the same
+            if isinstance(node, _IMPORTS):  # also in functions: the name means the same everywhere
                 self._import(node)
                 if node not in body:
                     self.imported_inside |= {alias.asname or alias.name for alias in node.names}
         if ast.Try in kinds and kinds & {ast.Yield, ast.YieldFrom}:
-            raise _Stateful  # a generator that nobody ends runs its last lines at any time
+            raise _Stateful  # an abandoned generator may run its `finally` block at any time
         for statement in body:
             self._bind(statement)
         self.others |= self.harmless & self.modules.keys()
@@ -111,11 +114,11 @@ class _Check:
             self._visit(statement, ())
 
     def expression(self, tree):
-        """A call, which may use what a function may use."""
+        """Check a call, which may use the same names as a function."""
         self._visit(tree, (set(),))
 
     def _live(self, statement):
-        """Without the block of a script, which does not run in a module of another name."""
+        """Return the statements that run; the `__main__` block does not run under another name."""
         if self.name != "__main__" and isinstance(statement, ast.If) and _is_main(statement.test):
             return statement.orelse
         return [statement]
@@ -154,7 +157,7 @@ class _Check:
             else:
                 raise _Stateful
 
-    # The rest
+    # Nodes
 
     def _visit(self, node, scopes):
         if isinstance(node, ast.Name):
@@ -212,7 +215,7 @@ class _Check:
             if node.returns is not None:
                 self._visit(node.returns, scopes)
         bound = {argument.arg for argument in arguments} | _bound(body)
-        if bound & self.imported_inside:  # then the name may be a module
+        if bound & self.imported_inside:  # the name may be a module
             raise _Stateful
         inner = (*scopes, bound)
         for part in body:
@@ -224,7 +227,7 @@ def _is_main(test):
 
 
 def _bound(nodes):
-    """Names that are bound in a scope by these statements, not looking into functions and comprehensions."""
+    """Return the names that statements bind in their scope, excluding nested functions and comprehensions."""
     found, todo = set(), list(nodes)
     while todo:
         node = todo.pop()
@@ -241,7 +244,7 @@ def _bound(nodes):
 
 
 def _is_constant(node):
-    """Whether a value is made of literals only and cannot change."""
+    """Check whether a value consists of literals only and is immutable."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, ast.Tuple):

@@ -1,7 +1,7 @@
-"""System calls a program may make, by name with their numbers on x86-64 and aarch64 (`-`: does not exist there).
+"""System calls by name, with their numbers on x86-64 and aarch64.
 
-What is in none of the lists fails with ENOSYS, as on a kernel that does not know the call. The few calls that depend on
-their arguments are in `seccomp.py`.
+A `-` marks a call that does not exist on an architecture. Calls that are in none of the lists fail with ENOSYS, as on a
+kernel that does not know them. The few calls that depend on their arguments are handled in `seccomp.py`.
 """
 
 import os
@@ -38,7 +38,7 @@ ALLOWED = """
     flistxattr:196/13 kill:62/129 tkill:200/130 tgkill:234/131
 """
 
-# These fail with EPERM: ordinary programs try them, and can live without.
+# These fail with EPERM: ordinary programs try them and can do without.
 DENIED = """
     truncate:76/45 socket:41/198 connect:42/203 bind:49/200 listen:50/201 accept:43/202 accept4:288/242 chmod:90/-
     fchmod:91/52 fchmodat:268/53 chown:92/- fchown:93/55 lchown:94/- fchownat:260/54 utime:132/- utimes:235/-
@@ -52,7 +52,7 @@ DENIED = """
     fchmodat2:452/452
 """
 
-# Nothing a program needs to solve a problem: an attempt ends it, and the worker is replaced.
+# No program needs these to solve a problem: an attempt kills it, and the worker is replaced.
 FATAL = """
     ptrace:101/117 process_vm_readv:310/270 process_vm_writev:311/271 unshare:272/97 setns:308/268 mount:165/40
     umount2:166/39 pivot_root:155/41 open_tree:428/428 move_mount:429/429 fsopen:430/430 fsmount:432/432
@@ -68,12 +68,12 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of 
 
 
 def machine() -> tuple[int, int] | None:
-    """The column of the tables and the audit architecture of this machine; None where there is no table."""
+    """Return the table column and audit architecture of this machine, or None if unsupported."""
     return MACHINES.get(os.uname().machine)
 
 
 def numbers(table: str, column: int) -> dict[str, int]:
-    """Numbers by name of a table above."""
+    """Return the numbers by name of one of the tables above."""
     found = {}
     for entry in table.split():
         name, both = entry.split(":")

@@ -1,15 +1,18 @@
-"""The processes of a program: all that it started, and all that those started, whatever sessions they moved to."""
+"""The processes of a program: all its descendants, in any session."""
 
 import os
 import re
 import signal
 import time
 
-_MEMORY = re.compile(rb"(?:RssAnon|RssShmem):\s+(\d+) kB")  # not the files it has mapped, which others share
+_MEMORY = re.compile(rb"(?:RssAnon|RssShmem):\s+(\d+) kB")  # without mapped files, which are shared
 
 
 class ProcessTree:
-    """Descendants of the worker. It is process 1 of its namespace, or else the reaper of orphans below it."""
+    """The descendants of the worker.
+
+    The worker is process 1 of its namespace, or else the subreaper of orphans among its descendants.
+    """
 
     def __init__(self, apart: bool, uid: int | None):
         self.apart, self.uid = apart, uid
@@ -19,7 +22,7 @@ class ProcessTree:
         self._tick = os.sysconf("SC_CLK_TCK")
 
     def usage(self) -> tuple[int, int, float]:
-        """Processes and threads, bytes of memory and seconds of CPU of all descendants."""
+        """Return the number of tasks, bytes of memory and CPU seconds of all descendants."""
         tasks, memory, cpu = 0, 0, 0.0
         for pid in self.pids():
             try:
@@ -31,11 +34,11 @@ class ProcessTree:
                 continue
             if fields[0] != b"Z":
                 tasks += int(fields[17])
-            cpu += sum(int(field) for field in fields[11:15]) / self._tick  # with the children it has waited for
+            cpu += sum(int(field) for field in fields[11:15]) / self._tick  # including children it has waited for
         return tasks, memory, cpu
 
     def pids(self) -> list[int]:
-        """All descendants; empty where there is no /proc."""
+        """Return all descendants, or an empty list without /proc."""
         if not self.visible:
             return []
         if self.apart:
@@ -50,7 +53,12 @@ class ProcessTree:
         return found
 
     def end(self, first: int | None, limit: float = 2.0) -> bool:
-        """Kill everything, beginning with `first`, and reap it; False if some is still there after `limit` seconds."""
+        """Kill and reap all descendants, beginning with `first`, and return whether that succeeded.
+
+        Args:
+            first: Process to kill first, if any.
+            limit: Seconds after which to give up.
+        """
         until = time.monotonic() + limit
         if first is not None:
             _kill(first)
@@ -65,7 +73,10 @@ class ProcessTree:
             time.sleep(0.001)
 
     def _reap(self) -> bool:
-        """Reap what has ended; False if no child is left. Orphans are children of the worker, so none is overlooked."""
+        """Reap processes that have ended and return whether a child is left.
+
+        Orphans become children of the worker, so none is missed.
+        """
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -78,7 +89,7 @@ class ProcessTree:
             if os.getpid() != 1:
                 raise RuntimeError("only process 1 of a namespace may signal everything")
             try:
-                os.kill(-1, signal.SIGKILL)  # from process 1: everything in the namespace except itself, at once
+                os.kill(-1, signal.SIGKILL)  # from process 1: everything in the namespace except itself
             except ProcessLookupError:
                 return
         elif self.uid is not None:
@@ -88,7 +99,7 @@ class ProcessTree:
                     os.setresgid(self.uid, self.uid, self.uid)
                     os.setresuid(self.uid, self.uid, self.uid)
                     if 0 not in os.getresuid() and set(os.getresuid()) == {self.uid}:
-                        os.kill(-1, signal.SIGKILL)  # everything of the program's own user, this process excepted
+                        os.kill(-1, signal.SIGKILL)  # all processes of the program's user except this one
                 finally:
                     os._exit(0)
             os.waitpid(helper, 0)
@@ -98,19 +109,22 @@ class ProcessTree:
 
 
 def _children(pid: int) -> list[int]:
-    """The children of a process, as the kernel lists them: quick also where there are thousands of others."""
+    """Return the children of a process as listed by the kernel.
+
+    This is fast even if there are thousands of other processes.
+    """
     found = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children") as file:
                 found += [int(child) for child in file.read().split()]
-    except OSError:  # gone
+    except OSError:  # the process has ended
         pass
     return found
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below `root`, from the parents of every process."""
+    """Return all descendants of `root`, computed from the parents of all processes."""
     children: dict[int, list[int]] = {}
     for pid in os.listdir("/proc"):
         if not pid.isdigit():

@@ -1,11 +1,11 @@
-"""Python values as JSON trees: how a result leaves the process of an untrusted program.
+"""Python values as JSON trees, the form in which results leave an untrusted process.
 
     None -> ["n"]   True -> ["b", 1]   12 -> ["i", "c"] (hexadecimal)   0.5 -> ["f", "0.5"]   "a" -> ["s", "a"]
     [1] -> ["l", [...]]   (1,) -> ["t", [...]]   {1} -> ["S", [...]]   {1: 2} -> ["d", [[key, value]]]
     anything else -> ["o", name of its type]
 
-A tree is compared and turned into source without building sets or dictionaries from it, so that keys chosen to collide
-cost nothing.
+A tree is compared and converted to source without building sets or dictionaries from it, so that keys chosen to collide
+cause no slowdown.
 """
 
 import base64
@@ -18,11 +18,11 @@ MAX_NODES = 200_000
 
 
 class NotAValue(ValueError):
-    """A tree that is not one: forged, cut off, or too deep."""
+    """An invalid tree: forged, truncated or too deep."""
 
 
 def encode(value, depth: int = 0):
-    """The tree of a value. Subclasses count as what they are made of; numpy scalars by their `item`."""
+    """Return the tree of a value; subclasses are encoded as their base type."""
     if depth > MAX_DEPTH:
         return ["o", "a value nested too deeply"]
     kind = type(value)
@@ -65,7 +65,10 @@ class _Budget:
 
 
 def canonical(tree) -> str | None:
-    """A text that is equal for equal values (1 == 1.0 == True, sets in any order); None if it equals nothing (NaN)."""
+    """Return a string that is equal for equal values, or None for NaN and objects.
+
+    1, 1.0 and True are equal, and so are sets in any order.
+    """
     try:
         return _canonical(tree, 0, _Budget())
     except _EqualsNothing:
@@ -117,7 +120,11 @@ def _number(tag, rest):
 
 
 def source(tree) -> str:
-    """Python source of a value, to be evaluated in a clean process. NotAValue for objects."""
+    """Return Python source of a value for evaluation in a clean process.
+
+    Raises:
+        NotAValue: The tree contains an object.
+    """
     return _source(tree, 0, _Budget())
 
 
@@ -130,7 +137,7 @@ def _source(tree, depth, budget):
         return str(bool(rest[0]))
     if tag == "i":
         number = int(rest[0], 16)
-        text = str(number) if abs(number) < 1 << 1000 else f"{number:#x}"  # long decimals are slow, and limited
+        text = str(number) if abs(number) < 1 << 1000 else f"{number:#x}"  # long decimals are slow
         return text if number >= 0 else f"({text})"
     if tag == "f":
         number = float(rest[0])
@@ -153,7 +160,7 @@ def _source(tree, depth, budget):
 
 
 def check(tree) -> None:
-    """Raise NotAValue unless this is a tree that `encode` could have made."""
+    """Raise NotAValue unless `encode` could have produced this tree."""
     try:
         canonical(tree)
         with contextlib.suppress(NotAValue):  # objects have no source, but are reported as such

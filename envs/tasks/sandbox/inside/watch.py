@@ -1,4 +1,7 @@
-"""One program from fork to answer: read what it writes, hold it to its limits, kill all of it, clean up, report."""
+"""The supervision of one program, from fork to answer.
+
+The worker reads the program's output, enforces its limits, kills all its processes, cleans up and reports the result.
+"""
 
 import mmap
 import os
@@ -8,13 +11,16 @@ import time
 
 from . import folder, wire
 
-RESULTS_KB = 1024  # what the values of calls may take, all together
+RESULTS_KB = 1024  # maximum size of the values of all calls together
 STREAMS = ("stdout", "stderr", "results")
 _SAMPLE_EVERY = 0.03
 
 
 class _Stream:
-    """A pipe read into memory of a fixed size, unmapped at the end: later forks of the worker see nothing of it."""
+    """A pipe that is read into memory of a fixed size.
+
+    The memory is unmapped at the end, so that later forks of the worker cannot see its contents.
+    """
 
     def __init__(self, size):
         self.reader, self.writer = os.pipe()
@@ -24,7 +30,7 @@ class _Stream:
         self.full = False
 
     def read(self) -> bool:
-        """Read what is there; False at the end of the stream."""
+        """Read all available data and return False at the end of the stream."""
         while True:
             if self.used == len(self.held):
                 spare = bytearray(1)
@@ -43,14 +49,19 @@ class _Stream:
             self.used += got
 
     def close(self):
+        """Close the pipe and release the memory."""
         os.close(self.reader)
         self.held.close()
 
 
 def run(worker, request: dict, descriptors: list[int], main) -> bool:
-    """Run a program and answer; False if the worker should not run another one.
+    """Run a program, send the answer and return whether the worker can run another one.
 
-    `descriptors` are the program with what it needs, its standard input, and, for calls, the calls.
+    Args:
+        worker: The worker.
+        request: Request of the sandbox.
+        descriptors: Files with the program, its standard input and, if the request has calls, the calls.
+        main: Function that turns the forked process into the program.
     """
     limits = request["limits"]
     size = limits["output_kb"] * 1024
@@ -98,7 +109,7 @@ def run(worker, request: dict, descriptors: list[int], main) -> bool:
 
 
 class _Watch:
-    """The loop that waits for the first process to end, or for a limit."""
+    """A loop that waits for the first process to end or for a limit."""
 
     def __init__(self, worker, limits, streams, pid, started):
         self.worker, self.limits, self.streams, self.pid = worker, limits, streams, pid
@@ -111,11 +122,14 @@ class _Watch:
         try:
             self.ended = os.pidfd_open(pid)
             self.poll.register(self.ended, select.POLLIN)
-        except OSError:  # forbidden in some containers: look every few milliseconds instead
+        except OSError:  # forbidden in some containers: poll every few milliseconds instead
             self.ended = None
 
     def until_end(self) -> str | None:
-        """The limit that was hit; None if the program ended by itself, with `status` set."""
+        """Wait and return the limit that was hit, or None if the program ended.
+
+        In the latter case `status` is set.
+        """
         try:
             return self._until_end()
         finally:
@@ -139,7 +153,7 @@ class _Watch:
                 wait = min(wait, 0.004)
             for descriptor, _ in self.poll.poll(max(wait, 0) * 1000 + 0.5):
                 if descriptor == self.worker.connection.fileno():
-                    return "wall"  # the sandbox is gone: nobody waits for this any more
+                    return "wall"  # the sandbox has closed the connection
                 if descriptor in by_reader and not by_reader[descriptor].read():
                     self.poll.unregister(descriptor)
                 if descriptor in by_reader and by_reader[descriptor].full:
@@ -150,7 +164,7 @@ class _Watch:
                 return None
 
     def _sample(self):
-        """The limits that hold for all processes together."""
+        """Return the first exceeded limit of those that apply to all processes together."""
         tasks, memory, cpu = self.worker.tree.usage()
         if tasks > self.limits["processes"]:
             return "processes"

@@ -1,4 +1,7 @@
-"""Messages between the sandbox and its workers: a length, JSON, and after it raw bytes or descriptors."""
+"""The protocol between the sandbox and its workers.
+
+A message consists of a length, a JSON value and optionally raw bytes or descriptors.
+"""
 
 import json
 import socket
@@ -8,7 +11,10 @@ _LENGTH = struct.Struct("!I")
 
 
 def send(connection: socket.socket, message, *blobs, descriptors=()) -> None:
-    """Send a JSON value, descriptors with it, and blobs after it, whose lengths are in the message as `sizes`."""
+    """Send a JSON value with descriptors, followed by blobs.
+
+    If there are blobs, the message lists their lengths as `sizes`.
+    """
     if blobs:
         message = dict(message, sizes=[len(blob) for blob in blobs])
     text = json.dumps(message).encode()
@@ -21,7 +27,11 @@ def send(connection: socket.socket, message, *blobs, descriptors=()) -> None:
 
 
 def receive(connection: socket.socket, most: int = 4) -> tuple[dict, list[int]]:
-    """A JSON value and the descriptors that came with it; EOFError where the other side is gone."""
+    """Return a JSON value and the descriptors that came with it.
+
+    Raises:
+        EOFError: The other side closed the connection.
+    """
     data, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, most)
     data += exactly(connection, _LENGTH.size - len(data)) if data else b""
     if not data:
@@ -31,7 +41,7 @@ def receive(connection: socket.socket, most: int = 4) -> tuple[dict, list[int]]:
 
 
 def exactly(connection: socket.socket, size: int) -> bytearray:
-    """The next `size` bytes."""
+    """Return the next `size` bytes."""
     data = bytearray(size)
     view = memoryview(data)
     while view:

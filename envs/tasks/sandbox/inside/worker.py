@@ -1,4 +1,4 @@
-"""The worker's loop: set up the layers once, then fork a process for every program, watch it and clean up after it."""
+"""The worker's loop: set up isolation once, then run and supervise programs."""
 
 import gc
 import os
@@ -9,11 +9,13 @@ from . import folder, kernel, landlock, namespaces, program, seccomp, syscalls, 
 
 
 class Worker:
-    """What holds for all programs of this worker.
+    """State that all programs of a worker share.
 
-    The specification `spec` is the sandbox's first message: `namespaces` ("bubblewrap", "unshare" or None), `layers`
-    (False for limits only), `folder` (the private folder), `uid` (a user of its own, where the worker is root),
-    `readable`, `listable`, `hidden`, `devices` (paths), `scratch_mb`.
+    Args:
+        connection: Socket to the sandbox.
+        spec: First message of the sandbox: `namespaces` ("bubblewrap", "unshare" or None), `layers` (False for limits
+            only), `folder` (the private folder), `uid` (a separate user, if the worker is root), the paths `readable`,
+            `listable`, `hidden` and `devices`, and `scratch_mb`.
     """
 
     def __init__(self, connection, spec):
@@ -57,7 +59,10 @@ class Worker:
         self._machine = machine
 
     def filter_for(self, pid: int) -> bytes | None:
-        """The filter of a program; where nothing else stops its signals, it may send them only to itself."""
+        """Return the system call filter of a program.
+
+        If nothing else restricts its signals, the filter allows them only to the program itself.
+        """
         if self.filter is None or self.scoped or self.apart or self.uid is not None:
             return self.filter
         return seccomp.program(*self._machine, own_pid=pid)
@@ -81,7 +86,7 @@ def serve() -> None:
     os.dup2(null, 0)
     os.close(null)
     gc.collect()
-    gc.freeze()  # what is here now is shared by all programs and never collected
+    gc.freeze()  # current objects are shared by all programs and never collected
     wire.send(connection, {"ready": True, "landlock": worker.rules.version if worker.rules else 0})
     while True:
         try:
@@ -90,5 +95,5 @@ def serve() -> None:
             break
         if not watch.run(worker, request, descriptors, program.main):
             break
-    if not worker.apart and folder.empty(worker.folder):  # the sandbox may have ended without a chance to do it
+    if not worker.apart and folder.empty(worker.folder):  # the sandbox may have ended before it could do this
         os.rmdir(worker.folder)
