@@ -1,1 +1,1 @@
-"""What keeps a run going and tells of it: checkpoints, processes, signals, metrics, logs."""
+"""Infrastructure of runs: checkpoints, processes, signals, metrics and logs."""

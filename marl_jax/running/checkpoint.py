@@ -1,11 +1,11 @@
-"""Checkpoints with Orbax: saved in the background, sealed with checksums, the newest whole one restored.
+"""Checkpoints with Orbax, saved in the background and verified by checksums.
 
-    checkpoints/<step>/state/      the arrays
-    checkpoints/<step>/meta/       JSON: format, what the run must agree with, whatever else the loop wants back
-    checkpoints/<step>/seal.json   size and checksum of every file, written before the folder gets its name
+    checkpoints/<step>/state/      arrays
+    checkpoints/<step>/meta/       JSON: format, settings that a resumed run must match, other data of the loop
+    checkpoints/<step>/seal.json   size and checksum of every file, written before the folder gets its final name
 
-Orbax commits a checkpoint by renaming its folder, so a crash leaves no half-written one behind; the seal finds files
-that were cut or changed afterwards, which Orbax itself would partly read without a word.
+Orbax commits a checkpoint by renaming its folder, so a crash leaves no partial checkpoint. The seal detects files that
+were truncated or changed later, some of which Orbax would read without an error.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from marl_jax.running import processes
 log = logging.getLogger(__name__)
 
 FORMAT = 5
-"""Raised when what a state holds changes, so that an older run is refused by name rather than misread."""
+"""Version of the state, incremented when its contents change, so that older checkpoints are rejected."""
 
 METRIC = "metric"
-OVERHEAD = 500_000  # bytes: a save that runs out of room half-way is noisy, and TensorStore prints what it likes
-FILES = 100  # that a save makes at most on the way
+OVERHEAD = 500_000  # spare bytes: TensorStore prints many errors if a save runs out of space
+FILES = 100  # maximum number of files that a save creates
 
 
 class Restored(NamedTuple):
-    """What `restore` found."""
+    """A restored checkpoint."""
 
     step: int
     state: Any
@@ -52,7 +52,14 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run.
 
-    Every process of a run makes the same calls. `keep` newest ones stay, and the one with the best metric.
+    All processes of a run must make the same calls.
+
+    Args:
+        workdir: Folder of the run.
+        keep: Number of recent checkpoints to keep, in addition to the one with the best metric.
+        every: Number of steps between checkpoints.
+        best_mode: Whether the "max" or the "min" of the metric is best.
+        read_only: Whether to only read checkpoints.
     """
 
     def __init__(
@@ -61,11 +68,11 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / "checkpoints"
         self._every, self._read_only, self._sign = every, read_only, -1.0 if best_mode == "min" else 1.0
         self._pending: int | None = None
-        self.durable = 0  # the newest step that is known to be on the disk
+        self.durable = 0  # newest step that is known to be on disk
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._clean()
-        # Orbax reads the small files of every checkpoint when it starts, and one that it cannot read would stop it.
+        # Orbax reads the metadata of every checkpoint when it starts and fails if it cannot read one.
         steps = ocp.path.step.standard_name_format()
         self._unreadable = {int(path.name): reason for path, reason in _unreadable(self._folder, steps)}
         best = preserve.BestN(
@@ -90,11 +97,11 @@ class Checkpoints:
         )
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint belongs at this step."""
+        """Return whether a checkpoint is due at this step."""
         return step % self._every == 0
 
     def improves(self, metric: float | None) -> bool:
-        """Whether a metric is better than that of every checkpoint, so that its step deserves one of its own."""
+        """Return whether a metric is better than that of every checkpoint."""
         if metric is None or not math.isfinite(metric):
             return False
         self._settle()
@@ -102,10 +109,18 @@ class Checkpoints:
         return processes.anyone(stored is None or self._sign * metric > self._sign * stored[METRIC])
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any], metric: float | None = None) -> bool:
-        """Saves in the background; False, with a warning, when the disk has no room (the run continues).
+        """Save a checkpoint in the background.
 
-        `state` is copied before the call returns, so it may be donated right after. `meta` is JSON; its entry "run"
-        is what a later run must agree with. `metric` is the figure by which the best is kept.
+        `state` is copied before the call returns, so it may be donated afterwards.
+
+        Args:
+            step: Step of the checkpoint.
+            state: Pytree of arrays.
+            meta: JSON value. A later run must match its entry "run".
+            metric: Value that determines the best checkpoint.
+
+        Returns:
+            False, with a warning, if the disk is full. The run can continue.
         """
         self._settle()
         if step in self._manager.all_steps():
@@ -125,41 +140,45 @@ class Checkpoints:
             return False
 
     def wait(self) -> None:
-        """Blocks until what was saved is on the disk."""
+        """Wait until the last checkpoint is on disk."""
         self._settle()
 
     def finish(self, step: int) -> None:
-        """Waits, and raises `CheckpointError` unless `step` is on the disk: the end of a run must not be lost."""
+        """Wait until the last step of a run is on disk.
+
+        Raises:
+            CheckpointError: The checkpoint of `step` could not be saved.
+        """
         self._settle()
         if step not in self._manager.all_steps():
             newest = self.latest
-            has = "no checkpoint is there" if newest is None else f"the newest there is step {newest}"
-            message = f"step {step} could not be saved and {has}; make room and start again"
+            has = "there is no checkpoint" if newest is None else f"the newest checkpoint is of step {newest}"
+            message = f"step {step} could not be saved, and {has}; free disk space and start again"
             raise CheckpointError(f"{self._folder}: {message}")
 
     def close(self) -> None:
-        """Waits and lets go of the folder."""
+        """Wait for the last checkpoint and release the folder."""
         self._settle()
         self._manager.close()
 
     @property
     def latest(self) -> int | None:
-        """The newest step, whole or not."""
+        """Newest step, damaged or not."""
         return self._manager.latest_step()
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint, oldest first."""
+        """Steps that have a checkpoint, oldest first."""
         self._settle()
         return sorted(self._manager.all_steps())
 
     @property
     def best(self) -> int | None:
-        """The step with the best metric, None if no checkpoint has one."""
+        """Step with the best metric, or None if no checkpoint has a metric."""
         return self._manager.best_step()
 
     def named(self, step: str) -> int:
-        """The step that "newest", "best" or a number means."""
+        """Return the step of "newest", "best" or a number."""
         if step.isdecimal():
             return int(step)
         if self.latest is None:
@@ -169,21 +188,29 @@ class Checkpoints:
         return {"newest": self.latest, "best": self.best}[step]
 
     def meta(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state of a step."""
+        """Return the metadata of a checkpoint."""
         if step not in self._manager.all_steps():
             there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}, but must be {there}")
+            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; the step must be one of: {there}")
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(
         self, like: Any = None, *, step: int | None = None, run: Mapping[str, Any] | None = None, partial: bool = False
     ) -> Restored | None:
-        """The newest whole checkpoint, or the one of `step`; None if there is none.
+        """Restore the newest undamaged checkpoint, or that of `step`.
 
-        like: the state to fill, of arrays or `jax.ShapeDtypeStruct` with the shardings wanted now; None restores as
-            NumPy arrays in plain dictionaries.
-        run: what must agree with the entry "run" of the meta; a difference raises `CheckpointError` with the fields.
-        partial: `like` has only some of the entries (the parameters without the optimizer).
+        Args:
+            like: State to restore into, of arrays or `jax.ShapeDtypeStruct` with the desired shardings. None restores
+                NumPy arrays in dictionaries.
+            step: Step to restore; None for the newest.
+            run: Settings that must match the entry "run" of the metadata.
+            partial: Whether `like` has only some of the entries, such as the parameters without the optimizer.
+
+        Returns:
+            The restored checkpoint, or None if there is none.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged or does not match `like` or `run`.
         """
         self._settle()
         damaged: list[int] = []
@@ -194,36 +221,42 @@ class Checkpoints:
         if step is None:
             return None
         restored = self._read(step, like, run, partial)
-        for other in damaged:  # only now: with nothing whole, the next start must find them and refuse too
+        for other in damaged:  # only after success: otherwise the next start must also find and reject them
             self._put_aside(other)
         return restored
 
     def newest_whole(self) -> int | None:
-        """The newest step that is not damaged, None without checkpoints; those that are passed over are logged."""
+        """Return the newest undamaged step, or None without checkpoints.
+
+        Damaged checkpoints are logged.
+        """
         return self._newest_whole()[0]
 
     # ------------------------------------------------------------------------------------------------ reading
 
     def _newest_whole(self) -> tuple[int | None, list[int]]:
-        """The newest step that is not damaged, and the damaged ones after it."""
+        """Return the newest undamaged step, and the damaged steps after it."""
         steps = sorted({*self._manager.all_steps(), *self._unreadable}, reverse=True)
         if any(others != steps for others in processes.gather(steps)):
             raise CheckpointError(
-                f"{self._folder}: this process finds the checkpoints {steps} and another one others; all processes "
-                "need one --workdir, on a disk that they share"
+                f"{self._folder}: this process finds the checkpoints {steps}, but another process finds others; all "
+                "processes need the same --workdir on a shared disk"
             )
         for number, step in enumerate(steps):
             damage = self._damage(step)
             if damage is None:
                 return step, steps[:number]
-            words = "%s: checkpoint of step %d cannot be used (%s); trying the one before it"
+            words = "%s: the checkpoint of step %d cannot be used (%s); trying the one before it"
             log.warning(words, self._folder, step, damage)
         if steps:
-            raise CheckpointError(f"{self._folder}: none of the checkpoints {steps} is whole; use another folder")
+            raise CheckpointError(f"{self._folder}: all checkpoints {steps} are damaged; use another folder")
         return None, []
 
     def _damage(self, step: int) -> str | None:
-        """What is wrong with a checkpoint: every process looks at its share of the files, and all hear of it."""
+        """Return a description of the damage of a checkpoint, or None.
+
+        Every process checks its share of the files, and all get the same result.
+        """
         share = seals.damage(self._folder / str(step), jax.process_index(), jax.process_count())
         return processes.first(self._unreadable.get(step) or share)
 
@@ -231,15 +264,15 @@ class Checkpoints:
         meta = self.meta(step)
         if meta.get("format") != FORMAT:
             raise CheckpointError(
-                f"checkpoint {self._folder / str(step)} has format {meta.get('format')}, this version reads {FORMAT}; "
-                "start with another --workdir, or use the version that wrote it"
+                f"checkpoint {self._folder / str(step)} has format {meta.get('format')}, but this version reads format "
+                f"{FORMAT}; start with another --workdir, or use the version that wrote it"
             )
         if run is not None:
             differences = list(_differences(meta.get("run", {}), json.loads(json.dumps(run))))
             if differences:
                 raise CheckpointError(
                     f"checkpoint {self._folder / str(step)} is of another run: {'; '.join(differences[:8])}; "
-                    "start with another --workdir, or with the config of that run"
+                    "start with another --workdir or with the config of that run"
                 )
         stored = self._manager.item_metadata(step)["state"].tree
         if like is None:
@@ -257,7 +290,7 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(state=arguments))["state"]
 
     def _put_aside(self, step: int) -> None:
-        """Moves a damaged checkpoint out of the way, so that its step can be saved again; its files are kept."""
+        """Move a damaged checkpoint away, so that its step can be saved again."""
         if self._read_only:
             return
         if jax.process_index() == 0:
@@ -272,14 +305,17 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------ writing
 
     def _seal(self) -> None:
-        """Runs in Orbax's thread when all files are written and the folder does not yet have its final name."""
+        """Seal a checkpoint.
+
+        Called in a thread of Orbax when all files are written, before the folder gets its final name.
+        """
         if jax.process_index():
             return
         unnamed = self._folder.glob(f"{self._pending}.orbax-checkpoint-tmp*")
         seals.write(next(unnamed, self._folder / str(self._pending)))
 
     def _settle(self) -> None:
-        """Waits for the save under way; a full disk is reported and forgotten, anything else is raised."""
+        """Wait for the current save; a full disk is logged, other errors are raised."""
         try:
             self._manager.wait_until_finished()
             self.durable = self._pending or self.durable
@@ -291,28 +327,28 @@ class Checkpoints:
         if not _is_storage(error):
             raise error
         log.warning(
-            "checkpoint of step %s could not be written (%s); the run continues, the checkpoints before it are whole",
+            "the checkpoint of step %s could not be written (%s); the run continues with earlier checkpoints intact",
             self._pending,
             _reason(error),
         )
         self._clean()
 
     def _room_for(self, state: Any) -> bool:
-        """Whether the disks of all processes have room: for the state, names and indices, and for files."""
+        """Return whether the disks of all processes have room for a checkpoint."""
         needed = 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes")) + OVERHEAD
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
-        files = disk.f_favail if disk.f_files else FILES  # some file systems do not count them
+        files = disk.f_favail if disk.f_files else FILES  # some file systems do not count files
         if not processes.anyone(needed > free or files < FILES):
             return True
         log.warning(
-            "checkpoint needs %.1f MB and %d files, and %s has %.1f MB and %d files free; not saved, the run continues "
-            "and tries again next time", needed / 1e6, FILES, self._folder, free / 1e6, files,
+            "a checkpoint needs %.1f MB and %d files, but %s has only %.1f MB and %d files free; it is not saved, and "
+            "the run continues", needed / 1e6, FILES, self._folder, free / 1e6, files,
         )  # fmt: skip
         return False
 
     def _clean(self) -> None:
-        """Removes what interrupted saves left."""
+        """Remove the files of interrupted saves."""
         if jax.process_index() == 0:
             for folder in self._folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -325,20 +361,23 @@ class _Readable(ocp.path.step.NameFormat):
         self._steps, self._unreadable = steps, unreadable
 
     def build_name(self, step: int) -> str:
-        """The name of a step's folder."""
+        """Return the name of the folder of a step."""
         return self._steps.build_name(step)
 
     def find_all(self, base_path: Any) -> Iterator[Any]:
-        """The metadata of every step that can be read."""
-        return (found for found in self._steps.find_all(base_path) if found.step not in self._unreadable)
+        """Return the metadata of every readable step."""
+        return (metadata for metadata in self._steps.find_all(base_path) if metadata.step not in self._unreadable)
 
     def find_step(self, base_path: Any, step: int) -> Any:
-        """The metadata of one step."""
+        """Return the metadata of one step."""
         return self._steps.find_step(base_path, step)
 
 
 def _unreadable(folder: Path, steps: ocp.path.step.NameFormat) -> Iterator[tuple[Path, str]]:
-    """Checkpoints whose small files are damaged, with the reason; the arrays are left to `restore`."""
+    """Yield checkpoints with damaged metadata, with the reason.
+
+    Arrays are only checked by `restore`.
+    """
     for path in sorted(folder.glob("*")):
         if not re.fullmatch(r"0|[1-9]\d*", path.name, re.ASCII):
             continue
@@ -355,7 +394,7 @@ def _unreadable(folder: Path, steps: ocp.path.step.NameFormat) -> Iterator[tuple
 
 
 def _is_storage(error: Exception) -> bool:
-    # TensorStore reports the errors of the file system as ValueError, with their number in the text.
+    # TensorStore reports errors of the file system as ValueError with the error number in the message.
     return isinstance(error, OSError) or "os_error_code" in str(error) or "RESOURCE_EXHAUSTED" in str(error)
 
 
@@ -401,23 +440,23 @@ def _sharding(x: Any) -> jax.sharding.Sharding:
 
 
 def _check_shapes(step: int, stored: Any, wanted: Any, partial: bool) -> None:
-    """Refuses a state of other entries or shapes, with the first few that differ."""
+    """Raise an error that lists the first entries whose names or shapes differ."""
 
     def shapes(tree: Any) -> dict[str, tuple]:
         leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
         return {_path(path): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in leaves if hasattr(leaf, "shape")}
 
     there, here = shapes(stored), shapes(wanted)
-    problems = [f"{name} is not there" for name in here if name not in there]
+    problems = [f"{name} is missing there" for name in here if name not in there]
     changed = [name for name in here if name in there and there[name] != here[name]]
     problems += [f"{name} is {there[name]} there and {here[name]} here" for name in changed]
     if not partial:
-        problems += [f"{name} is not wanted here" for name in there if name not in here]
+        problems += [f"{name} does not exist here" for name in there if name not in here]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise CheckpointError(f"checkpoint of step {step} does not fit: {'; '.join(problems[:5])}{more}")
+        raise CheckpointError(f"the checkpoint of step {step} does not fit: {'; '.join(problems[:5])}{more}")
 
 
 def _path(path: tuple) -> str:
-    """One name for a leaf, whether its parents are dictionaries, tuples or named tuples."""
+    """Return one name for a leaf, whether its parents are dictionaries, tuples or named tuples."""
     return ".".join(str(next(getattr(k, kind) for kind in ("key", "name", "idx") if hasattr(k, kind))) for k in path)

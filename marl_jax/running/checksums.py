@@ -1,4 +1,4 @@
-"""A seal on a folder: size and checksum of every file below it, so that later damage is found before it is read."""
+"""Checksums of the files of a folder, to detect damage before the files are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ NAME = "seal.json"
 
 
 def write(folder: Path) -> None:
-    """Seals the files in the folders of `folder`; what lies beside them is left to who commits the folder."""
+    """Write the seal of all files in the subfolders of `folder`.
+
+    Files directly in `folder` are not covered.
+    """
     names = _names(folder)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         seal = dict(zip(names, pool.map(lambda name: fingerprint(folder / name), names), strict=True))
@@ -19,9 +22,13 @@ def write(folder: Path) -> None:
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = None) -> str | None:
-    """What is wrong with the files, or with every `parts`-th of them; None if they are as they were sealed.
+    """Return a description of the first damaged file, or None.
 
-    leave_out: the name of a folder in `folder` whose files are not read, only looked for in the seal.
+    Args:
+        folder: Sealed folder.
+        part: Index of the share of files to check.
+        parts: Number of shares.
+        leave_out: Name of a subfolder whose files must be in the seal but are not read.
     """
     try:
         seal = json.loads((folder / NAME).read_text())
@@ -38,23 +45,23 @@ def damage(folder: Path, part: int = 0, parts: int = 1, leave_out: str | None = 
         return f"{NAME} does not name {unsealed[:200]!r}"
     names = [name for name in seal if name.split("/")[0] != leave_out][part::parts]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda name: _readable(folder / name), names)
-        for name, now in zip(names, found, strict=True):
+        current = pool.map(lambda name: _readable(folder / name), names)
+        for name, now in zip(names, current, strict=True):
             if now is None:
                 return f"{name[:200]!r} is missing or cannot be read"
             if now != seal[name]:
-                return f"{name} has changed: size and checksum are {now}, expected {seal[name]}"
+                return f"{name} has changed: size and checksum are {now}, but were {seal[name]}"
     return None
 
 
 def _names(folder: Path) -> list[str]:
-    """The files that a seal covers, by their paths in `folder`."""
+    """Return the files that a seal covers, relative to `folder`."""
     files = (file for file in sorted(folder.glob("*/**/*")) if file.is_file() and file.name != "commit_success.txt")
     return [str(file.relative_to(folder)) for file in files]
 
 
 def fingerprint(path: Path) -> list[int]:
-    """Size and CRC-32 of a file."""
+    """Return the size and CRC-32 of a file."""
     checksum, size = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -63,7 +70,7 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def _readable(path: Path) -> list[int] | None:
-    """The fingerprint, None of a file that is absent, cannot be read, or has a name that no file can have."""
+    """Return the fingerprint of a file, or None if it cannot be read."""
     try:
         return fingerprint(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a person sees while a run continues: log lines and a progress bar, from process 0 only."""
+"""Terminal output of a run: log lines and a progress bar, from process 0 only."""
 
 from __future__ import annotations
 
@@ -17,46 +17,53 @@ log = logging.getLogger(__name__)
 
 
 class _ThroughBar(logging.Handler):
-    """Writes log lines above the progress bar."""
+    """A log handler that writes above the progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
 class _RunLog(logging.FileHandler):
-    """Writes log lines to a file; a full disk costs lines, and is reported once on the terminal."""
+    """A log handler that writes to a file.
 
-    told = False
+    A full disk loses lines and is reported once on the terminal.
+    """
+
+    reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.told:
-            self.told = True
-            tqdm.write(f"{self.baseFilename}: {error.strerror}; lines are lost until there is room", file=sys.stderr)
+        elif not self.reported:
+            self.reported = True
+            tqdm.write(f"{self.baseFilename}: {error.strerror}; lines are lost until there is space", file=sys.stderr)
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    # JAX logs a traceback of what is raised inside of a compiled program; one of ours is reported in a line.
+    # JAX logs a traceback of errors raised inside compiled programs; a RunError is reported in one line.
+    """Return whether to show a log record."""
     if record.exc_info and isinstance(record.exc_info[1], RunError):
         return False
-    # Orbax, and asyncio for it, log pages of tracebacks for what `checkpoint.py` handles and says in one line.
+    # Orbax and asyncio log long tracebacks of errors that `checkpoint.py` handles and reports in one line.
     return "orbax" not in (record.getMessage() if record.name == "asyncio" else record.pathname)
 
 
 def _only_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """What is written about an exception that nobody caught.
+    """Print an uncaught exception, unless it is a known consequence of a full disk.
 
-    Writes that a full disk has cut short report back to an event loop that Orbax has closed, each with a traceback;
-    `checkpoint.py` has said in a line what happened.
+    Writes that a full disk interrupts report to an event loop that Orbax has closed, each with a traceback.
+    `checkpoint.py` has already reported the error in one line.
     """
     if not (kind is RuntimeError and str(error) == "Event loop is closed"):
         sys.__excepthook__(kind, error, traceback)
 
 
 def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> None:
-    """Log lines to the terminal and, with a folder, to `run.log` in it; other processes than 0 tell warnings only."""
+    """Send log lines to the terminal and, with a folder, to its `run.log`.
+
+    Processes other than 0 only log warnings.
+    """
     level = logging.WARNING if process else (logging.DEBUG if verbose else logging.INFO)
     handlers: list[logging.Handler] = [_ThroughBar()]
     if workdir is not None and process == 0:
@@ -74,26 +81,26 @@ def set_up(workdir: Path | None, verbose: bool = False, process: int = 0) -> Non
 
 
 def note(level: int, message: str, *values: object) -> None:
-    """A line for `run.log` alone, where there is one: the terminal has been told already."""
+    """Write a line to `run.log` only, because the terminal already shows it."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _RunLog):
             handler.handle(logging.LogRecord(log.name, level, __file__, 0, message, values, None))
 
 
 class Progress:
-    """A bar with the metrics that matter; where there is no terminal, a log line now and then instead."""
+    """A progress bar with the most important metrics, or periodic log lines without a terminal."""
 
     def __init__(self, steps: int, start: int = 0, enabled: bool = True, every_seconds: float = 15.0):
         self._steps, self._every, self._last = steps, every_seconds, -float("inf")
         self._enabled = enabled
         terminal = enabled and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True) if terminal else None
-        if self._bar is not None:  # tqdm asks the clock on the wall, which may be set back
+        if self._bar is not None:  # tqdm uses the wall clock, which may be set back
             self._bar._time = time.monotonic  # pyright: ignore[reportAttributeAccessIssue] (not in the stub)
             self._bar.start_t = self._bar.last_print_t = time.monotonic()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Moves to `step` and shows the metrics, in their order."""
+        """Move to `step` and show the metrics, in their order."""
         words = {name: short(value) for name, value in metrics.items()}
         if self._bar is not None:
             self._bar.set_postfix(words, refresh=False)
@@ -103,13 +110,13 @@ class Progress:
             log.info("step %d/%d  %s", step, self._steps, "  ".join(f"{k} {v}" for k, v in words.items()))
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Close the bar and leave it on the terminal."""
         if self._bar is not None:
             self._bar.close()
 
 
 def short(value: float) -> str:
-    """A number in few characters: 0.123, 12.3, 12.3k, 1.2e-05."""
+    """Format a number in few characters: 0.123, 12.3, 12.3k, 1.2e-05."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:.1f}M"

@@ -1,8 +1,8 @@
-"""Games, and episodes of tasks, written out for a person to read: a few now and then, never all of them.
+"""Logs of games and task episodes for users to read, a few at regular intervals.
 
 logs/game_results_<time>.log       moves, boards and outcomes
-logs/llm_conversation_<time>.log   every prompt and answer in full
-logs/game_summary_<model>.txt      results over all games written so far, rewritten each time
+logs/llm_conversation_<time>.log   all prompts and completions in full
+logs/game_summary_<model>.txt      results of all logged games, rewritten each time
 games.jsonl                        the same games for the report
 """
 
@@ -24,16 +24,24 @@ from marl_jax.running.metrics import JsonLines, read_json_lines, replace_text
 log = logging.getLogger(__name__)
 
 RULE = "-" * 80
-LINE = 60  # characters of an answer in the list of results
+LINE = 60  # characters of a completion in the list of results
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One decision: what the player was shown, what it wrote, what was done.
+    """One decision of a player.
 
-    `action` is "" where the answer itself is what was done; `reward` is per player, what the step paid; `board` and
-    `svg` show the position after the move; `error` tells why an answer could not be used; `seconds` is the time the
-    answer took, where it was measured; `value` is what the critic expected before the answer, where it was asked.
+    Attributes:
+        player: Seat of the player.
+        prompt: Prompt of the player.
+        answer: Completion of the player.
+        action: Action that was played; "" if the completion itself is the action.
+        reward: Reward of the step for each player.
+        board: Position after the move as text.
+        svg: Position after the move as a drawing.
+        error: Reason why the completion could not be used.
+        seconds: Time of the completion, if it was measured.
+        value: Value that the critic predicted before the completion, if there is one.
     """
 
     player: int
@@ -50,11 +58,20 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class GameRecord:
-    """One game from the first move to the last.
+    """One complete game.
 
-    `players` names who sits in each seat; `outcome` is one of "win" (with `winner`), "draw", "end" (a cooperative
-    game or a task, see `scores`) or "incomplete"; `scores` is the sum of rewards per seat; `solved` is of puzzles and
-    tasks; `error` says why an episode failed.
+    Attributes:
+        game: Name of the game or task.
+        players: Name of the player in each seat.
+        moves: Moves of the game.
+        outcome: "win" (see `winner`), "draw", "end" (a cooperative game or a task, see `scores`) or "incomplete".
+        scores: Sum of rewards of each seat.
+        winner: Seat that won, or -1.
+        start_board: First position as text.
+        start_svg: First position as a drawing.
+        source: "train" or "eval".
+        solved: Whether a puzzle or task was solved; None for other games.
+        error: Reason why an episode failed.
     """
 
     game: str
@@ -65,19 +82,19 @@ class GameRecord:
     winner: int = -1
     start_board: str = ""
     start_svg: str = ""
-    source: str = "train"  # train or eval
+    source: str = "train"
     solved: bool | None = None
     error: str = ""
 
     def __post_init__(self):
         if self.outcome not in ("win", "draw", "end", "incomplete"):
-            raise ValueError(f"outcome is {self.outcome!r}, but must be win, draw, end, incomplete")
+            raise ValueError(f"outcome is {self.outcome!r}, but must be one of: win, draw, end, incomplete")
         if (self.outcome == "win") != (0 <= self.winner < len(self.players)):
             raise ValueError(f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players")
 
     @property
     def result(self) -> str:
-        """The outcome in words."""
+        """Description of the outcome."""
         if self.outcome == "win":
             return f"player {self.winner} ({self.players[self.winner]}) wins"
         if self.outcome == "end":
@@ -88,12 +105,18 @@ class GameRecord:
 
 
 class GameLogs:
-    """The logs of one run; `write` is called every `log.games_every` steps with at most `log.games` games."""
+    """The logs of one run.
+
+    Args:
+        config: Config of the run.
+        workdir: Folder of the run.
+        start: Step that the run resumes from.
+        main: Whether this process writes (process 0).
+    """
 
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
-        """`start`: the step resumed from; `main`: whether this process writes (process 0)."""
         self._config, self._main, self._full = config, main, False
-        self._told: set[Path] = set()  # files that could not be written, said once
+        self._reported: set[Path] = set()  # files whose errors have been reported
         if not main:
             return
         folder = workdir / "logs"
@@ -111,11 +134,14 @@ class GameLogs:
         self._head = f"{config.name}: {game}, model {config.model.name}, from step {start}\n"
 
     def due(self, step: int) -> bool:
-        """Whether games belong in the logs at this step; the same in all processes, which play them together."""
+        """Return whether games are logged at this step.
+
+        The result is the same in all processes, which play the games together.
+        """
         return self._config.log.games > 0 and step % self._config.log.games_every == 0
 
     def write(self, step: int, games: Sequence[GameRecord]) -> None:
-        """Appends the games (the first `log.games` of them) to every log."""
+        """Append the first `log.games` of the games to every log."""
         if not self._main or self._is_full():
             return
         for number, game in enumerate(games[: self._config.log.games]):
@@ -128,12 +154,12 @@ class GameLogs:
         try:
             replace_text(self._summary, summary(self._config.model.name, self._rounds))
         except OSError as error:
-            if self._summary not in self._told:
+            if self._summary not in self._reported:
                 log.warning("%s: %s", self._summary, error.strerror)
-            self._told.add(self._summary)
+            self._reported.add(self._summary)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         if self._main:
             self._records.close()
 
@@ -142,23 +168,26 @@ class GameLogs:
             with path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text if file.tell() else self._head + text)
         except OSError as error:
-            if path not in self._told:
-                log.warning("%s: %s; games are left out of it", path, error.strerror)
-            self._told.add(path)
+            if path not in self._reported:
+                log.warning("%s: %s; games are missing from it", path, error.strerror)
+            self._reported.add(path)
 
     def _is_full(self) -> bool:
-        """Whether one file has reached the limit; with drawings that is `games.jsonl`, without the conversation."""
+        """Return whether a file has reached the size limit.
+
+        With drawings the first one to do so is `games.jsonl`, otherwise the conversation log.
+        """
         limit = self._config.log.max_megabytes
         for path in () if self._full else (self._games, self._conversation):
             if path.exists() and path.stat().st_size > limit * 1_000_000:
                 self._full = True
-                log.info("%s has reached log.max_megabytes, %d; no more games are written", path, limit)
+                log.info("%s has reached log.max_megabytes (%d); no more games are logged", path, limit)
                 break
         return self._full
 
 
 def summary(model: str, rounds: Sequence[Mapping]) -> str:
-    """The text of the summary: outcomes, and how each player fared."""
+    """Return the text of the summary: outcomes, and the results of each player."""
     lines = [f"Games of {model}: {len(rounds)} written out", ""]
     outcomes = collections.Counter(row["outcome"] for row in rounds)
     words = {"win": "won by a player", "draw": "drawn", "end": "played to the end together", "incomplete": "incomplete"}
@@ -181,7 +210,7 @@ def summary(model: str, rounds: Sequence[Mapping]) -> str:
 
 
 def _round(row: Mapping) -> dict:
-    """What the summary needs of a game."""
+    """Return the fields of a game that the summary needs."""
     moves = row["moves"]
     errors = sum(bool(move["error"]) for move in moves)
     kept = {key: row[key] for key in ("step", "players", "outcome", "winner", "scores")}
@@ -213,7 +242,7 @@ def _conversation(game: GameRecord):
 
 
 def _done(move: Move) -> str:
-    """What a player did, in a line."""
+    """Describe the move of a player in one line."""
     if move.action:
         return f"plays {move.action}"
     line = " ".join(move.answer.split())

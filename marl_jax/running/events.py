@@ -1,4 +1,4 @@
-"""Events of a training run that explain its curves, such as a rejected update: `events.jsonl`.
+"""Events of a training run that explain its curves, written to `events.jsonl`.
 
 rejected   an update was undone because completions lost too much probability
 skipped    an update was skipped because it was not finite
@@ -67,14 +67,17 @@ class Fold:
 
     @property
     def steps(self) -> str:
-        """The first and the last step as text."""
+        """First and last step as text."""
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Fold]:
-    """Fold events of the same kind on consecutive steps into one, in the order of their first steps."""
+    """Fold events of the same kind on consecutive steps into one.
+
+    The result is in the order of the first steps.
+    """
     folds: list[Fold] = []
-    newest: dict[str, int] = {}  # from a kind to its last place in `folds`
+    newest: dict[str, int] = {}  # kind -> index in `folds` of its last entry
     for event in sorted(events, key=lambda event: event["step"]):
         kind, step, message = event["kind"], event["step"], event["message"]
         at = newest.get(kind)

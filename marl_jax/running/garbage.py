@@ -1,7 +1,7 @@
-"""Python's search for garbage in cycles, made rare while episodes are played or many clients are answered.
+"""Less frequent cyclic garbage collection during rollouts and while serving many clients.
 
-Hundreds of them make objects all the time, and every 700 new ones set off a search that holds up all threads, the
-sampler's too. It finds little: most objects are freed by their reference counts.
+Hundreds of concurrent episodes create objects all the time. By default, every 700 new objects trigger a collection,
+which blocks all threads, including the sampler. It frees little, because most objects are freed by reference counting.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import threading
 from collections.abc import Iterator
 
 NEW_OBJECTS = 100_000
-"""Between two searches."""
+"""Number of new objects that triggers a collection."""
 
 _lock = threading.Lock()
-_before: list[tuple[int, int, int]] = []  # thresholds outside of all scopes, once for each scope that is open
+_before: list[tuple[int, int, int]] = []  # thresholds outside of all scopes, one entry per open scope
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """A search for every `NEW_OBJECTS` in its scope. What is there when it is first entered is never searched again.
+    """Collect cyclic garbage only after every `NEW_OBJECTS` new objects.
 
-    Scopes may overlap, in one thread or several; the thresholds are as before when the last one ends.
+    Objects that exist when a scope is first entered are never collected. Scopes may overlap, in one thread or several.
+    The thresholds are restored when the last one ends.
     """
     _freeze_what_is_there()
     with _lock:
@@ -40,6 +41,6 @@ def rare_collections() -> Iterator[None]:
 
 @functools.cache
 def _freeze_what_is_there() -> None:
-    """Modules, compiled programs and the like, which live as long as the run."""
+    """Exclude existing objects, such as modules and compiled programs, from collection."""
     gc.collect()
     gc.freeze()

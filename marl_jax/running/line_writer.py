@@ -1,4 +1,4 @@
-"""Lines that are appended to a file from an event loop, which never waits for the disk."""
+"""A writer that appends lines to a file without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from marl_jax.errors import RunError
 
 
 class LineWriter:
-    """Appends to an open file; one thread writes, and lines that come meanwhile are written, and synced, together.
+    """A writer that appends to an open file in a thread.
 
-    file     opened for appending bytes; `close` closes it
-    what     names the file in errors
-    failure  the error that ends the run where a line cannot be written
-    gather   seconds for which lines wait for others, with which they are written
+    Lines that arrive during a write are written and synced together. A writer belongs to one event loop at a time.
 
-    A writer belongs to one event loop at a time.
+    Args:
+        file: File opened for appending bytes; `close` closes it.
+        what: Name of the file in errors.
+        failure: Error to raise if a line cannot be written.
+        gather: Seconds for which lines wait for others, so that they are written together.
     """
 
     def __init__(self, file: BinaryIO, what: str, failure: type[RunError], gather: float = 0.0):
@@ -30,7 +31,11 @@ class LineWriter:
         self._error: RunError | None = None
 
     async def write(self, line: str, sync: bool = True) -> None:
-        """Returns when the line is with the operating system, with `sync` on disk. Lines keep their order."""
+        """Write a line and wait for it.
+
+        The call returns when the operating system has the line or, with `sync`, when it is on disk. Lines keep their
+        order.
+        """
         written = asyncio.get_running_loop().create_future()
         self.add(line, sync, lambda: written.done() or written.set_result(None), always=True)
         await written
@@ -39,10 +44,13 @@ class LineWriter:
     def add(
         self, line: str, sync: bool = True, then: Callable[[], object] | None = None, always: bool = False
     ) -> None:  # fmt: skip
-        """Writes a line for which nobody waits; `flush` does.
+        """Write a line without waiting; `flush` waits for it.
 
-        then    called in the event loop when the line is where it belongs
-        always  also if it could not be written
+        Args:
+            line: Line without its end.
+            sync: Whether to sync the line to disk.
+            then: Called in the event loop when the line is written.
+            always: Whether to also call `then` if the line could not be written.
         """
         self.check()
         self._pending.append((line + "\n", sync, then, always))
@@ -50,19 +58,19 @@ class LineWriter:
             self._writing = asyncio.ensure_future(self._write_pending())
 
     async def flush(self) -> None:
-        """Returns when all lines so far are where they belong."""
+        """Wait until all lines so far are written."""
         while self._pending or not (self._writing is None or self._writing.done()):
             assert self._writing is not None  # `add` has started it
             await self._writing
         self.check()
 
     def check(self) -> None:
-        """Raises if a line could not be written."""
+        """Raise an error if a line could not be written."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Closes the file; what was written is complete."""
+        """Close the file after all writes."""
         self._thread.shutdown()
         self._file.close()
 
@@ -75,7 +83,7 @@ class LineWriter:
             text, sync = "".join(line for line, *_ in batch), any(sync for _, sync, *_ in batch)
             try:
                 await loop.run_in_executor(self._thread, self._append, text, sync)
-            except (OSError, RuntimeError, ValueError) as error:  # after `close` it is one of the latter two
+            except (OSError, RuntimeError, ValueError) as error:  # RuntimeError or ValueError after `close`
                 self._error = self._failure(f"{self._what} cannot be written: {error}")
             for _, _, then, always in batch:
                 if then is not None and (always or self._error is None):
@@ -84,7 +92,7 @@ class LineWriter:
     def _append(self, text: str, sync: bool) -> None:
         data = text.encode()
         written = self._file.write(data)
-        while written < len(data):  # a file without a buffer may take a part, where a disk is about to be full
+        while written < len(data):  # an unbuffered file may write only a part if the disk is almost full
             written += self._file.write(data[written:])
         self._file.flush()
         if sync:

@@ -59,7 +59,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "return": "Mean return that the critic is trained on",
         "explained_variance": "Share of the variance of returns that the critic explains",
         "baseline/*": "Moving average of the returns of this seat",
-        "accuracy": "SFT: share of demonstrated actions that are the most likely one. Verifier: share of right verdicts",
+        "accuracy": "SFT: share of demonstrated actions that are most likely. Verifier: share of right verdicts",
         "probability": "Mean probability of the demonstrated actions",
         "mean_score": "Mean score of the verifier",
         "last_token_loss": "Loss of the verifier at the last token",
@@ -113,7 +113,7 @@ EVALUATION: dict[str, str] = {
 
 
 def explain(name: str) -> str | None:
-    """Return the explanation of a training metric, with or without a policy's name at the end."""
+    """Return the explanation of a training metric, with or without the name of a policy."""
     for candidate in (name, name.rpartition("/")[0]):
         for group in TRAINING.values():
             for pattern, text in group.items():

@@ -1,6 +1,6 @@
-"""Figures of a run: `metrics.jsonl`, TensorBoard, Weights & Biases if asked, and the progress bar; process 0 only.
+"""Metrics of a run in `metrics.jsonl`, TensorBoard, Weights & Biases and the progress bar.
 
-A resumed run drops the rows that come after its checkpoint, so that a file always tells one story.
+Only process 0 writes. A resumed run drops the rows after its checkpoint, so that a file always describes one run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from marl_jax.running.rows import KINDS
 log = logging.getLogger(__name__)
 
 BAR = ("success", "return", "entropy", "kl", "approx_kl", "games_per_s", "episodes_per_s", "tokens_per_s")
-"""What the progress bar shows, where a step reports it, after the newest result against each opponent."""
+"""Metrics that the progress bar shows, after the newest result against each opponent."""
 
 
 class JsonLines:
-    """One JSON object per line, appended and flushed; rows carry their step.
+    """A file with one JSON object per line, each with its step.
 
-    A full disk costs rows, with a warning, and never the run.
+    A full disk loses rows, with a warning, but does not stop the run.
+
+    Args:
+        path: File to append to. Broken lines are removed.
+        start: Step after which rows are removed, or None to keep all; 0 removes all rows.
     """
 
     def __init__(self, path: Path, start: int | None = None):
-        """Opens `path`, without its broken lines and, where `start` is given, its rows after that step (all, if 0)."""
         self._path = path
         self._warned = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,18 +45,18 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8", errors="replace")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one row."""
+        """Append one row."""
         line = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
         try:
             self._file.write(line + "\n")
             self._file.flush()
         except OSError as error:
             if not self._warned:
-                log.warning("%s: %s; rows are lost until there is room", self._path, error.strerror)
+                log.warning("%s: %s; rows are lost until there is space", self._path, error.strerror)
             self._warned = True
 
     def close(self) -> None:
-        """Closes the file; what could not be flushed is given up."""
+        """Close the file; data that cannot be flushed is lost."""
         try:
             self._file.close()
         except OSError as error:
@@ -61,7 +64,10 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a file, none if it is absent; lines cut short by a crash, or of another kind, are left out."""
+    """Read all valid rows of a file, or none if it does not exist.
+
+    Lines that were truncated by a crash or have another format are skipped.
+    """
     rows, is_row = [], KINDS.get(path.name, lambda row: True)
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -75,15 +81,20 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Where the training loop puts its metrics.
+    """Writer of the metrics of the training loop.
 
-    metrics = Metrics(config, workdir, start=step)
-    metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are fine
-    metrics.write_eval(step, [{"opponent": "random", "win_rate": 0.9, ...}])
+        metrics = MetricsWriter(config, workdir, start=step)
+        metrics.write(step, {"reward": 0.3, "kl": 0.01})     # arrays of one element are accepted
+        metrics.write_eval(step, [{"opponent": "random", "win_rate": 0.9, ...}])
+
+    Args:
+        config: Config of the run.
+        workdir: Folder of the run.
+        start: Step that the run resumes from.
+        main: Whether this process writes (process 0).
     """
 
     def __init__(self, config: ConfigDict, workdir: Path, start: int = 0, main: bool = True):
-        """`start`: the step resumed from; `main`: whether this process writes (process 0)."""
         self._every, self._steps = config.log.every, config.steps
         self._sinks: list = []
         self._main = main
@@ -99,7 +110,10 @@ class MetricsWriter:
             self._sinks.append(_WeightsAndBiases(config, workdir))
 
     def write(self, step: int, metrics: Mapping[str, Any], last: bool = False) -> None:
-        """The metrics of one step; every `log.every`-th is written, and the `last` of all; each moves the bar."""
+        """Update the progress bar and write the metrics of one step.
+
+        Only every `log.every`-th step and the `last` one are written.
+        """
         if not self._main:
             return
         metrics = {name: float(value) for name, value in metrics.items()}
@@ -113,8 +127,10 @@ class MetricsWriter:
         """Write the result against each opponent.
 
         Args:
-            rows: `opponent`, `games`, metrics, each with its interval as `<metric>_low` and `<metric>_high`, and of
-                tasks how many episodes `failed`. The progress bar shows the first metric and the failures.
+            step: Step of the evaluation.
+            rows: One row per opponent with `opponent`, `games` and metrics, each with its interval as `<metric>_low`
+                and `<metric>_high`. Rows of tasks also have the number of episodes that `failed`. The progress bar
+                shows the first metric and the failures.
         """
         if not self._main:
             return
@@ -127,7 +143,7 @@ class MetricsWriter:
             self._pass_on(step, numbers)
 
     def close(self) -> None:
-        """Closes every file."""
+        """Close all files."""
         self._progress.close()
         if self._main:
             self._rows.close()
@@ -136,13 +152,13 @@ class MetricsWriter:
                 self._close(sink)
 
     def _pass_on(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes to every sink; one that cannot be written to (a full disk) is given up, with a warning."""
+        """Write to every sink; a sink that fails is closed with a warning."""
         for sink in list(self._sinks):
             try:
                 sink.write(step, metrics)
             except OSError as error:
                 reason = error.strerror or error
-                log.warning("%s: %s; metrics from step %d on are left out of it", sink.name, reason, step)
+                log.warning("%s: %s; metrics from step %d on are missing from it", sink.name, reason, step)
                 self._sinks.remove(sink)
                 self._close(sink, warn=False)
 
@@ -155,9 +171,9 @@ class MetricsWriter:
 
 
 def write_config(config: ConfigDict, workdir: Path, done: bool = False) -> None:
-    """Puts the config beside the results, whole or not at all, and tells what has changed since the last start.
+    """Write the config to `config.json` and log changes since the last start.
 
-    A run that is done keeps the config it was made with.
+    The file is replaced atomically. A finished run keeps its config.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, now = workdir / "config.json", json.loads(json.dumps(config.to_dict()))
@@ -168,11 +184,11 @@ def write_config(config: ConfigDict, workdir: Path, done: bool = False) -> None:
     except (FileNotFoundError, ValueError, RecursionError):
         before = now
     if not isinstance(before, dict) or not {"env", "model", "algo"} <= before.keys():
-        raise RunError(f"{path} is of something else than a run; choose another --workdir")
+        raise RunError(f"{path} is not the config of a run; choose another --workdir")
     then = dict(_flat(before))
     for name, value in _flat(now):
         if name in then and then[name] != value:
-            log.info("config.%s is %r and was %r", name, value, then[name])
+            log.info("config.%s is %r, but was %r before", name, value, then[name])
     replace_text(path, json.dumps(now, indent=2) + "\n")
 
 
@@ -182,7 +198,10 @@ def _flat(tree: Mapping, name: str = "") -> Iterable[tuple[str, Any]]:
 
 
 class _TensorBoard:
-    """Written at once and not by TensorBoard's own thread, where a full disk would be told late and by a traceback."""
+    """A sink for TensorBoard.
+
+    It writes synchronously, because the thread of TensorBoard reports a full disk late and with a traceback.
+    """
 
     def __init__(self, folder: Path, start: int):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -196,7 +215,7 @@ class _TensorBoard:
         self.name, self._file = str(path), path.open("wb")
         self._writer = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
-        if start:  # tells TensorBoard to forget what an interrupted run wrote after this step
+        if start:  # makes TensorBoard drop the steps that an interrupted run wrote after this one
             session = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
             self._add(step=start + 1, session_log=session(status=session.START))
 
@@ -213,12 +232,14 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
+    """A sink for Weights & Biases."""
+
     name = "Weights & Biases"
 
     def __init__(self, config: ConfigDict, workdir: Path):
         import wandb  # pyright: ignore[reportMissingImports] (an optional dependency)
 
-        # The run's folder names the run there too, so that a resumed run continues in the same place.
+        # The id contains the folder of the run, so that a resumed run continues the same W&B run.
         identity = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{config.name}-{workdir.name}")
         self._run = wandb.init(
             project="marl_jax", name=config.name, id=identity, dir=str(workdir), config=config.to_dict(), resume="allow"
@@ -232,9 +253,9 @@ class _WeightsAndBiases:
 
 
 def _keep_until(path: Path, start: int | None) -> None:
-    """Rewrites a file of rows without those after `start` and without broken lines; a clean file is left alone.
+    """Remove broken lines and rows after `start`; a clean file is not rewritten.
 
-    A run that starts at 0 starts anew, so nothing is kept.
+    A run that starts at 0 removes all rows.
     """
     if not path.exists():
         return
@@ -246,19 +267,19 @@ def _keep_until(path: Path, start: int | None) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a whole file or leaves the old one."""
+    """Replace a file atomically."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")  # half a surrogate is no character
+        part.write_text(text, encoding="utf-8", errors="replace")  # lone surrogates cannot be encoded
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        error.filename = error.filename or str(path)  # a write that fails does not say where
+        error.filename = error.filename or str(path)  # failed writes do not name the file
         raise
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN, and arrays of one element are numbers."""
+    """Convert a value to JSON: NaN becomes None, arrays of one element become numbers."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Watch the metrics of a run for a collapse, a standstill or a solved task.
+"""A monitor of training metrics that detects collapse, lack of progress and solved tasks.
 
 `Monitor` sees the training metrics of every update. Its state is a small JSON value that is saved with each checkpoint,
 so that a resumed run raises the same alarms at the same steps.
@@ -40,16 +40,19 @@ ROLLBACKS = 2
 
 
 class Alarm(NamedTuple):
-    """Why training needs attention."""
+    """A reason why training needs attention."""
 
     kind: str
     message: str
 
 
 class AlarmCondition(Protocol):
-    """A condition on metrics (`marl_jax.schema.conditions`)."""
+    """A condition on metrics (see `marl_jax.schema.conditions`)."""
 
-    metric: str
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        ...
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
         """Return whether the metrics meet it."""
@@ -58,17 +61,19 @@ class AlarmCondition(Protocol):
 
 @dataclasses.dataclass
 class MonitorState:
-    """What the monitor remembers.
+    """State of the monitor.
 
-    updates        updates so far
-    unchanged      of these, the ones that were skipped or rejected as a whole
-    uninformative  updates in a row, up to now, without an informative group
-    skipped        updates in a row that were skipped or rejected
-    success        training success of the last `WINDOW` updates
-    best           highest average success over `WINDOW` updates, and the step at which it was reached
-    raised         kinds of alarms that have been raised and whose cause persists
-    met            updates in a row for which `stop_when` has held
-    rollbacks      rollbacks so far
+    Attributes:
+        updates: Number of updates so far.
+        unchanged: Number of updates that were skipped or rejected completely.
+        uninformative: Number of consecutive updates, up to now, without an informative group.
+        skipped: Number of consecutive updates that were skipped or rejected.
+        success: Training success of the last `WINDOW` updates.
+        best: Highest average success over `WINDOW` updates.
+        best_step: Step at which `best` was reached.
+        raised: Kinds of alarms that have been raised and whose cause persists.
+        met: Number of consecutive updates for which `stop_when` has held.
+        rollbacks: Number of rollbacks so far.
     """
 
     updates: int = 0
@@ -84,17 +89,18 @@ class MonitorState:
 
     @property
     def mean_success(self) -> float | None:
-        """Return the average success over the window; None until the window is full."""
+        """Average success over the window, or None until the window is full."""
         return float(np.mean(self.success)) if len(self.success) == WINDOW else None
 
 
 class Monitor:
-    """Follow training metrics, raise alarms and decide when a run is solved.
+    """A monitor that raises alarms and decides when a run is solved.
 
     Args:
-      stop_when: conditions that end the run.
-      saved: the state of a checkpoint, or None for a new run.
-      watch_success: whether a fall of training success means a collapse. A curriculum makes its levels harder.
+        stop_when: Conditions that end the run.
+        saved: State saved with a checkpoint, or None for a new run.
+        watch_success: Whether a drop of training success means a collapse. It does not with a curriculum, which makes
+            levels harder.
     """
 
     def __init__(
@@ -109,17 +115,17 @@ class Monitor:
 
     @property
     def solved(self) -> bool:
-        """Return whether `stop_when` has held for long enough."""
+        """Whether `stop_when` has held for long enough."""
         return bool(self._stop_when) and self.state.met >= SOLVED_UPDATES
 
     @property
     def lr_scale(self) -> float:
-        """Return the factor on the learning rate after the rollbacks so far."""
+        """Factor on the learning rate after the rollbacks so far."""
         return 0.5**self.state.rollbacks
 
     @property
     def nothing_learned(self) -> bool:
-        """Return whether every update of the run was skipped or rejected."""
+        """Whether every update of the run was skipped or rejected."""
         return 0 < self.state.updates == self.state.unchanged
 
     def saved(self) -> dict[str, Any]:
@@ -127,12 +133,12 @@ class Monitor:
         return dataclasses.asdict(self.state)
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Take in the metrics of an update and return the alarms that it raises.
+        """Process the metrics of an update and return the alarms that it raises.
 
         An alarm is raised once, and again only after its cause has disappeared in between.
 
         Raises:
-          RunError: if `stop_when` names a metric that the run does not have.
+            RunError: `stop_when` names a metric that the run does not have.
         """
         state = self.state
         state.updates += 1
@@ -149,15 +155,15 @@ class Monitor:
             state.best, state.best_step = mean, step
         state.met = state.met + 1 if self._stop_when and self._meets(metrics) else 0
         causes = {alarm.kind: alarm for alarm in self._causes(metrics)}
-        found = [alarm for kind, alarm in causes.items() if kind not in state.raised]
+        new = [alarm for kind, alarm in causes.items() if kind not in state.raised]
         state.raised = list(causes)
-        return found
+        return new
 
     def is_good(self, saved: Mapping[str, Any]) -> tuple[bool, float]:
         """Judge the state saved with a checkpoint.
 
         Returns:
-          Whether it is a good place to return to, and its average success for a comparison with others.
+            Whether the checkpoint is good to return to, and its average success for comparison with others.
         """
         then = MonitorState(**saved)
         recent = float(np.mean(then.success)) if then.success else 0.0
@@ -165,7 +171,7 @@ class Monitor:
         return healthy and recent >= GOOD * self.state.best, recent
 
     def rolled_back(self) -> None:
-        """Count a rollback and forget what led to it."""
+        """Count a rollback and reset the alarms that led to it."""
         state = self.state
         state.rollbacks += 1
         state.success, state.raised, state.uninformative, state.skipped = [], [], 0, 0

@@ -1,7 +1,7 @@
-"""Several processes as one run, through `jax.distributed`: they meet, agree on what to do, and notice a lost one.
+"""Coordination of several processes as one run, with `jax.distributed`.
 
-All processes carry out the same programs in the same order; whatever a process decides by itself (a signal that it
-got, a file that it read) must be agreed on first. Without other processes everything here answers at once.
+All processes run the same programs in the same order. Anything that one process decides on its own, such as after a
+signal or by reading a file, must be agreed on first. With a single process, all functions return at once.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from ml_collections import ConfigDict
 from marl_jax.errors import RunError
 
 LOST = re.compile(r"gloo|nccl|connection (closed|reset)|heartbeat|coordination|unavailable|peer", re.IGNORECASE)
-"""What errors of the runtime say when another process does not answer any more."""
+"""Pattern of runtime errors that are caused by the loss of another process."""
 
-AGAIN = "start the same command on all machines again: the run continues from its newest checkpoint"
+AGAIN = "start the same command on all machines again to resume from the newest checkpoint"
 
-# Says its argument when the process that holds the other end of the pipe ends without a word.
+# Prints its argument if the process at the other end of the pipe ends without writing to it.
 _WITNESS = "import sys\nif not sys.stdin.read(): sys.stderr.write(sys.argv[1])"
 
 
 class LostProcess(RunError):
-    """Another process of the run does not answer any more."""
+    """An error for another process of the run that no longer responds."""
 
 
 def join(config: ConfigDict) -> int:
-    """Meets the other processes and answers with the number of this one.
+    """Join the other processes and return the index of this one.
 
-    Without an address, TPU pods and SLURM tell it themselves. A process that is not heard of for `timeout` seconds
-    ends the others, with a message, rather than leaving them waiting.
+    Without an address, the cluster environment (TPU pod or SLURM) provides it. If a process does not respond for
+    `timeout` seconds, the others end with a message instead of waiting.
     """
     given = {}
     if config.coordinator:
         given = dict(coordinator_address=config.coordinator, num_processes=config.processes, process_id=config.index)
-    where = config.coordinator or "the address that the machine gives"
-    # JAX ends a process that waits in vain from a thread of its own, with pages of its own.
+    where = config.coordinator or "the address from the cluster environment"
+    # On a timeout, JAX ends the process from another thread with a long dump.
     witness = _start_witness(
-        f"launch.py: config.distributed: the other processes could not be met at {where} within {config.timeout} s "
-        "(the lines above are JAX's); start all of them, with one address and numbers from 0 to processes - 1\n"
+        f"launch.py: config.distributed: the other processes did not connect to {where} within {config.timeout} s "
+        "(the lines above are from JAX); start all of them with the same address and indices from 0 to processes - 1\n"
     )
-    # SIGTERM belongs to `signals.GracefulStop`, and what follows from it is agreed on by `anyone`.
+    # `signals.GracefulStop` handles SIGTERM, and processes agree on it with `anyone`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -73,23 +73,28 @@ def join(config: ConfigDict) -> int:
 
 
 def check_same(config: ConfigDict) -> None:
-    """Raises `RunError` unless all processes have the same config, code and JAX; all must ask, before the first step.
+    """Check that all processes have the same config, code and versions.
 
-    Which process it is, and where a machine keeps its weights, may differ.
+    All processes must call it before the first step. The index of the process and the location of weights may differ.
+
+    Raises:
+        RunError: Something differs.
     """
     if jax.process_count() == 1:
         return
     plain = dict(_flat(json.loads(json.dumps(config.to_dict(), default=str))))
     own = {"distributed.index", "distributed.coordinator", *(name for name in plain if name.endswith("model.weights"))}
-    mine = {f"config.{name}": value for name, value in plain.items() if name not in own}
-    mine |= {"the code": _code(), "jax": jax.__version__, "python": ".".join(map(str, sys.version_info[:2]))}
-    everyone = gather(mine)
+    own_values = {f"config.{name}": value for name, value in plain.items() if name not in own}
+    own_values |= {"the code": _code(), "jax": jax.__version__, "python": ".".join(map(str, sys.version_info[:2]))}
+    everyone = gather(own_values)
     for index, other in enumerate(everyone[1:], 1):
         names = sorted(name for name in {*everyone[0], *other} if everyone[0].get(name) != other.get(name))
         if names:
-            found = "; ".join(f"{n} is {everyone[0].get(n)!r} there and {other.get(n)!r} here" for n in names[:5])
+            differences = "; ".join(f"{n} is {everyone[0].get(n)!r} there and {other.get(n)!r} here" for n in names[:5])
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise RunError(f"process {index} is of another run than process 0: {found}{more}; start the same command")
+            raise RunError(
+                f"process {index} differs from process 0: {differences}{more}; start the same command everywhere"
+            )
 
 
 def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -101,7 +106,7 @@ def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _code() -> str:
-    """A hash of the source files of the project."""
+    """Return a hash of the source files of the project."""
     root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     for folder in ("configs", "envs", "marl_jax", "models"):
         for file in sorted((root / folder).rglob("*.py")):
@@ -110,36 +115,36 @@ def _code() -> str:
 
 
 def anyone(flag: bool) -> bool:
-    """Whether the flag is set in any process; all must ask."""
+    """Return whether the flag is set in any process; all processes must call it."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def gather(value: Any) -> list[Any]:
-    """A JSON value of every process, in their order; all must ask."""
+    """Return the JSON values of all processes in order; all processes must call it."""
     if jax.process_count() == 1:
         return [value]
-    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array(mine.size))
-    padded = multihost_utils.process_allgather(np.pad(mine, (0, int(sizes.max()) - mine.size)))
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(data.size))
+    padded = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - data.size)))
     return [json.loads(row[:size].tobytes()) for row, size in zip(padded, sizes, strict=True)]
 
 
 def first(text: str | None) -> str | None:
-    """The text of the first process that has one, None if none has; all must ask."""
-    return next((found for found in gather(text) if found), None)
+    """Return the text of the first process that has one; all processes must call it."""
+    return next((value for value in gather(text) if value), None)
 
 
 def meet(place: str) -> None:
-    """Waits until every process is here."""
+    """Wait until every process reaches this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(place)
 
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Turns the errors that a lost process causes in this one into `LostProcess`; others pass."""
+    """Convert errors caused by a lost process to `LostProcess`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -150,7 +155,10 @@ def report_lost_process() -> Iterator[None]:
 
 
 def leave(status: int) -> None:
-    """Ends this process at once: a lost process will never come to the orderly end for which JAX would wait."""
+    """End this process immediately.
+
+    An orderly shutdown of JAX would wait for the lost process.
+    """
     sys.stderr.flush()
     sys.stdout.flush()
     stop_watchdog()
@@ -159,21 +167,20 @@ def leave(status: int) -> None:
 
 @functools.cache
 def _witness() -> subprocess.Popen:
-    """A tiny process that says what happened if this one is ended from outside.
+    """Start a small process that prints a message if this one is killed.
 
-    When another process is lost, JAX may end this one from a thread of its own, where nothing can be said but its own
-    pages of details.
+    When another process is lost, JAX may end this one from another thread, where no Python code can run.
     """
     message = (
         f"launch.py: process {jax.process_index()} of {jax.process_count()} has ended: it was killed, or another "
-        f"process was lost and JAX ended this one (its lines are above); {AGAIN}\n"
+        f"process was lost and JAX ended this one (see the lines above); {AGAIN}\n"
     )
     atexit.register(stop_watchdog)
     return _start_witness(message)
 
 
 def stop_watchdog() -> None:
-    """Tells the witness that all has been said."""
+    """Tell the witness that this process ends in order."""
     _end_witness(_witness())
 
 
@@ -189,7 +196,7 @@ def _end_witness(witness: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def workdir_lock(workdir: Path) -> Iterator[None]:
-    """Holds the folder for this run; refuses one that another process holds. It is free again when that has ended."""
+    """Lock the folder for this run, or raise an error if another process uses it."""
     if jax.process_index() != 0:
         yield
         return

@@ -1,7 +1,7 @@
-"""Where the time goes: seconds of each phase of a step, and a trace for TensorBoard and Perfetto.
+"""Profiling: seconds of each phase of a step, and a trace for TensorBoard and Perfetto.
 
-In a trace (`--profile`, in the folder `profile` of a run) the phases of the loop are named on the host's lines, and the
-parts of the programs in the names of their operations: prompt, answer, rules; advantages, forward_backward, optimizer.
+In a trace (`--profile`, in the folder `profile` of a run), the phases of the loop appear on the lines of the host, and
+the parts of programs in the names of their operations: prompt, answer, rules; advantages, forward_backward, optimizer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jax
 
-WARM_UP = 2  # steps before a trace: the first compiles, and the second may once more
-STEPS = 3  # in a trace
+WARM_UP = 2  # steps before a trace: the first compiles, and the second may compile again
+STEPS = 3  # number of steps in a trace
 
 
 class Clock:
@@ -25,20 +25,20 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the seconds in its scope for a phase, which has this name in traces too."""
+        """Measure the time in its scope for a phase, which is also named in traces."""
         before = time.perf_counter()
         with jax.profiler.TraceAnnotation(name):
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def seconds(self, name: str) -> float:
-        """Of a phase so far."""
+        """Return the seconds of a phase so far."""
         return self._seconds.get(name, 0.0)
 
     def metrics(self, counted: Mapping[str, float]) -> dict[str, float]:
-        """Seconds per phase, and games or episodes and tokens per second of playing and learning.
+        """Compute seconds per phase, and games, episodes and tokens per second.
 
-        Of a host rollout also `device_idle`: the share of playing and learning in which its device had nothing to do.
+        For a host rollout, `device_idle` is the share of rollout and update time in which its device is idle.
         """
         busy = sum(self._seconds.get(phase, 0.0) for phase in ("reshard", "rollout", "update"))
         rates = {f"{name}_per_s": counted[name] / busy for name in ("games", "episodes", "tokens") if name in counted}
@@ -48,16 +48,21 @@ class Clock:
 
 
 class ProfilerTrace:
-    """A trace of a few steps after `start`, written to `folder`; None traces nothing."""
+    """A profiler trace of a few steps.
+
+    Args:
+        folder: Folder of the trace; None traces nothing.
+        start: First step of this process.
+        steps: Last step of the run; a short run is traced from an earlier step.
+    """
 
     def __init__(self, folder: Path | None, start: int, steps: int):
-        """`steps`: the number of the run's last; a short run is traced from an earlier step."""
         self._folder, self._running = folder, False
         self._first = max(start, min(start + WARM_UP, steps - STEPS))
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around one step."""
+        """Trace one step, if it is due."""
         if self._folder is not None and number == self._first:
             jax.profiler.start_trace(self._folder)
             self._running = True
@@ -67,7 +72,7 @@ class ProfilerTrace:
             self.close()
 
     def close(self) -> None:
-        """Writes what there is."""
+        """Stop the trace and write it."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Reports of failed updates and alarms, and the way back to a good checkpoint."""
+"""Reports of failed updates and alarms, and rollback to a good checkpoint."""
 
 from __future__ import annotations
 
@@ -14,43 +14,49 @@ from marl_jax.running.monitor import ROLLBACKS, Alarm, Monitor
 log = logging.getLogger(__name__)
 
 
-def report_update(events: Events, step: int, found: Mapping[str, Any], limit: float | None) -> None:
-    """Log an update that was skipped or rejected, and mark it as an event.
+def report_update(events: Events, step: int, metrics: Mapping[str, Any], limit: float | None) -> None:
+    """Log an update that was skipped or rejected, and record it as an event.
 
     Args:
-      found: the metrics of the update.
-      limit: `algo.guard_drop`; None for an algorithm without a guard.
+        events: Events of the run.
+        step: Step of the update.
+        metrics: Metrics of the update.
+        limit: `algo.guard_drop`; None for an algorithm without a guard.
     """
-    if found["skipped"]:
-        events.write(step, "skipped", f"{found['skipped']:.0f} optimizer steps were skipped: not finite.")
-    if found.get("rejected", 0.0) > 0:
-        drop = f"completions lost {found['completion_drop']:.1f} nats on average"
+    if metrics["skipped"]:
+        events.write(step, "skipped", f"{metrics['skipped']:.0f} optimizer steps were skipped: not finite.")
+    if metrics.get("rejected", 0.0) > 0:
+        drop = f"completions lost {metrics['completion_drop']:.1f} nats on average"
         message = f"The update was rejected: {drop}, and algo.guard_drop is {limit:g}."
         log.info("step %d: %s", step, message)
         events.write(step, "rejected", message)
 
 
 def report_alarms(events: Events, step: int, alarms: Iterable[Alarm]) -> None:
-    """Log alarms and mark them as events."""
+    """Log alarms and record them as events."""
     for alarm in alarms:
         log.warning("step %d: %s", step, alarm.message)
         events.write(step, "alarm", alarm.message)
 
 
 def roll_back(checkpoints: Checkpoints, monitor: Monitor, like: dict, events: Events, step: int) -> dict:
-    """Read the last good checkpoint and lower the learning rate.
+    """Restore the last good checkpoint and lower the learning rate.
 
-    The rollout and its data continue from where they are. A checkpoint is good if no alarm had been raised and success
-    was close to its best; otherwise the one with the highest success is taken.
+    The rollout and its data continue from their current state. A checkpoint is good if no alarm was active and success
+    was close to its best. Without a good checkpoint, the one with the highest success is restored.
 
     Args:
-      like: the state of the run, as it is saved.
+        checkpoints: Checkpoints of the run.
+        monitor: Monitor of the run.
+        like: State of the run as it is saved.
+        events: Events of the run.
+        step: Current step.
 
     Returns:
-      The saved state of that checkpoint.
+        The saved state of that checkpoint.
 
     Raises:
-      RunError: if the run has used up its rollbacks or has no checkpoint.
+        RunError: The run has used up its rollbacks or has no checkpoint.
     """
     if monitor.state.rollbacks >= ROLLBACKS:
         raise RunError(

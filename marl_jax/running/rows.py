@@ -1,6 +1,6 @@
-"""What the rows of a run's files are: a file may have been edited or cut, and rows of another kind are left out.
+"""Checks of the rows of files that users may have edited or truncated.
 
-Readers of `metrics.jsonl`, `eval.jsonl`, `events.jsonl`, `games.jsonl` and `evaluation.json` rely on these checks.
+Readers of `metrics.jsonl`, `eval.jsonl`, `events.jsonl`, `games.jsonl` and `evaluation.json` skip invalid rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 
 def is_number(x: Any) -> bool:
-    """A finite number that fits a float."""
+    """Check for a finite number that fits in a float."""
     return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < 1e300 and math.isfinite(x)
 
 
@@ -28,15 +28,15 @@ def _are(x: Any, holds: Callable[[Any], bool]) -> TypeGuard[list[Any]]:
 
 
 def is_metrics(row: dict[str, Any]) -> bool:
-    """A step and numbers; None where a number was not finite."""
+    """Check for a step and numbers, or None for numbers that were not finite."""
     return _is_step(row.get("step")) and all(value is None or is_number(value) for value in row.values())
 
 
 def is_eval(row: dict[str, Any]) -> bool:
     """Check for a step, an opponent and metrics, where metrics with an interval are numbers.
 
-    Failed episodes are counted, in all and by reason, together with the number of games. An evaluation whose episodes
-    all failed has no metrics.
+    Failed episodes are counted, in total and by reason, together with the number of games. An evaluation in which all
+    episodes failed has no metrics.
     """
     measured = [key for name in row if f"{name}_low" in row for key in (name, f"{name}_low", f"{name}_high")]
     numbers = all(row.get(key) is None or is_number(row[key]) for key in measured)
@@ -46,13 +46,13 @@ def is_eval(row: dict[str, Any]) -> bool:
 
 
 def is_event(row: dict[str, Any]) -> bool:
-    """Check for an event as `events.Events` writes it, of any kind."""
+    """Check for an event of any kind, as written by `events.Events`."""
     texts = all(isinstance(row.get(key), str) for key in ("kind", "message"))
     return _is_step(row.get("step")) and texts and (row.get("time") is None or is_number(row["time"]))
 
 
 def is_game(row: dict[str, Any]) -> bool:
-    """A game as `conversation_logs.GameRecord` writes it."""
+    """Check for a game, as written by `conversation_logs.GameLogs`."""
     players = row.get("players")
     return (
         _is_step(row.get("step"))
@@ -79,25 +79,25 @@ def _is_move(move: Any) -> bool:
     )
 
 
-def is_matches(found: Any) -> bool:
-    """The table that `--mode=eval` writes, where there is one."""
-    if not isinstance(found, dict):
+def is_matches(table: Any) -> bool:
+    """Check for the match table that `--mode=eval` writes, if there is one."""
+    if not isinstance(table, dict):
         return False
-    if "matrix" not in found:
+    if "matrix" not in table:
         return True
-    names, elo, cross = found.get("names"), found.get("elo"), found.get("cross_play")
+    names, elo, cross = table.get("names"), table.get("elo"), table.get("cross_play")
     return (
         _are(names, lambda x: isinstance(x, str))
-        and _are(found["matrix"], lambda row: _are(row, lambda x: x is None or is_number(x)) and len(row) == len(names))
-        and len(found["matrix"]) == len(names)
-        and "step" in found
+        and _are(table["matrix"], lambda row: _are(row, lambda x: x is None or is_number(x)) and len(row) == len(names))
+        and len(table["matrix"]) == len(names)
+        and "step" in table
         and (not elo or (isinstance(elo, dict) and all(is_number(elo.get(name)) for name in names)))
         and (not cross or (isinstance(cross, dict) and all(map(is_number, cross.values()))))
     )
 
 
 def is_episode(row: dict[str, Any]) -> bool:
-    """An episode of an evaluation, as `task_evaluation.record` writes it."""
+    """Check for an episode of an evaluation, as written by `task_evaluation.record`."""
     return (
         _is_step(row.get("step"))
         and all(_is_step(row.get(key)) for key in ("example", "sample"))
@@ -125,4 +125,4 @@ KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "events.jsonl": is_event,
     "games.jsonl": is_game,
 }
-"""What a row of each file must be."""
+"""Check of the rows of each file."""

@@ -1,4 +1,7 @@
-"""A stop that is asked for politely: the first SIGTERM, SIGINT or SIGHUP sets a flag, the second ends the process."""
+"""Graceful stop: a first signal sets a flag, and a second ends the process.
+
+The signals are SIGTERM, SIGINT and SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class GracefulStop:
-    """While in its scope, `stop.asked` tells whether the loop should save and leave.
+    """A context manager in which `stop.asked` is set by a signal to stop.
 
     with GracefulStop() as stop:
         while step < steps and not stop.asked:
@@ -23,7 +26,7 @@ class GracefulStop:
         self.name = ""
 
     def __enter__(self) -> GracefulStop:
-        # Under nohup the loss of the terminal is to be ignored.
+        # Under nohup, SIGHUP is ignored.
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         wanted = [number for number in self.SIGNALS if number != signal.SIGHUP or not ignored]
         self._before = {number: signal.signal(number, self._receive) for number in wanted}
@@ -31,7 +34,7 @@ class GracefulStop:
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
-            # None: a handler that was not set from Python cannot be put back.
+            # None: a handler that was not set from Python cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, _frame) -> None:
@@ -41,4 +44,4 @@ class GracefulStop:
             return
         self.asked = True
         self.name = signal.Signals(number).name
-        log.warning("%s: saving a checkpoint after this step, then stopping; once more ends at once", self.name)
+        log.warning("%s: stopping after this step with a checkpoint; a second signal stops immediately", self.name)

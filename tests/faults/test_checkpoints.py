@@ -100,7 +100,7 @@ def test_with_nothing_readable_the_run_is_refused(run, tmp_path):
     copy_of(run, tmp_path)
     for seal in (tmp_path / "checkpoints").glob("*/seal.json"):
         seal.write_bytes(b"null")
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints \[2, 1\] is whole"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints \[2, 1\] are damaged"):
         Checkpoints(tmp_path).restore(make_state())
 
 

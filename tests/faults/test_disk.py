@@ -51,7 +51,7 @@ def test_a_full_disk_is_a_line_and_room_heals_it(small, tmp_path, seen):
     said = run.communicate(timeout=600)[1]
     assert run.returncode == 1, said
     assert "Traceback" not in said
-    assert "could not be written" in said or "not saved, the run continues" in said
+    assert "could not be written" in said or "not saved, and the run continues" in said
     assert "step 40 could not be saved" in said
     resize("20m")
     again = launch(folder / "run", tmp_path / "cache", *settings)

@@ -83,7 +83,7 @@ def test_processes_of_two_configs_do_not_become_one_run(monkeypatch):
     monkeypatch.setattr(processes, "gather", lambda mine: seen.append(mine) or [mine, mine])
     processes.check_same(one)  # alike
     monkeypatch.setattr(processes, "gather", lambda mine: [seen[0], mine])
-    with pytest.raises(RunError, match="process 1 is of another run than process 0: config.seed is 0 there and 1 here"):
+    with pytest.raises(RunError, match="process 1 differs from process 0: config.seed is 0 there and 1 here"):
         processes.check_same(two)
     one.distributed.index, one.model.weights = 1, "/elsewhere/weights"  # these are a machine's own
     processes.check_same(one)

@@ -28,7 +28,7 @@ def test_two_seeds_are_not_one_run(tmp_path, seen):
     assert [process.wait(300) for process in both] == [1, 1]
     for index in range(2):
         said = (tmp_path / f"said_{index}").read_text()
-        assert "process 1 is of another run than process 0: config.seed is 0 there and 1 here" in said
+        assert "process 1 differs from process 0: config.seed is 0 there and 1 here" in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     seen("two processes with two seeds", "refused before the first step", runs=1)
 
@@ -37,5 +37,5 @@ def test_a_partner_that_never_comes_is_a_line(tmp_path, seen):
     alone = start(tmp_path, 0, 5)
     assert alone.wait(300) != 0
     time.sleep(2)  # the witness writes when the process is gone
-    assert "the other processes could not be met at localhost" in (tmp_path / "said_0").read_text()
+    assert "the other processes did not connect to localhost" in (tmp_path / "said_0").read_text()
     seen("a partner that never comes", "a line after 5 s", runs=1)

@@ -81,12 +81,12 @@ def test_the_newest_whole_checkpoint_is_the_start(first, tmp_path, caplog):
     files = sorted(tmp_path.rglob("*"))
     with caplog.at_level(logging.WARNING, "marl_jax"):
         weights = setups.make(get_config(tmp_path)).backbone.weights_at_start()[0]["model"]
-    assert f"{tmp_path}/checkpoints: checkpoint of step 2 cannot be used" in caplog.text
+    assert f"{tmp_path}/checkpoints: the checkpoint of step 2 cannot be used" in caplog.text
     assert sorted(tmp_path.rglob("*")) == files  # it is the folder of another run
     expected = warm_start.find(f"{first}@1", "main").params(setups.make(get_config(first)).backbone)
     jax.tree.map(np.testing.assert_array_equal, weights, expected)
     damage(tmp_path, 1)
-    with pytest.raises(RunError, match=r"config.model.init_from is .*: none of the checkpoints \[2, 1\] is whole"):
+    with pytest.raises(RunError, match=r"config.model.init_from is .*: all checkpoints \[2, 1\] are damaged"):
         warm_start.find(str(tmp_path), "main")
 
 

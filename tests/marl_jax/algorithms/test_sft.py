@@ -296,7 +296,7 @@ def test_a_start_that_does_not_fit_is_refused(run, tmp_path):
         setups.make(config)
     config = starting_from(workdir)
     config.model.init_from = f"{workdir}@3"
-    with pytest.raises(RunError, match="has no checkpoint of step 3, but must be one of: 2, 4"):
+    with pytest.raises(RunError, match="has no checkpoint of step 3; the step must be one of: 2, 4"):
         setups.make(config)
     config.model.init_from = str(tmp_path / "nowhere")
     with pytest.raises(

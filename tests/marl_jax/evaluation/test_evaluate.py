@@ -253,7 +253,7 @@ def test_a_checkpoint_is_read_only_by_its_own_kind_of_run(runs):
     other_game = setups.make(small(name="connect_four"))
     with pytest.raises(RunError, match="of another run: env.name is 'tic_tac_toe' there and 'connect_four' here"):
         restore_weights(other_game, folder)
-    with pytest.raises(RunError, match="has no checkpoint of step 999, but must be 1"):
+    with pytest.raises(RunError, match="has no checkpoint of step 999; the step must be one of: 1"):
         restore_weights(setup, folder, "999")
     with pytest.raises(RunError, match="has no best checkpoint: none has a value of checkpoint.best_metric"):
         restore_weights(setup, folder, "best")

@@ -178,7 +178,7 @@ def test_other_shapes_are_refused_with_the_array(tmp_path):
     other["params"]["embed"] = jnp.zeros((64, 16))
     with pytest.raises(CheckpointError, match=r"params\.embed is \(\(64, 32\), 'float32'\) there"):
         checkpoints.restore(other)
-    with pytest.raises(CheckpointError, match=r"params\.head is not there"):
+    with pytest.raises(CheckpointError, match=r"params\.head is missing there"):
         checkpoints.restore({"params": {**make_state()["params"], "head": jnp.zeros(3)}}, partial=True)
 
 
@@ -187,7 +187,7 @@ def test_an_older_format_is_refused_by_number(tmp_path, monkeypatch):
     monkeypatch.setattr("marl_jax.running.checkpoint.FORMAT", 0)
     save(checkpoints, 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=f"has format 0, this version reads {FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"has format 0, but this version reads format {FORMAT}"):
         checkpoints.restore(make_state())
 
 
@@ -220,7 +220,7 @@ def test_processes_that_find_different_checkpoints_are_refused(tmp_path, monkeyp
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1)
     monkeypatch.setattr("marl_jax.running.processes.gather", lambda steps: [steps, []])
-    with pytest.raises(CheckpointError, match=r"finds the checkpoints \[1\] and another one others; all processes"):
+    with pytest.raises(CheckpointError, match=r"finds the checkpoints \[1\], but another process finds others"):
         checkpoints.restore(make_state())
 
 
@@ -245,7 +245,7 @@ def test_a_full_disk_costs_one_checkpoint_and_nothing_else(tmp_path, monkeypatch
         else:
             full.setattr(checkpoints._manager, "save", no_space)
         checkpoints.save(2, make_state(2), {"run": RUN})
-        with pytest.raises(CheckpointError, match="step 2 could not be saved and the newest there is step 1"):
+        with pytest.raises(CheckpointError, match="step 2 could not be saved, and the newest checkpoint is of step 1"):
             checkpoints.finish(2)
     assert "the run continues" in caplog.text
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1"]

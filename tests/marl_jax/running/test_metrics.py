@@ -206,7 +206,10 @@ def test_what_has_changed_since_the_last_start_is_told(config, tmp_path, caplog)
         write_config(config, tmp_path)
         write_config(config, tmp_path)
     told = sorted(record.getMessage() for record in caplog.records)
-    assert told == ["config.eval.opponents is ['minimax'] and was ['random']", "config.optim.lr is 0.5 and was 0.001"]
+    assert told == [
+        "config.eval.opponents is ['minimax'], but was ['random'] before",
+        "config.optim.lr is 0.5, but was 0.001 before",
+    ]
 
 
 def test_a_run_that_is_done_keeps_its_config(config, tmp_path):
@@ -219,7 +222,7 @@ def test_a_run_that_is_done_keeps_its_config(config, tmp_path):
 def test_a_config_of_something_else_is_not_replaced(config, tmp_path):
     foreign = '{"model_type": "llama"}'
     (tmp_path / "config.json").write_text(foreign)
-    with pytest.raises(RunError, match="is of something else than a run; choose another --workdir"):
+    with pytest.raises(RunError, match="is not the config of a run; choose another --workdir"):
         write_config(config, tmp_path)
     assert (tmp_path / "config.json").read_text() == foreign
 

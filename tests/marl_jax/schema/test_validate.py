@@ -138,7 +138,7 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
         (dict(algo__group_size=4), "config.algo.group_size is not a field of ppo"),
         (dict(algo__name="grpo"), "config.algo.group_size is missing, but must be an integer from 2 to"),
         (dict(algo=algorithms.sft(bot="mini")), "config.algo.bot is 'mini', "),
-        (dict(algo=algorithms.sft(), opponents__pool_size=2), "where a bot plays all seats"),
+        (dict(algo=algorithms.sft(), opponents__pool_size=2), "has a bot in all seats"),
         (
             dict(algo=algorithms.sft(), rollout__num_envs=3, rollout__unroll_length=3),
             "rows must be a multiple of algo.minibatches x algo.grad_accum_steps =",
@@ -254,7 +254,7 @@ def test_the_fields_of_an_algorithm_are_those_of_its_settings(monkeypatch):
         (dict(reward__agent=0.0), "config.reward.agent is 0, but must be nonzero: tic_tac_toe gives no other"),
         (
             dict(algo=algorithms.grpo(), rollout__unroll_length=8),
-            "an episode of tic_tac_toe may take 9, and algo.name 'grpo'",
+            "with algo.name 'grpo', but must be >= 9 to finish every episode of tic_tac_toe",
         ),
         (dict(algo=algorithms.at_grpo(), opponents__pool_size=2), "config.opponents has players other than the"),
         (dict(algo__gae="token", algo__critic="central", rollout__completion="free"), "which has one value per turn"),
