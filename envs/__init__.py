@@ -1,1 +1,1 @@
-"""Worlds for agents: `games` are XLA programs, `tasks` are Python on the host."""
+"""Environments for agents: jitted `games`, and `tasks` in Python on the host."""

@@ -1,6 +1,6 @@
-"""Tasks: episodes in plain Python on the host, with free text, verifiers and tools. No JAX here.
+"""Tasks: episodes in Python on the host, with free text, verifiers and tools.
 
-A task is a file and a line: a class that satisfies `envs.tasks.task.Task`, and its name below.
+This package does not import JAX. To add a task, subclass `envs.tasks.task.Task` and register the class below.
 """
 
 from registries import Registry

@@ -1,7 +1,7 @@
-"""Arithmetic: one agent computes an expression, reasons as long as it likes and ends with `answer: N`.
+"""Arithmetic task: one agent evaluates an expression and ends with `answer: N`.
 
-A problem of level n has n operations (+, −, ×, with and without brackets) on numbers that grow with the level. Problems
-are drawn with a seed; a hash of the question decides to which part it belongs, so that no question is in two.
+A problem of level n has n operations (+, −, ×, with and without brackets) on numbers that grow with the level.
+Problems are sampled from a seed. A hash of the question determines its split, so no question is in two splits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs.tasks.task import Ask, Outcome, Task, check_split
 
 FORMAT = "Think as long as you need, then end with a line 'answer: N', where N is the number."
 SYSTEM = f"You compute carefully. {FORMAT}"
-HELD_OUT = {0: "test", 1: "validation"}  # by the hash of a question modulo 5; the others are for training
+HELD_OUT = {0: "test", 1: "validation"}  # hash of a question modulo 5 -> split; all other values are train
 
 _MARKED = re.compile(r"answer\s*:\s*\**\s*(?P<number>[^\n]*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?P<sign>[-+\u2212]?)\s*(?P<digits>[0-9]{1,30}|[0-9]{1,3}(,[0-9]{3}){1,9})(\.0{1,9})?\s*\**\.?")
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"(?P<sign>[-+\u2212]?)\s*(?P<digits>[0-9]{1,30}|[0-9]{1,3}
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticProblem:
-    """A question, its answer and how hard it is."""
+    """A question with its answer and difficulty level."""
 
     question: str
     answer: int
@@ -35,23 +35,32 @@ class ArithmeticProblem:
 
 
 def read_answer(text: str) -> int | None:
-    """The number behind the last `answer:`, or a text that is nothing but a number; None where there is neither."""
+    """Return the number after the last `answer:`, or None if there is none.
+
+    A text that is nothing but a number is also accepted.
+    """
     marked = list(_MARKED.finditer(text))
-    found = _NUMBER.fullmatch(marked[-1]["number"].strip() if marked else text.strip())
-    if found is None:
+    match = _NUMBER.fullmatch(marked[-1]["number"].strip() if marked else text.strip())
+    if match is None:
         return None
-    number = int(found["digits"].replace(",", ""))
-    return -number if found["sign"] in ("-", "\u2212") else number
+    number = int(match["digits"].replace(",", ""))
+    return -number if match["sign"] in ("-", "\u2212") else number
 
 
 def grade(text: str, answer: int) -> dict:
-    """{"right": bool, "answer": the number that was read or None}: a JSON value, to be computed in another process."""
-    found = read_answer(text)
-    return {"right": found == answer, "answer": found}
+    """Grade a completion and return {"right": bool, "answer": int or None}.
+
+    The result is a JSON value, because the function runs in another process.
+    """
+    number = read_answer(text)
+    return {"right": number == answer, "answer": number}
 
 
 async def graded(ask: Ask, replies: Sequence[Reply], answer: int) -> list[dict]:
-    """`grade` of some replies, in other processes; an answer that takes too long to read is no answer."""
+    """Grade replies in worker processes.
+
+    If parsing a completion takes too long, its answer counts as missing.
+    """
 
     async def one(k, reply):
         try:
@@ -66,18 +75,19 @@ async def graded(ask: Ask, replies: Sequence[Reply], answer: int) -> list[dict]:
 
 
 def voted(number: int | None) -> str | None:
-    """A number as an outcome's answer."""
+    """Convert a number to the answer of an `Outcome`."""
     return None if number is None else str(number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic(Task):
-    """The task.
+    """Arithmetic problems for a single agent.
 
-    levels      difficulties, which take turns
-    n_examples  problems in each part
-    seed        of the problems
-    continuation  the candidate that counts, where the run asks for several
+    Attributes:
+        levels: Difficulty levels, used in turn.
+        n_examples: Number of problems per split.
+        seed: Random seed of the problems.
+        continuation: Candidate that counts if a turn has several: "best", "random" or "first".
     """
 
     levels: tuple[int, ...] = (1, 2, 3)
@@ -88,15 +98,18 @@ class Arithmetic(Task):
     roles = ("solver",)
 
     def examples(self, part: str) -> list[ArithmeticProblem]:
-        """Problems without repetition."""
+        """Return `n_examples` distinct problems of a split."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
     def gold_reply(self, example: ArithmeticProblem) -> str:
-        """A right reply."""
+        """Return a correct reply."""
         return f"answer: {example.answer}"
 
     async def play(self, ask: Ask, example: ArithmeticProblem) -> Outcome:
-        """One question, one answer: 1 for a right one for the team, 0.1 for the process if a number can be read."""
+        """Ask the question and grade the reply.
+
+        A correct answer gives a team reward of 1, a readable number a process reward of 0.1.
+        """
         chat = ask.chat(0, system=SYSTEM)
         reply = await chat.say(example.question, n=ask.candidates)
         verdicts = await graded(ask, reply.replies, example.answer)
@@ -108,27 +121,29 @@ class Arithmetic(Task):
 
 
 def draw_problems(part: str, levels: tuple[int, ...], n: int, seed: int) -> list[ArithmeticProblem]:
-    """`n` different problems of a part, the levels in turn."""
+    """Sample `n` distinct problems of a split, cycling through the levels."""
     check_split(part)
     if not levels or any(level < 1 for level in levels):
-        raise ValueError(f"levels is {levels!r}; accepted: numbers from 1 up")
+        raise ValueError(f"levels is {levels!r}, but must be one or more numbers >= 1")
     rng = random.Random(f"arithmetic {seed} {part}")
-    found: dict[str, ArithmeticProblem] = {}
+    problems: dict[str, ArithmeticProblem] = {}
     misses = 0
-    while len(found) < n:
-        problem = _draw(rng, levels[len(found) % len(levels)])
+    while len(problems) < n:
+        problem = _draw(rng, levels[len(problems) % len(levels)])
         misses += 1
-        if problem.question not in found and _part(problem.question) == part:
-            found[problem.question], misses = problem, 0
+        if problem.question not in problems and _part(problem.question) == part:
+            problems[problem.question], misses = problem, 0
         elif misses > 2000:
-            raise ValueError(f"n_examples is {n}; the levels {levels!r} have only about {len(found)} in {part}")
-    return list(found.values())
+            raise ValueError(
+                f"n_examples is {n}, but {part} has only about {len(problems)} problems of levels {levels!r}"
+            )
+    return list(problems.values())
 
 
 def _draw(rng: random.Random, level: int) -> ArithmeticProblem:
     largest = 30 + 20 * level**2
     text, value = str(first := rng.randint(1, largest)), first
-    product = True  # whether the text binds as tightly as a product, so that it needs no brackets in one
+    product = True  # whether the text can be multiplied without brackets
     for _ in range(level):
         sign, number = rng.choice("+-*"), rng.randint(1, largest)
         if sign == "*":

@@ -1,4 +1,7 @@
-"""The rules of a chat: it only grows, one answer at a time, and of several candidates one is kept."""
+"""Chats: conversations with one seat that grow by one reply at a time.
+
+If a turn has several candidates, the chat continues with the one that is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,41 @@ from envs.tasks.replies import Candidates, Reply, TaskError
 
 
 class Chat(abc.ABC):
-    """A conversation with one seat. Subclasses hold its content and get the answers.
+    """A conversation with one seat.
 
-    turn   answers so far, those before a fork included
-    path   tells the chats of a seat in an episode apart: its number, and for a fork those of the forks it came from
+    Subclasses store the messages and produce the replies.
+
+    Attributes:
+        seat: Index of the seat.
+        path: Identifies the chat among those of the seat in an episode: its number, and for a fork the numbers of the
+            forks it came from.
+        turn: Number of replies so far, including those before a fork.
     """
 
     def __init__(self, seat: int, path: tuple[int, ...] = (0,)):
         self.seat, self.path, self.turn = seat, path, 0
         self._last: Reply | None = None
-        self._open: Candidates | None = None  # candidates of which none is kept yet
+        self._open: Candidates | None = None  # candidates of the last turn, until one of them is kept
         self._busy = False
         self._forks = 0
 
     async def say(
         self, text: str, n: int = 1, sampling: Mapping[str, Any] | None = None, label: str | None = None
     ) -> Reply:
-        """Adds a user's text and returns the seat's answer, or `n` candidates for it.
+        """Add a user message and return the seat's reply, or `n` candidates for it.
 
-        sampling  `max_new_tokens` and `stop_strings` of this answer, where they differ from the policy's
-        label     what kind of answer it is, such as a phase or a tool call; answers are compared within a label
+        Args:
+            text: The user message.
+            n: Number of candidates. If there are several, call `keep` before the next message.
+            sampling: `max_new_tokens` and `stop_strings` of this reply, if they differ from the policy's.
+            label: Kind of reply, such as a phase or a tool call. Replies are compared within a label.
         """
         if not isinstance(text, str):
-            raise TaskError(f"say({text!r}): expected a text")
+            raise TaskError(f"say: text is {text!r}, but must be a string")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise TaskError(f"say(n={n!r}): expected 1 or more candidates")
+            raise TaskError(f"say: n is {n!r}, but must be an integer >= 1")
         if label is not None and not isinstance(label, str):
-            raise TaskError(f"say(label={label!r}): expected a text or None")
+            raise TaskError(f"say: label is {label!r}, but must be a string or None")
         self._check_settled("say")
         self._busy = True
         try:
@@ -52,22 +63,22 @@ class Chat(abc.ABC):
         return self._open
 
     def keep(self, k: int) -> Reply:
-        """Continues the chat with candidate `k` of the last answer, and returns it."""
+        """Continue the chat with candidate `k` of the last reply, and return it."""
         if self._open is None:
-            raise TaskError("keep: there is nothing to choose from; " + (
-                "nothing was said yet" if self._last is None
-                else "the last answer has one candidate, which is kept by itself" if len(self._last.replies) == 1
-                else "a candidate of the last answer was kept already"
+            raise TaskError("keep: there are no candidates to choose from; " + (
+                "no message was sent yet" if self._last is None
+                else "the last reply has one candidate, which is kept automatically" if len(self._last.replies) == 1
+                else "a candidate of the last reply was already kept"
             ))  # fmt: skip
         if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k < len(self._open.replies):
-            raise TaskError(f"keep({k!r}): expected 0 to {len(self._open.replies) - 1}")
+            raise TaskError(f"keep: k is {k!r}, but must be 0 to {len(self._open.replies) - 1}")
         kept = self._open.kept = self._open.replies[k]
         self._open = None
         self._keep(k)
         return kept
 
     def fork(self) -> Chat:
-        """Another chat with the same past, which continues on its own."""
+        """Return another chat with the same history, which continues independently."""
         self._check_settled("fork")
         other = self._copy((*self.path, self.turn, self._forks))
         self._forks += 1
@@ -76,28 +87,36 @@ class Chat(abc.ABC):
 
     def _check_settled(self, what: str) -> None:
         if self._busy:
-            raise TaskError(f"{what}: the chat is waiting for an answer; await it first, or fork the chat before")
+            raise TaskError(f"{what}: the chat is waiting for a reply; await it first, or fork the chat earlier")
         if self._open is not None:
-            raise TaskError(f"{what}: the last answer has {len(self._open.replies)} candidates; call keep(k) first")
+            raise TaskError(f"{what}: the last reply has {len(self._open.replies)} candidates; call keep(k) first")
 
     @abc.abstractmethod
     async def _answer(self, text: str, n: int, sampling: dict[str, Any], label: str | None) -> Sequence[Reply]:
-        """`n` answers to what was said so far and `text`."""
+        """Return `n` replies to the conversation so far followed by `text`."""
 
     @abc.abstractmethod
     def _keep(self, k: int) -> None:
-        """Makes answer `k` of the last turn part of the chat."""
+        """Append reply `k` of the last turn to the chat."""
 
     @abc.abstractmethod
     def _copy(self, path: tuple[int, ...]) -> Chat:
-        """A chat with the same content."""
+        """Return a chat with the same content."""
 
 
 CONTINUATIONS = ("best", "random", "first")
 
 
 def keep_one(ask, chat: Chat, reply: Reply, how: str) -> Reply:
-    """Keeps the candidate with the highest reward ("best", the first of equals), a random one or the first one."""
+    """Keep one of several candidates and return it.
+
+    Args:
+        ask: The episode.
+        chat: The chat with the candidates.
+        reply: The last reply of the chat.
+        how: "best" keeps the candidate with the highest total reward (the first of equals), "random" a random one and
+            "first" the first one.
+    """
     if how not in CONTINUATIONS:
         raise ValueError(f"continuation is {how!r}, but must be one of: {', '.join(CONTINUATIONS)}")
     if len(reply.replies) == 1:

@@ -1,4 +1,4 @@
-"""A task of one's own in ten lines: a dataset, a prompt, and plain Python functions that reward.
+"""Tasks built from a dataset, a prompt and reward functions.
 
     def right(completion, answer):
         return float(answer in completion)
@@ -9,13 +9,13 @@
         rewards=right,
     ))
 
-A reward function takes what its parameters name: `completion`, `prompt`, or a column of the dataset, and returns a
-number. One with a parameter `completions` is called as TRL calls it, with lists: `prompts`, `completions`, and every
-column as a list; it returns a list. Functions may be async. What they return is written down, so that an interrupted
-run repeats it.
+The parameters of a reward function name its inputs: `completion`, `prompt`, or a column of the dataset. It returns a
+number. A function with a parameter `completions` is called as in TRL, with lists: `prompts`, `completions` and every
+column as a list. It returns a list. Functions may be async. Their results are recorded, so an interrupted run reuses
+them.
 
-Several roles and turns are a workflow: see `envs/tasks/workflow/reading.py`. For anything else, write a task with a
-`play` of its own.
+A task with several roles or turns needs a workflow: see `envs/tasks/workflow/reading.py`. For anything else, subclass
+`Task` and implement `play`.
 """
 
 from __future__ import annotations
@@ -44,31 +44,38 @@ LEVELS = ("team", "agent", "process")
 def dataset_task(
     data: str | Sequence[Mapping] | Mapping[str, Any] | Dataset, rewards: Any, **settings: Any
 ) -> Callable[..., OwnTask]:
-    """What a registry of tasks takes: called with `task.params`, which change the settings, it gives the task.
+    """Return a factory of `OwnTask` to register as a task.
 
-    data      a source (see `open_dataset`), a list of rows, a dataset, or {"train": …, "test": …} of these
-    rewards   one function, several, or {name: function}
-    settings  of `OwnTask`
+    The factory takes `task.params`, which override `settings`.
+
+    Args:
+        data: A source (see `open_dataset`), a list of rows, a dataset, or {"train": …, "test": …} of these.
+        rewards: One function, several, or {name: function}.
+        **settings: Other attributes of `OwnTask`.
     """
-    OwnTask(data, rewards, **settings)  # what cannot work is reported where it is written
+    OwnTask(data, rewards, **settings)  # report errors where the task is defined
     return functools.partial(OwnTask, data, rewards, **settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnTask(Task):
-    """The task.
+    """A task built from a dataset, a prompt or a workflow, and reward functions.
 
-    data, rewards  as for `dataset_task`
-    weights       of the reward functions, in their order; all 1 by default
-    prompt        of a task with one role and one turn; by default the column "prompt", a text or a list of messages
-    system        its system text
-    workflow      of a task with several roles or turns: a list of steps, or a start and nodes
-    conditions    {name: function of (values, scores)}, which the workflow's edges may name
-    pays          whom rewards go to: the "team", the "agent" that replied, or its "process"
-    success       name of the function whose value is the success of an episode, cut to 0 … 1; the first by default
-    key           column that tells examples apart; "" is the whole row
-    continuation  the candidate that is kept, where the run asks for several
-    limit         seconds for a reward function
+    Attributes:
+        data: The examples; see `dataset_task`.
+        rewards: The reward functions; see `dataset_task`.
+        weights: Weights of the reward functions, in their order; all 1 by default.
+        prompt: Prompt template of a task with one role and one turn. The default is the column "prompt", which holds a
+            string or a list of messages.
+        system: System prompt of a task with one role and one turn.
+        workflow: Workflow of a task with several roles or turns: a list of steps, or a start and nodes.
+        conditions: Functions of (values, scores) by name, which the workflow's edges may use.
+        pays: Receiver of the rewards: the "team", the "agent" that replied, or its "process".
+        success: Name of the reward function that defines the success of an episode, clipped to [0, 1]. The default is
+            the first one.
+        key: Column that identifies an example; "" uses the full row.
+        continuation: Candidate to keep if a turn has several: "best", "random" or "first".
+        limit: Time limit of a reward function in seconds.
     """
 
     data: Any
@@ -86,23 +93,25 @@ class OwnTask(Task):
 
     def __post_init__(self):
         if self.weights is not None and len(self.weights) != len(self.functions):
-            raise ValueError(f"weights are {self.weights}; expected one for each of {', '.join(self.functions)}")
+            raise ValueError(
+                f"weights is {self.weights}, but must have one value for each of: {', '.join(self.functions)}"
+            )
         self._check()
 
     @functools.cached_property
     def functions(self) -> dict[str, RewardFunction]:
-        """The reward functions by name."""
+        """Reward functions by name."""
         return named(self.rewards)
 
     @functools.cached_property
     def graph(self) -> Workflow:
-        """The workflow; without one, a single turn."""
+        """Workflow of the task; a single turn if none was given."""
         single = [{"role": "agent", "prompt": self.prompt, "system": self.system}]
         return read(self.workflow or single, self.conditions)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """In the order in which they first speak."""
+        """Roles, in the order in which they first speak."""
         return self.graph.roles
 
     @functools.cached_property
@@ -115,27 +124,30 @@ class OwnTask(Task):
         return dict(zip(self.functions, given, strict=True))
 
     def examples(self, part: str) -> Dataset:
-        """Rows with the columns of the dataset."""
+        """Return the rows of a split."""
         check_split(part)
         return self._parts[part]
 
     async def play(self, ask: Ask, example: dict[str, Any]) -> Outcome:
-        """The workflow. What a reward function raises costs the episode, not the run."""
+        """Play the workflow.
+
+        An error in a reward function ends the episode, not the run.
+        """
         system, values = _messages(example)
         score = functools.partial(self._score, ask, example)
         walk = await play(self.graph, ask, values, score, continuation=self.continuation, system=system)
-        scores: dict[str, float] = {}  # by function, of the last node that it scored: the mean over its roles
+        scores: dict[str, float] = {}  # function -> mean over the roles of the last node that it scored
         for _, turns in itertools.groupby(walk.turns, lambda turn: turn.number):
-            found = [turn.score for turn in turns if turn.score is not None]
-            for name in dict.fromkeys(name for score in found for name in score):
-                scores[name] = statistics.fmean(score[name] for score in found if name in score)
+            scored = [turn.score for turn in turns if turn.score is not None]
+            for name in dict.fromkeys(name for score in scored for name in score):
+                scores[name] = statistics.fmean(score[name] for score in scored if name in score)
         if self._success not in scores:
-            raise LookupError(f"no step that was taken has the reward {self._success!r}, which says what success is")
+            raise LookupError(f"no step of the episode has the reward {self._success!r}, which defines success")
         metrics = {f"reward_{name}": value for name, value in scores.items()}
         return Outcome(_share(scores[self._success]), metrics, "done" if walk.ended else "max_steps")
 
     async def _score(self, ask: Ask, row: dict, turn: Turn) -> list[dict[str, float]]:
-        """{function: value} of every candidate; the weighted sum is paid."""
+        """Reward every candidate with the weighted sum and return its {function: value}."""
         replies = turn.reply.replies
         scores: list[dict[str, float]] = [{} for _ in replies]
         for name in self.functions if turn.step.rewards is None else turn.step.rewards:
@@ -164,15 +176,17 @@ class OwnTask(Task):
             ),
         ):
             if value not in accepted:
-                raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
+                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(accepted)}")
         if all(step.rewards is not None and self._success not in step.rewards for step in self.graph.steps):
-            raise ValueError(f"no step of the workflow has the reward {self._success!r}, which says what success is")
+            raise ValueError(f"no step of the workflow has the reward {self._success!r}, which defines success")
 
     @functools.cached_property
     def _parts(self) -> dict[str, Dataset]:
         given = self.data if isinstance(self.data, Mapping) else {"train": self.data}
         if "train" not in given or set(given) - set(SPLITS):
-            raise DataError(f"data has the parts {', '.join(given)}; accepted: train, and validation and test or not")
+            raise DataError(
+                f"data has the splits {', '.join(given)}, but must have train and may have validation and test"
+            )
         parts = {part: _opened(source, part) for part, source in given.items()}
         if given.keys() == {"train"} and isinstance(self.data, str) and self.data.startswith(("hub:", "tfds:")):
             parts |= _others(self.data)
@@ -181,7 +195,7 @@ class OwnTask(Task):
         return make_splits(**parts, key=self.key or None)
 
     def _check_columns(self, data: Dataset) -> None:
-        """Every column that prompts and functions name is there."""
+        """Check that every column named by prompts and reward functions exists."""
         wanted = list(self.graph.columns)
         for function in self.functions.values():
             wanted += function.columns
@@ -203,24 +217,29 @@ def _opened(source: Any, part: str) -> Dataset:
 
 
 def _others(source: str) -> dict[str, Dataset]:
-    """The splits besides train that a source has."""
-    found = {}
+    """Return the splits of a source other than train."""
+    splits = {}
     for part in SPLITS[1:]:
         try:
-            found[part] = open_dataset(source, part)
+            splits[part] = open_dataset(source, part)
         except NoSplit as error:
-            log.info("no part %s, so it is cut from train: %s", part, error)
-    return found
+            log.info("split %s does not exist, so it is cut from train: %s", part, error)
+    return splits
 
 
 def _messages(row: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """(the system text, the values for templates) of a row; a prompt of messages is a system text and a user's."""
+    """Return the system prompt of a row and its values for templates.
+
+    A column "prompt" with messages has a user message, optionally after a system message.
+    """
     prompt = row.get("prompt")
     if not isinstance(prompt, list):
         return None, dict(row)
     kinds = [message.get("role") if isinstance(message, Mapping) else None for message in prompt]
     if kinds not in (["user"], ["system", "user"]):
-        raise ValueError(f"the prompt has messages of {kinds}; accepted: a user's, with a system text or without")
+        raise ValueError(
+            f"the prompt has messages of {kinds}, but must have a user message, optionally after a system message"
+        )
     system = prompt[0]["content"] if len(prompt) == 2 else None
     return system, {**row, "prompt": prompt[-1]["content"]}
 

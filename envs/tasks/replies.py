@@ -1,4 +1,4 @@
-"""Replies of policies in an episode, their rewards, and the errors that end an episode."""
+"""Replies of policies in an episode, their rewards, and errors that end an episode."""
 
 from __future__ import annotations
 
@@ -9,38 +9,48 @@ from typing import NotRequired, TypedDict
 
 
 class EpisodeError(Exception):
-    """Ends an episode, not the run; `reason` is the name under which such episodes are counted."""
+    """An error that ends an episode, but not the run.
+
+    Attributes:
+        reason: Name under which such episodes are counted.
+    """
 
     reason = "error"
 
 
 class TaskError(EpisodeError):
-    """The task used a chat or a reply in a way that has no meaning."""
+    """A task used a chat or a reply incorrectly."""
 
     reason = "misuse"
 
 
 class ChatFull(EpisodeError):
-    """The conversation leaves no room for another answer."""
+    """The conversation has no room for another reply."""
 
     reason = "too_long"
 
 
 class CallTimeout(EpisodeError):
-    """A call of `ask.verify` or `ask.record` ran into its time limit."""
+    """A call of `ask.verify` or `ask.record` exceeded its time limit."""
 
     reason = "call_timeout"
 
 
 class CallFailed(EpisodeError):
-    """A call of `ask.verify` or `ask.record` raised; the message has the type and the text of the error."""
+    """A call of `ask.verify` or `ask.record` raised an error, which the message describes."""
 
     reason = "call_failed"
 
 
 @dataclasses.dataclass
 class Rewards:
-    """Rewards of one reply: `team` for every seat, `agent` and `process` for the seat that replied."""
+    """Rewards of one reply.
+
+    Attributes:
+        team: Reward of every seat.
+        agent: Reward of the seat that replied.
+        process: Process reward of the seat that replied.
+    """
 
     team: float = 0.0
     agent: float = 0.0
@@ -48,9 +58,13 @@ class Rewards:
 
 
 class Verdict(TypedDict):
-    """What a verifier says of one reply, a JSON value: how right it is, the answer that was read in it, and why.
+    """A verifier's judgement of one reply, as a JSON value.
 
-    Where a model has judged it as well, `score` is how likely that thinks it right.
+    Attributes:
+        right: Correctness from 0 to 1.
+        answer: The answer that was read from the reply, or None.
+        reason: Short explanation.
+        score: Probability of being correct, if a model judged the reply as well.
     """
 
     right: float
@@ -60,13 +74,11 @@ class Verdict(TypedDict):
 
 
 class Reply:
-    """One answer of a seat.
+    """One completion of a seat.
 
-    text     without the token that ended it and without other special tokens
-    tokens   the ids as they were sampled
-    finish   "stop", or "length" where the budget ended it
-    rewards  what `reward` has added up
-    verdict  what `judge` said of it, or None
+    Attributes:
+        rewards: Sum of the amounts given to `reward`.
+        verdict: Judgement given to `judge`, or None.
     """
 
     def __init__(self, text: str, tokens: Sequence[int] = (), finish: str = "stop"):
@@ -76,35 +88,39 @@ class Reply:
 
     @property
     def text(self) -> str:
+        """Text without the end token and other special tokens."""
         return self._text
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """Token ids as they were sampled."""
         return self._tokens
 
     @property
     def finish(self) -> str:
+        """Reason why the completion ended: "stop", or "length" at the token limit."""
         return self._finish
 
     @property
     def replies(self) -> tuple[Reply, ...]:
-        """The candidates, of which this reply is the only one."""
+        """Candidates of the turn; here only this reply."""
         return (self,)
 
     def reward(self, *, team: float = 0.0, agent: float = 0.0, process: float = 0.0) -> None:
-        """Adds to the rewards of this reply; all of them are finite numbers."""
+        """Add finite amounts to the rewards of this reply."""
         for level, amount in (("team", team), ("agent", agent), ("process", process)):
             if isinstance(amount, str) or not math.isfinite(amount):
-                raise TaskError(f"reward({level}={amount!r}): expected a finite number")
+                raise TaskError(f"reward: {level} is {amount!r}, but must be a finite number")
             setattr(self.rewards, level, getattr(self.rewards, level) + float(amount))
 
     def judge(self, right: float, answer: str | None = None, reason: str = "", score: float | None = None) -> None:
-        """Notes how good this reply is by itself, for evaluations; it pays nothing.
+        """Record the quality of this reply for evaluations. This does not reward it.
 
-        right   0 to 1; a bool will do
-        answer  what was read in the text; None where nothing could be read
-        reason  why it is right or wrong, in a few words
-        score   how likely a model thinks it right; None where none was asked
+        Args:
+            right: Correctness from 0 to 1; a bool also works.
+            answer: The answer that was read from the text, or None.
+            reason: Short explanation.
+            score: Probability of being correct according to a model, or None.
         """
         self.verdict = Verdict(right=float(right), answer=None if answer is None else str(answer), reason=reason)
         if score is not None:
@@ -115,7 +131,10 @@ class Reply:
 
 
 class Candidates(Reply):
-    """The reply to `say(…, n=K)`: the K candidates in `replies`; after `chat.keep(k)` it reads as the k-th of them."""
+    """Reply to `say(…, n=K)` with K candidates in `replies`.
+
+    After `chat.keep(k)`, it behaves like the k-th candidate.
+    """
 
     def __init__(self, replies: Sequence[Reply]):
         self._replies = tuple(replies)
@@ -123,40 +142,46 @@ class Candidates(Reply):
 
     @property
     def replies(self) -> tuple[Reply, ...]:
+        """All candidates."""
         return self._replies
 
     @property
     def text(self) -> str:
+        """Text of the kept candidate."""
         return self._chosen("text").text
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """Token ids of the kept candidate."""
         return self._chosen("tokens").tokens
 
     @property
     def finish(self) -> str:
+        """Reason why the kept candidate ended."""
         return self._chosen("finish").finish
 
     @property
     def rewards(self) -> Rewards:
+        """Rewards of the kept candidate."""
         return self._chosen("rewards").rewards
 
     def reward(self, **levels: float) -> None:
-        """Adds to the rewards of the candidate that was kept."""
+        """Add to the rewards of the kept candidate."""
         self._chosen("reward").reward(**levels)
 
     @property
     def verdict(self) -> Verdict | None:
+        """Judgement of the kept candidate, or None."""
         return self._chosen("verdict").verdict
 
     def judge(self, right: float, answer: str | None = None, reason: str = "", score: float | None = None) -> None:
-        """Notes how good the candidate is that was kept."""
+        """Record the quality of the kept candidate."""
         self._chosen("judge").judge(right, answer, reason, score)
 
     def _chosen(self, what: str) -> Reply:
         if self.kept is None:
             raise TaskError(
-                f"{what} of a reply with {len(self._replies)} candidates: take one of reply.replies, or call "
+                f"{what}: the reply has {len(self._replies)} candidates; use one of reply.replies, or call "
                 "chat.keep(k) first"
             )
         return self.kept

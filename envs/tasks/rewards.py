@@ -1,4 +1,4 @@
-"""Plain Python functions as rewards, one sample at a time or in lists as TRL calls them, sync or async."""
+"""Reward functions in plain Python, sync or async, per completion or in TRL's list form."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ GIVEN_AS_LISTS = ("prompts", "completions", "completion_ids")
 
 
 class RewardFailed(EpisodeError):
-    """A reward function raised, or returned something that is no finite number; it costs the episode."""
+    """A reward function raised, or did not return a finite number."""
 
     reason = "reward_failed"
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardFunction:
-    """A function and how it is called.
+    """A reward function and its calling convention.
 
-    lists    whether it takes lists, as for TRL
-    wanted   names of its parameters; None: it takes everything (**columns)
-    columns  those of them that are columns of the dataset and have no default
+    Attributes:
+        name: Name of the reward.
+        function: The function.
+        lists: Whether the function takes lists, as in TRL.
+        wanted: Names of its parameters, or None if it takes everything (`**columns`).
+        columns: Parameters without a default that are columns of the dataset.
     """
 
     name: str
@@ -41,25 +44,40 @@ class RewardFunction:
     async def call(
         self, ask: Ask, name: str, prompt: str, replies: Sequence[Reply], row: Mapping[str, Any], limit: float
     ) -> list[float]:
-        """The rewards of some replies to one prompt. Raises `RewardFailed`, or `CallTimeout` after `limit`."""
+        """Return the rewards of some replies to one prompt.
+
+        Args:
+            ask: The episode.
+            name: Name under which the results are recorded.
+            prompt: The prompt.
+            replies: Replies to the prompt.
+            row: The example.
+            limit: Time limit in seconds.
+
+        Raises:
+            RewardFailed: The function raised, or did not return finite numbers.
+            CallTimeout: The function exceeded the time limit.
+        """
         texts = [reply.text for reply in replies]
         if self.lists:
             messages = isinstance(row.get("prompt"), list)  # TRL: conversations in, conversations out
-            said = [[{"role": "assistant", "content": text}] for text in texts] if messages else list(texts)
-            asked = row["prompt"] if messages else prompt
+            trl_completions = [[{"role": "assistant", "content": text}] for text in texts] if messages else list(texts)
+            trl_prompt = row["prompt"] if messages else prompt
             columns = {k: [v] * len(texts) for k, v in row.items() if k not in ("prompt", *GIVEN_AS_LISTS)}
-            given = [asked] * len(texts), said, [list(reply.tokens) for reply in replies]
+            given = [trl_prompt] * len(texts), trl_completions, [list(reply.tokens) for reply in replies]
             calls = [(name, {**dict(zip(GIVEN_AS_LISTS, given, strict=True)), **columns})]
         else:
             columns = {column: value for column, value in row.items() if column not in GIVEN}
             calls = [(f"{name}_{k}", {"prompt": prompt, "completion": text, **columns}) for k, text in enumerate(texts)]
-        found = await asyncio.gather(*(self._one(ask, key, values, limit) for key, values in calls))
-        values = found[0] if self.lists else found
+        results = await asyncio.gather(*(self._one(ask, key, values, limit) for key, values in calls))
+        values = results[0] if self.lists else results
         if not isinstance(values, list) or len(values) != len(texts):
-            raise RewardFailed(f"reward {self.name!r} returned {values!r:.80}; expected a list of {len(texts)} numbers")
+            raise RewardFailed(
+                f"reward {self.name!r} returned {values!r:.80}, but must return {len(texts)} numbers in a list"
+            )
         for value in values:
             if isinstance(value, str) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RewardFailed(f"reward {self.name!r} returned {value!r:.80}; expected a finite number")
+                raise RewardFailed(f"reward {self.name!r} returned {value!r:.80}, but must return a finite number")
         return [float(value) for value in values]
 
     async def _one(self, ask: Ask, key: str, values: dict[str, Any], limit: float) -> Any:
@@ -68,7 +86,7 @@ class RewardFunction:
         try:
             if _is_async(self.function):
                 return await ask.record(key, self._awaited(values), limit)
-            if _importable(self.function):  # in another process, which is ended at the limit
+            if _importable(self.function):  # in another process, which is killed at the limit
                 where = f"{self.function.__module__}:{self.function.__qualname__}"
                 return await ask.verify(call, where, values, limit=limit, name=key)
             return await ask.record(key, self._in_thread(values), limit)
@@ -83,21 +101,25 @@ class RewardFunction:
 
 
 def named(rewards: Any) -> dict[str, RewardFunction]:
-    """One function, several, or {name: function}, by their names."""
+    """Return reward functions by name.
+
+    Args:
+        rewards: One function, several, or {name: function}.
+    """
     if isinstance(rewards, Mapping):
         functions = dict(rewards)
     else:
         several = list(rewards) if isinstance(rewards, Iterable) else [rewards]
         functions = {getattr(function, "__name__", type(function).__name__): function for function in several}
         if len(functions) < len(several):
-            raise ValueError("two reward functions have the same name; give them as {name: function}")
+            raise ValueError("two reward functions have the same name; pass them as {name: function}")
     if not functions:
-        raise ValueError("a task needs a reward function")
+        raise ValueError("rewards is empty, but must have at least one function")
     return {name: _reward(name, function) for name, function in functions.items()}
 
 
 def call(where: str, values: dict[str, Any]) -> Any:
-    """Calls a function of a module by "module:function"; for the processes of `ask.verify`."""
+    """Call the function "module:function". Runs in a process of `ask.verify`."""
     import importlib
     import operator
 
@@ -107,14 +129,14 @@ def call(where: str, values: dict[str, Any]) -> Any:
 
 def _reward(name: str, function: Callable) -> RewardFunction:
     if not callable(function):
-        raise ValueError(f"the reward {name!r} is {function!r}; expected a function")
+        raise ValueError(f"reward {name!r} is {function!r}, but must be a function")
     parameters = inspect.signature(function).parameters.values()
     lists = any(p.name == "completions" for p in parameters)
     given = GIVEN_AS_LISTS if lists else GIVEN
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
-        raise ValueError(f"the reward {name!r} takes positional arguments; expected named parameters")
+        raise ValueError(f"reward {name!r} takes positional arguments, but must have named parameters only")
     if not any(p.name in given or p.kind == p.VAR_KEYWORD for p in parameters):
-        raise ValueError(f"the reward {name!r} takes neither completion nor completions, so it cannot judge a reply")
+        raise ValueError(f"reward {name!r} has neither a parameter completion nor completions; add one of them")
     own = [p for p in parameters if p.kind != p.VAR_KEYWORD]
     columns = tuple(p.name for p in own if p.name not in given and p.default is p.empty)
     everything = len(own) < len(parameters)
@@ -122,20 +144,20 @@ def _reward(name: str, function: Callable) -> RewardFunction:
 
 
 def _is_async(function: Callable) -> bool:
-    """Also for an object with an async `__call__`."""
+    """Return whether a function, or the `__call__` of an object, is async."""
     return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
 
 def _importable(function: Callable) -> bool:
-    """Whether another process finds the function where it says it is."""
+    """Return whether another process can import the function by its name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
-    found = sys.modules.get(module or "")
-    known = found is not None and getattr(found, "__spec__", None) is not None and module != "__main__"
-    return known and name.isidentifier() and getattr(found, name, None) is function
+    loaded = sys.modules.get(module or "")
+    known = loaded is not None and getattr(loaded, "__spec__", None) is not None and module != "__main__"
+    return known and name.isidentifier() and getattr(loaded, name, None) is function
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy as Python's, so that they can be written down."""
+    """Convert NumPy numbers to Python numbers, which can be written as JSON."""
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value.tolist() if hasattr(value, "tolist") else value

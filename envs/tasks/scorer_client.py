@@ -1,10 +1,10 @@
-"""The client of a reward server, for tasks: how likely answers are right, by a verifier behind HTTP.
+"""Client of a reward server: how likely answers are correct, by a verifier over HTTP.
 
     client = ScorerClient("http://127.0.0.1:8000", version="1f0e…")
     scores = await ask.record("score", client.score([[{"role": "user", …}, {"role": "assistant", …}], …]))
 
-Whatever goes wrong (a server that is down, slow, of another version, or answers nonsense) is a `ScorerError`, which
-ends the episode and not the run. Only the standard library is needed, and the event loop is never blocked.
+All failures (a server that is down, slow or has another version, or an invalid response) raise a `ScorerError`, which
+ends the episode and not the run. The client only needs the standard library and never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -29,41 +29,45 @@ FIRST_WAIT, LONGEST_WAIT = 0.25, 10.0
 Chat = Sequence[Mapping[str, str]]
 
 _places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-"""For every event loop, how many connections each server may still get from it."""
+"""Semaphores that limit the connections to each server, by event loop."""
 
 
 class ScorerError(EpisodeError):
-    """No score could be had; the message says why."""
+    """A score could not be obtained."""
 
     reason = "scorer"
 
 
 class ScorerUnavailable(ScorerError):
-    """The server could not be reached, or did not answer in time."""
+    """The server could not be reached, or did not respond in time."""
 
     reason = "scorer_unavailable"
 
 
 class ScorerRefused(ScorerError):
-    """The server refused the request: a wrong key, a chat that is too long."""
+    """The server rejected the request, for example because of a wrong key."""
 
     reason = "scorer_refused"
 
 
 class WrongScorer(ScorerError):
-    """The server has another verifier than the one that was expected."""
+    """The server has another version of the verifier than required."""
 
     reason = "scorer_version"
 
 
 class BadScores(ScorerError):
-    """The answer makes no sense: no JSON, too few scores, scores that are no probabilities."""
+    """The response is invalid: not JSON, too few scores, or scores that are no probabilities."""
 
     reason = "scorer_nonsense"
 
 
 class _TryAgain(Exception):
-    """What may go better the next time; `wait`: seconds that the server asks for."""
+    """A failure that is worth a retry.
+
+    Attributes:
+        wait: Seconds to wait, as requested by the server.
+    """
 
     def __init__(self, message: str, wait: float = 0.0):
         super().__init__(message)
@@ -72,14 +76,15 @@ class _TryAgain(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ScorerClient:
-    """A reward server, as tasks see it.
+    """A client of one reward server.
 
-    url          http://HOST:PORT or https://…; /predict is added
-    version      the version that the server must have, as GET /health shows it; "" is any
-    key_env      environment variable with the key; keys do not belong into configs
-    deadline     seconds for a call, all attempts together
-    connections  that are open at once, from one event loop
-    max_bytes    of an answer
+    Attributes:
+        url: http://HOST:PORT or https://…; /predict is appended.
+        version: Version that the server must have, as GET /health shows it; "" accepts any.
+        key_env: Environment variable with the API key. Keys do not belong in configs.
+        deadline: Time limit of a call in seconds, including all retries.
+        connections: Maximum number of open connections per event loop.
+        max_bytes: Maximum size of a response.
     """
 
     url: str
@@ -92,12 +97,12 @@ class ScorerClient:
     def __post_init__(self):
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url is {self.url!r}; accepted: http://HOST:PORT or https://…, with or without a path")
+            raise ValueError(f"url is {self.url!r}, but must be http://HOST:PORT or https://…, optionally with a path")
         if not self.deadline > 0 or self.connections < 1 or self.max_bytes < 1:
             raise ValueError("deadline, connections and max_bytes must be positive")
 
     async def score(self, chats: Sequence[Chat]) -> list[float]:
-        """For each chat the probability that its last message, the answer, is right."""
+        """Return the probability that the last message of each chat is a correct answer."""
         if not chats:
             return []
         body = json.dumps({"query_responses": [[dict(message) for message in chat] for chat in chats]}).encode()
@@ -105,27 +110,27 @@ class ScorerClient:
         self._check_version(answer)
         scores = answer.get("result")
         if not isinstance(scores, list) or len(scores) != len(chats):
-            found = f"{len(scores)} scores" if isinstance(scores, list) else f"result {str(scores)[:80]!r}"
-            raise BadScores(f"{self.url} answered with {found} for {len(chats)} chats")
+            result = f"{len(scores)} scores" if isinstance(scores, list) else f"result {str(scores)[:80]!r}"
+            raise BadScores(f"{self.url} returned {result} for {len(chats)} chats")
         for i, score in enumerate(scores):
             number = isinstance(score, int | float) and not isinstance(score, bool)
             if not number or not 0 <= score <= 1:  # NaN is neither
-                raise BadScores(f"{self.url} answered with {str(score)[:80]} as score {i}; expected 0 to 1")
+                raise BadScores(f"{self.url} returned {str(score)[:80]} as score {i}, but scores must be 0 to 1")
         return [float(score) for score in scores]
 
     async def health(self) -> dict[str, Any]:
-        """What the server says of itself; its version is checked."""
+        """Return the server's health report, after a check of its version."""
         answer = await self._call("GET", "/health", b"")
         self._check_version(answer)
         return answer
 
     def _check_version(self, answer: Mapping[str, Any]) -> None:
         if self.version and answer.get("version") != self.version:
-            found = str(answer.get("version", "none"))[:80]
-            raise WrongScorer(f"{self.url} has version {found}; expected {self.version}")
+            version = str(answer.get("version", "none"))[:80]
+            raise WrongScorer(f"{self.url} has version {version}, but must have {self.version}")
 
     async def _call(self, method: str, path: str, body: bytes) -> dict[str, Any]:
-        """The JSON object that the server answers, tried again until the deadline."""
+        """Return the JSON object of the response, with retries until the deadline."""
         last, wait = "no attempt was made", FIRST_WAIT
         try:
             async with asyncio.timeout(self.deadline):
@@ -134,34 +139,36 @@ class ScorerClient:
                         async with self._place():
                             status, headers, text = await self._exchange(method, path, body)
                         return self._read(status, headers, text)
-                    except (_TryAgain, OSError, EOFError) as error:  # refused, reset, ended early
+                    except (_TryAgain, OSError, EOFError) as error:  # refused, reset or closed early
                         last = str(error) or type(error).__name__
-                        asked = getattr(error, "wait", 0.0)
-                    await asyncio.sleep(max(asked, wait * random.uniform(0.5, 1.0)))
+                        requested = getattr(error, "wait", 0.0)
+                    await asyncio.sleep(max(requested, wait * random.uniform(0.5, 1.0)))
                     wait = min(2 * wait, LONGEST_WAIT)
         except TimeoutError:
-            raise ScorerUnavailable(f"{self.url} gave no answer in {self.deadline:g} s; last: {last}") from None
+            raise ScorerUnavailable(
+                f"{self.url} did not respond within {self.deadline:g} s; last error: {last}"
+            ) from None
 
     def _place(self) -> asyncio.Semaphore:
         places = _places.setdefault(asyncio.get_running_loop(), {})
         return places.setdefault((self.url, self.connections), asyncio.Semaphore(self.connections))
 
     def _read(self, status: int, headers: Mapping[str, str], text: bytes) -> dict[str, Any]:
-        """The object in an answer, or the error that it stands for."""
+        """Return the JSON object of a response, or raise the error that it reports."""
         if status in RETRIED:
             raise _TryAgain(f"status {status}: {_message(text)}", _seconds(headers.get("retry-after", "")))
         if status != 200:
-            raise ScorerRefused(f"{self.url} refused with status {status}: {_message(text)}")
+            raise ScorerRefused(f"{self.url} rejected the request with status {status}: {_message(text)}")
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):
-            raise BadScores(f"{self.url} answered with what is no JSON: {text[:80]!r}") from None
+            raise BadScores(f"{self.url} returned invalid JSON: {text[:80]!r}") from None
         if not isinstance(answer, dict):
-            raise BadScores(f"{self.url} answered with a JSON {type(answer).__name__}; expected an object")
+            raise BadScores(f"{self.url} returned a JSON {type(answer).__name__}, but must return an object")
         return answer
 
     async def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """One request on a connection of its own: status, headers, body."""
+        """Send one request over a new connection and return status, headers and body."""
         parts = urllib.parse.urlsplit(self.url)
         secure = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
@@ -171,7 +178,7 @@ class ScorerClient:
             await writer.drain()
             return await self._response(reader)
         except asyncio.LimitOverrunError:
-            raise BadScores(f"{self.url} answered with a line of more than {MAX_HEAD} bytes") from None
+            raise BadScores(f"{self.url} returned a line of more than {MAX_HEAD} bytes") from None
         finally:
             writer.transport.abort()
 
@@ -198,7 +205,7 @@ class ScorerClient:
             return await self._chunks(reader)
         length = headers.get("content-length", "")
         if length and not length.isdigit():
-            raise BadScores(f"{self.url} answered with the length {length[:80]!r}")
+            raise BadScores(f"{self.url} returned the content length {length[:80]!r}")
         if length:
             if int(length) > self.max_bytes:
                 raise self._too_large()
@@ -217,7 +224,7 @@ class ScorerClient:
             try:
                 size = int(line, 16)
             except ValueError:
-                raise BadScores(f"{self.url} answered with a chunk of the length {line[:80]!r}") from None
+                raise BadScores(f"{self.url} returned a chunk of length {line[:80]!r}") from None
             if size < 0 or len(text) + size > self.max_bytes:
                 raise self._too_large()
             if size == 0:
@@ -225,11 +232,11 @@ class ScorerClient:
             text += (await reader.readexactly(size + 2))[:-2]
 
     def _too_large(self) -> BadScores:
-        return BadScores(f"{self.url} answered with more than {self.max_bytes} bytes")
+        return BadScores(f"{self.url} returned more than {self.max_bytes} bytes")
 
 
 def _message(text: bytes) -> str:
-    """What an error says, in OpenAI's shape or as it is, in short."""
+    """Return the message of an error response, in OpenAI's format or as plain text."""
     try:
         return str(json.loads(text)["error"]["message"])[:200]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -237,5 +244,5 @@ def _message(text: bytes) -> str:
 
 
 def _seconds(text: str) -> float:
-    """The value of a Retry-After header in seconds; dates and nonsense are 0."""
+    """Parse a Retry-After header as seconds; dates and invalid values are 0."""
     return min(float(text), LONGEST_WAIT) if text.isascii() and text.isdigit() else 0.0

@@ -1,4 +1,4 @@
-"""Episodes without a model: seats that answer by a function, to try out a task and to check known answers."""
+"""Scripted episodes, in which functions reply instead of models, for testing tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from envs.tasks.replies import CallFailed, CallTimeout, EpisodeError, Reply, Tas
 from envs.tasks.task import Outcome, Session, Task
 
 Answering = Callable[[int, list[dict[str, str]], int], str]
-"""(seat, messages so far, number of the candidate) -> answer."""
+"""(seat, messages so far, index of the candidate) -> reply."""
 
 
 class ScriptedChat(Chat):
-    """A chat as a list of `{"role", "content"}` messages."""
+    """A chat stored as a list of `{"role", "content"}` messages."""
 
     def __init__(self, ask: ScriptedAsk, seat: int, messages: Sequence[dict[str, str]], path: tuple[int, ...] = (0,)):
         super().__init__(seat, path)
@@ -40,9 +40,12 @@ class ScriptedChat(Chat):
 
 
 class ScriptedAsk:
-    """An `Ask` whose seats answer by a function; verifiers are called right here, without a time limit.
+    """An `Ask` whose seats reply by a function.
 
-    replies  (seat, turn, reply) of every answer, candidates included
+    Verifiers are called in the same process, where no time limit can interrupt them.
+
+    Attributes:
+        replies: (seat, turn, reply) of every reply, including all candidates.
     """
 
     def __init__(self, task: Task, answer: Answering, candidates: int = 1, seed: int = 0):
@@ -50,13 +53,13 @@ class ScriptedAsk:
         self.replies: list[tuple[int, int, Reply]] = []
 
     def chat(self, seat: int, system: str | None = None) -> ScriptedChat:
-        """A new chat."""
+        """Open a new chat with a seat."""
         if not 0 <= seat < len(self.task.roles):
-            raise TaskError(f"chat({seat!r}): expected a seat from 0 to {len(self.task.roles) - 1}")
+            raise TaskError(f"chat: seat is {seat!r}, but must be 0 to {len(self.task.roles) - 1}")
         return ScriptedChat(self, seat, [] if system is None else [{"role": "system", "content": system}])
 
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
-        """The function's result."""
+        """Call a function and return its result."""
 
         async def call():
             return function(*args)
@@ -64,7 +67,7 @@ class ScriptedAsk:
         return await self.record(name or function.__name__, call(), limit)
 
     async def record(self, name: str, call, limit: float | None = None) -> Any:
-        """The result of a coroutine."""
+        """Await a coroutine and return its result."""
         try:
             async with asyncio.timeout(limit):
                 return await call if inspect.isawaitable(call) else call
@@ -81,6 +84,6 @@ class ScriptedAsk:
 
 
 def play(task: Task, example: Any, answer: Answering, candidates: int = 1) -> tuple[Outcome, ScriptedAsk]:
-    """One episode with seats that answer by a function."""
+    """Play one episode in which a function replies for all seats."""
     ask = ScriptedAsk(task, answer, candidates)
     return asyncio.run(task.play(ask, example)), ask

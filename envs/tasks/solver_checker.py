@@ -1,7 +1,8 @@
-"""Two roles on arithmetic: a solver proposes, a checker agrees or corrects, the solver hears of it and tries again.
+"""Solver and checker for arithmetic: one role proposes, the other confirms or corrects.
 
-Every turn asks for as many candidates as the run wants (K of AT-GRPO). The task scores each of them, and the episode
-continues with one. A turn's candidates are compared with each other only, so each is scored by what it says itself.
+After a correction the solver tries again. Every turn asks for as many candidates as the algorithm wants (K of AT-GRPO).
+The task scores each of them, and the episode continues with one. Candidates are compared within their turn only, so
+each is scored by its own content.
 """
 
 from __future__ import annotations
@@ -37,18 +38,21 @@ NODES = {
 
 
 def agreed(values: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
-    """Whether the checker gives the solver's answer."""
+    """Return whether the checker confirms the solver's answer."""
     return scores["checker"]["answer"] is not None and scores["checker"]["answer"] == scores["solver"]["answer"]
 
 
 @dataclasses.dataclass(frozen=True)
 class SolverChecker(Task):
-    """The task.
+    """Arithmetic problems for a solver and a checker.
 
-    rounds        solver and checker, this many times at most; ends when the checker confirms
-    continuation  the candidate that is kept: the "best" one, a "random" one or the "first"
-    process       reward of an answer in which a number can be read
-    levels, n_examples, seed  of the problems, as in `Arithmetic`
+    Attributes:
+        rounds: Maximum number of rounds of solver and checker. An episode ends early if the two agree.
+        continuation: Candidate to keep: "best", "random" or "first".
+        process: Process reward for a reply with a readable number.
+        levels: Difficulty levels; see `Arithmetic`.
+        n_examples: Number of problems per split.
+        seed: Random seed of the problems.
     """
 
     rounds: int = 2
@@ -62,21 +66,21 @@ class SolverChecker(Task):
 
     def __post_init__(self):
         if self.rounds < 1:
-            raise ValueError(f"rounds is {self.rounds}; accepted: 1 or more")
+            raise ValueError(f"rounds is {self.rounds}, but must be >= 1")
         if self.continuation not in CONTINUATIONS:
-            raise ValueError(f"continuation is {self.continuation!r}; accepted: {', '.join(CONTINUATIONS)}")
+            raise ValueError(f"continuation is {self.continuation!r}, but must be one of: {', '.join(CONTINUATIONS)}")
 
     @functools.cached_property
     def graph(self) -> Workflow:
-        """Solve and check, until both agree or the rounds are over."""
+        """Workflow that solves and checks until both agree or the rounds are over."""
         return read({"start": "solve", "nodes": NODES, "max_steps": 2 * self.rounds}, {"agreed": agreed})
 
     def examples(self, part: str) -> list[ArithmeticProblem]:
-        """Problems without repetition."""
+        """Return `n_examples` distinct problems of a split."""
         return draw_problems(part, self.levels, self.n_examples, self.seed)
 
     async def play(self, ask: Ask, example: ArithmeticProblem) -> Outcome:
-        """Success: the checker's last answer is right."""
+        """Play one episode. It succeeds if the checker's last answer is correct."""
 
         async def score(turn: Turn) -> list[dict]:
             verdicts = await graded(ask, turn.reply.replies, example.answer)

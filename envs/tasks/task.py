@@ -1,4 +1,4 @@
-"""What a task is, and what it works with: `Task`, `Ask`, `Reply`, `Outcome` and the errors of an episode.
+"""Interfaces of tasks: `Task`, `Ask`, `Outcome` and `Session`.
 
     class Echo(Task):
         roles = ("speaker",)
@@ -13,11 +13,10 @@
             reply.reward(team=float(right))
             return Outcome(success=right)
 
-An episode is one call of `play`. It runs beside hundreds of others in one event loop, so it never blocks: it awaits
-replies, and leaves everything that takes time to `ask.verify` (a function, in a process of its own) and `ask.record`
-(a coroutine, such as a call to a server). What these two return is written down before the episode continues, so that
-an interrupted run repeats the same episodes; whatever else a task does must follow from the example, the replies and
-`ask.random`.
+An episode is one call of `play`. Hundreds of episodes share one event loop, so `play` must not block: it awaits
+replies, and leaves slow work to `ask.verify` (a function, in another process) and `ask.record` (a coroutine, such as a
+call to a server). The results of these two are recorded before the episode continues, so that an interrupted run
+repeats the same episodes. Everything else in an episode must depend only on the example, the replies and `ask.random`.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ from envs.tasks.chat import Chat
 from envs.tasks.workflow.graph import Workflow
 
 SPLITS = ("train", "validation", "test")
-"""The parts of a task's examples, which share none: one to learn from, one to choose by, one to report."""
+"""Disjoint splits of a task's examples: for training, for model selection and for reporting."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How an episode ended.
+    """The result of an episode.
 
-    success  share of the task that was achieved, 0 to 1; a bool will do
-    metrics  further numbers, averaged over episodes
-    reason   why it ended, for counting: "agreed", "turns" …
-    answer   what the episode came to, to be voted on: equal texts are equal answers; None abstains
-    score    how good the task itself holds the outcome to be, without the known answer; chooses the best of several
+    Attributes:
+        success: Achieved fraction of the task, 0 to 1; a bool also works.
+        metrics: Further numbers, averaged over episodes.
+        reason: Why the episode ended, for counting: "agreed", "turns" …
+        answer: Final answer, for voting. Equal strings are equal answers; None abstains.
+        score: Quality of the outcome as the task estimates it without the known answer. Selects the best of several.
     """
 
     success: float
@@ -54,7 +54,7 @@ class Outcome:
     score: float | None = None
 
     def problem(self) -> str | None:
-        """What is wrong with the values, or None."""
+        """Return a description of the first invalid value, or None."""
         numbers = {"success": self.success, **{f"metrics[{k!r}]": v for k, v in dict(self.metrics).items()}}
         numbers |= {} if self.score is None else {"score": self.score}
         for name, value in numbers.items():
@@ -63,90 +63,104 @@ class Outcome:
             except TypeError:
                 fine = False
             if not fine:
-                return f"{name} is {value!r}; expected a finite number"
+                return f"{name} is {value!r}, but must be a finite number"
         if not 0 <= self.success <= 1:
-            return f"success is {self.success!r}; expected 0 to 1"
+            return f"success is {self.success!r}, but must be 0 to 1"
         if not isinstance(self.answer, str | None):
-            return f"answer is {self.answer!r}; expected a text or None"
-        return None if isinstance(self.reason, str) else f"reason is {self.reason!r}; expected a text"
+            return f"answer is {self.answer!r}, but must be a string or None"
+        return None if isinstance(self.reason, str) else f"reason is {self.reason!r}, but must be a string"
 
 
-# ---------------------------------------------------------------------------------------------------- protocols
+# ----------------------------------------------------------------------------------------------------------- protocols
 
 
 class Session(Protocol):
-    """What a program needs to ask the models over HTTP, and what has come of it.
+    """A session in which a program calls the models over HTTP.
 
-    url      of an OpenAI-compatible API, for OPENAI_BASE_URL
-    key      for OPENAI_API_KEY: all calls with it belong to this episode
-    answers  how many answers were given so far
-    paid     team rewards so far, posted by the program or given by `reward`; None where there were none at all
+    Attributes:
+        url: Address of an OpenAI-compatible API, for OPENAI_BASE_URL.
+        key: Key for OPENAI_API_KEY. All calls with it belong to this episode.
     """
 
     url: str
     key: str
 
     @property
-    def answers(self) -> int: ...
+    def answers(self) -> int:
+        """Number of completions so far."""
+        ...
 
     @property
-    def paid(self) -> float | None: ...
+    def paid(self) -> float | None:
+        """Sum of the team rewards so far, or None if there were none."""
+        ...
 
     async def reward(self, amount: float, role: str | None = None) -> None:
-        """Pays the team for the last answer, or a role for its own last one."""
+        """Reward the team for the last completion, or a role for its own last one."""
         ...
 
 
 class Ask(Protocol):
-    """An episode's way to the seats and to everything outside.
+    """Access of an episode to its seats and to everything outside.
 
-    candidates  K of the run: how many candidates per turn the algorithm wants; 1 for most
-    random      a generator that is seeded for this episode
+    Attributes:
+        candidates: Number of candidates per turn that the algorithm wants (K); 1 for most algorithms.
+        random: Random number generator, seeded for this episode.
     """
 
     candidates: int
     random: random.Random
 
     def chat(self, seat: int, system: str | None = None) -> Chat:
-        """A new, empty chat with a seat. Chats that are opened side by side are opened before the first await."""
+        """Open a new, empty chat with a seat.
+
+        Chats that are used concurrently must be opened before the first await.
+        """
         ...
 
     async def verify(self, function: Callable, *args: Any, limit: float = 5.0, name: str | None = None) -> Any:
-        """Calls a function of a module in another process; arguments and result are JSON values.
+        """Call a module-level function in another process.
 
-        Raises `CallTimeout` after `limit` seconds, when the process is killed, and `CallFailed` if the function raises.
-        `name` tells calls apart that run at the same time; otherwise it is the name of the function.
+        Args:
+            function: The function.
+            *args: Its arguments, which are JSON values, as is the result.
+            limit: Time limit in seconds, after which the process is killed.
+            name: Distinguishes concurrent calls; the name of the function by default.
+
+        Raises:
+            CallTimeout: The call exceeded the time limit.
+            CallFailed: The function raised.
         """
         ...
 
     async def record(self, name: str, call: Coroutine | Awaitable, limit: float | None = None) -> Any:
-        """Awaits something whose result does not follow from the episode, such as a tool or a judge.
+        """Await a result that does not follow from the episode, such as a tool call.
 
-        The result is a JSON value and is written down; when the rollout is repeated, it is read, not computed. Raises
-        as `verify` does. Calls of the same name must not overlap.
+        The result is a JSON value. It is recorded, and read back when the rollout is repeated. Calls with the same name
+        must not overlap. Raises the same errors as `verify`.
         """
         ...
 
     def session(self) -> AbstractAsyncContextManager[Session]:
-        """A session of a server in which roles are models, for episodes that are other programs.
+        """Open a session in which another program calls the roles as models.
 
-        When it is left, calls under way are cancelled and later ones refused, and what was said becomes the episode's
-        chats. Only for tasks with `serves = True`.
+        When the session closes, pending calls are cancelled and later ones rejected, and its conversations become the
+        episode's chats. The task must have `serves = True`.
         """
         ...
 
 
-# ----------------------------------------------------------------------------------------------------------- task
+# ---------------------------------------------------------------------------------------------------------------- task
 
 
 class Task:
-    """Base class of tasks: who takes part, on what examples, and how an episode is played.
+    """Base class of tasks: roles, examples, and how an episode is played.
 
     Subclasses set `roles` and implement `examples` and `play`. The other members have defaults.
 
     Attributes:
         roles: Names of the seats.
-        serves: Whether `ask.session()` is available, for episodes that are programs of their own.
+        serves: Whether `ask.session()` is available, for episodes that run other programs.
         concurrency: Maximum number of episodes that are played at the same time.
         graph: The workflow that plays the task, if there is one. Reports show a drawing of it.
     """
@@ -161,22 +175,28 @@ class Task:
         raise NotImplementedError
 
     async def play(self, ask: Ask, example: Any) -> Outcome:
-        """Play one episode. Rewards are put on the replies they belong to."""
+        """Play one episode and add rewards to its replies."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Prepare for the first episode; a RuntimeError, such as a missing sandbox, ends the run with its text."""
+        """Prepare for the first episode.
+
+        A RuntimeError, for example because of a missing sandbox, ends the run with its message.
+        """
 
     def gold_reply(self, example: Any) -> str | None:
-        """Return a correct reply in the form that the task asks for, or None if the dataset has none."""
+        """Return a correct reply in the task's format, or None if the dataset has none."""
         return None
 
     def for_evaluation(self) -> Task:
-        """Return the task as evaluations play it. It may have more or fewer seats; extra seats reuse the policies."""
+        """Return the task to use in evaluations.
+
+        It may have more or fewer seats; extra seats reuse the policies.
+        """
         return self
 
 
 def check_split(part: str) -> None:
-    """Refuses a part that does not exist."""
+    """Raise a ValueError if a split does not exist."""
     if part not in SPLITS:
-        raise ValueError(f"part is {part!r}; accepted: {', '.join(SPLITS)}")
+        raise ValueError(f"part is {part!r}, but must be one of: {', '.join(SPLITS)}")

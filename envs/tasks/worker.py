@@ -1,4 +1,7 @@
-"""The process in which verifiers run: `python -m envs.tasks.worker`, one JSON request and one JSON answer a line."""
+"""Worker process that runs verifiers: `python -m envs.tasks.worker`.
+
+Requests and responses are JSON objects, one per line.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 MEMORY = 4 << 30
-"""Bytes of address space; a call that needs more fails with a MemoryError."""
+"""Limit of the address space in bytes; a call that needs more raises a MemoryError."""
 
 
 def main() -> None:
-    """Answers requests until the input ends. What functions print goes to standard error."""
-    if sys.platform == "linux":  # a verifier that never ends goes with the run that started it, however that ended
+    """Process requests until the input ends.
+
+    Anything that functions print goes to standard error.
+    """
+    if sys.platform == "linux":  # even a verifier that hangs ends with the run that started it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -35,7 +41,7 @@ def _answer(request: dict) -> dict:
         function = operator.attrgetter(name)(importlib.import_module(module))
         result = None if request.get("import_only") else function(*request["args"])
         json.dumps(result)
-    except BaseException as error:  # whatever a verifier does, sys.exit included, is the caller's to judge
+    except BaseException as error:  # the caller handles everything, including sys.exit
         return {"error": f"{type(error).__name__}: {error}"}
     return {"result": result}
 

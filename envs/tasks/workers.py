@@ -1,9 +1,9 @@
-"""Functions called in other processes with a time limit, so that nothing they do can hold up the event loop.
+"""Pool of processes that call functions with a time limit, without blocking the event loop.
 
-The loop's own part of a call is small, because hundreds of episodes share it with the sampler's thread. Calls that
-come in one turn of the loop are sent together, and where more of them wait than there are processes, a process is given
-two: it finds the next one without waiting for the loop. No more than two, because the next one waits for a call that
-takes long, and is not taken back from it.
+The work per call in the event loop is small, because hundreds of episodes share it with the sampler's thread. Calls
+from one iteration of the loop are sent together. If more calls wait than there are processes, a process gets two, so
+that it can start the second without waiting for the loop. It never gets more, because a call that waits for a slow one
+is not moved to another process.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 from envs.tasks.replies import CallFailed, CallTimeout
 
-LARGEST = 1 << 26  # bytes of one answer
-START_LIMIT = 60.0  # seconds in which a process starts and imports a function
-AHEAD = 2  # calls that a process has at once, at most
+LARGEST = 1 << 26  # maximum size of a response in bytes
+START_LIMIT = 60.0  # time limit in seconds for starting a process and importing a function
+AHEAD = 2  # maximum number of calls assigned to a process
 
 
 class Workers:
-    """Up to `n` processes, started when they are needed; one that exceeds a time limit is killed and replaced.
+    """A pool of up to `n` processes, which are started on demand.
 
-    A pool belongs to the event loop it is first used in.
+    A process that exceeds a time limit is killed and replaced. A pool belongs to the event loop of its first call.
     """
 
     def __init__(self, n: int = 2):
@@ -45,13 +45,17 @@ class Workers:
         self._scheduled = False
 
     async def call(self, function: Callable | str, *args: Any, limit: float) -> Any:
-        """The result of a function of a module, or "module:function"; arguments and result are JSON values.
+        """Call a module-level function, or "module:function", in another process.
 
-        The limit counts from when a process has begun with the call. Raises `CallTimeout` or `CallFailed`.
+        Arguments and result are JSON values. The time limit starts when a process begins with the call.
+
+        Raises:
+            CallTimeout: The call exceeded `limit` seconds.
+            CallFailed: The function raised, or its process ended.
         """
         where = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
         if "<" in where or where.startswith("__main__:"):
-            raise ValueError(f"{where} cannot be called in another process; expected a function of a module")
+            raise ValueError(f"{where} cannot be called in another process; use a module-level function")
         call = _Call(where, _line({"function": where, "args": args}), limit)
         self._queue.append(call)
         self._schedule()
@@ -65,19 +69,19 @@ class Workers:
         return answer["result"]
 
     async def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         await asyncio.gather(*self._starting)
         for worker in list(self._workers):
             self._kill(worker)
         for call in self._queue:
-            call.fail(CallFailed("the processes were ended"))
+            call.fail(CallFailed("the worker processes were stopped"))
         self._queue.clear()
         await asyncio.gather(*self._ending)
 
-    # ------------------------------------------------------------------------------------------------ who gets what
+    # ---------------------------------------------------------------------------------------------------- scheduling
 
     def _schedule(self) -> None:
-        """Hands calls out at the end of this turn of the loop."""
+        """Assign calls to processes at the end of this iteration of the event loop."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._hand_out)
@@ -96,7 +100,7 @@ class Workers:
             await worker.connect()
         except OSError as error:
             for call in self._queue:
-                call.fail(CallFailed(f"a process could not be started: {error}"))
+                call.fail(CallFailed(f"a worker process could not be started: {error}"))
             self._queue.clear()
             return
         self._workers.add(worker)
@@ -104,7 +108,7 @@ class Workers:
         self._schedule()
 
     def _answered(self, worker: _Worker) -> None:
-        """A process has answered something, and may have nothing left."""
+        """Assign more calls to a process that has responded."""
         if not worker.calls:
             self._free.append(worker)
             self._hand_out()
@@ -112,7 +116,7 @@ class Workers:
             worker.take([self._queue.popleft()])
 
     def _drop(self, call: _Call) -> None:
-        """Nobody waits for this call any more; a process that is at it is ended."""
+        """Cancel a call, and kill the process that is executing it."""
         if call in self._queue:
             self._queue.remove(call)
         for worker in [worker for worker in self._workers if call in worker.calls]:
@@ -120,7 +124,7 @@ class Workers:
                 self._kill(worker)
 
     def _kill(self, worker: _Worker) -> None:
-        """Ends a process. Calls that it had not begun with go to others."""
+        """Kill a process and requeue the calls that it has not started."""
         self._workers.discard(worker)
         if worker in self._free:
             self._free.remove(worker)
@@ -134,11 +138,14 @@ class Workers:
 
 
 class _Call:
-    """A call that waits or is under way.
+    """A call that is waiting or being executed.
 
-    line     what is sent
-    imports  it only imports what the next call needs, and nobody waits for it
-    answer   what the process says
+    Attributes:
+        where: "module:function".
+        line: The encoded request.
+        limit: Time limit in seconds.
+        imports: Whether the request only imports the module of the next call.
+        answer: Future of the response.
     """
 
     __slots__ = ("where", "line", "limit", "imports", "answer")
@@ -153,9 +160,10 @@ class _Call:
 
 
 class _Worker(asyncio.Protocol):
-    """One process.
+    """One worker process.
 
-    calls  those it was given and has not answered; it is at the first
+    Attributes:
+        calls: Assigned calls without a response; the first one is being executed.
     """
 
     def __init__(self, pool: Workers):
@@ -168,19 +176,23 @@ class _Worker(asyncio.Protocol):
         self._deadline = 0.0
         self._loop = asyncio.get_running_loop()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        self._ours, theirs = socket.socketpair()
-        with theirs:
+        self._ours, remote = socket.socketpair()
+        with remote:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "envs.tasks.worker"], stdin=theirs.fileno(), stdout=theirs.fileno(),
+                [sys.executable, "-m", "envs.tasks.worker"], stdin=remote.fileno(), stdout=remote.fileno(),
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
 
     async def connect(self) -> None:
-        """The process is spoken to from now on."""
+        """Connect to the process."""
         self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=self._ours)
 
     def take(self, calls: list[_Call]) -> None:
-        """Sends calls, each function's module before its first one: to import it is not the function's time."""
+        """Send calls to the process.
+
+        The module of a function is imported before its first call, so that the import does not count as time of the
+        call.
+        """
         idle, lines = not self.calls, []
         for call in calls:
             if call.where not in self._imported:
@@ -197,7 +209,7 @@ class _Worker(asyncio.Protocol):
             self._begin()
 
     def data_received(self, data: bytes) -> None:
-        """Answers, one a line."""
+        """Process responses, one per line."""
         self._data += data
         *lines, rest = self._data.split(b"\n") if b"\n" in data else [self._data]
         self._data = rest
@@ -205,27 +217,27 @@ class _Worker(asyncio.Protocol):
             if not self.calls:
                 return
             call, answer = self.calls.popleft(), json.loads(line)
-            if call.imports and "error" in answer:  # its first call will say so too
+            if call.imports and "error" in answer:  # the next call will fail in the same way
                 self._imported.discard(call.where)
-            elif not call.answer.done():  # it was not cancelled
+            elif not call.answer.done():  # not cancelled
                 call.answer.set_result(answer)
             self._begin()
         if len(self._data) > LARGEST:
-            self._fail(CallFailed(f"an answer of more than {LARGEST} bytes"))
+            self._fail(CallFailed(f"the response has more than {LARGEST} bytes"))
         elif lines:
             self._pool._answered(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process is gone, with what it was at."""
+        """Fail the current call if the process ended by itself."""
         if self in self._pool._workers:
-            self._fail(CallFailed("the process ended without an answer"))
+            self._fail(CallFailed("the worker process ended without a response"))
 
     def close(self) -> None:
-        """Kills the process, with whatever it has started."""
+        """Kill the process and all processes that it started."""
         if self._timer is not None:
             self._timer.cancel()
         if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self.process.pid, signal.SIGKILL)
         if self._transport is None:
             self._ours.close()
@@ -233,7 +245,10 @@ class _Worker(asyncio.Protocol):
             self._transport.abort()
 
     def _begin(self) -> None:
-        """The time of the first call runs from now on. One timer serves all calls: it looks again when it is early."""
+        """Start the time limit of the first call.
+
+        One timer serves all calls; if it fires early, it is set again.
+        """
         if self.calls:
             self._deadline = self._loop.time() + self.calls[0].limit
             if self._timer is None or self._deadline < self._timer.when():
@@ -252,17 +267,17 @@ class _Worker(asyncio.Protocol):
             self._fail(CallTimeout(f"{call.where} took more than {call.limit:g} s"))
 
     def _fail(self, error: Exception) -> None:
-        """The first call has failed, and the process with it."""
+        """Fail the first call and kill the process."""
         if self.calls:
             call = self.calls.popleft()
-            if call.imports:  # what the next call needs
+            if call.imports:  # the import for the next call
                 call = self.calls.popleft()
             call.fail(error)
         self._pool._kill(self)
 
 
 def _remember(futures: set[asyncio.Future], future: asyncio.Future) -> None:
-    """Keeps a future until it is done."""
+    """Keep a reference to a future until it is done."""
     futures.add(future)
     future.add_done_callback(futures.discard)
 

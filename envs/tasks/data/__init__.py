@@ -1,19 +1,18 @@
-"""Datasets of tasks: rows by number, from JSONL files, lists, tensorflow-datasets or the Hugging Face hub.
+"""Datasets of tasks: indexed rows from JSONL, lists, tensorflow-datasets or the Hugging Face Hub.
 
-train = from_jsonl("train.jsonl.gz")
-len(train), train[17], train.fingerprint
-parts = make_splits(train, test=from_jsonl("test.jsonl"), key="id")      # "validation" is cut from train
-check_fields(parts["train"], required=("question", "answer"), filled=("answer",))
-train[order(seed, epoch, index, len(train))]        # the order of an epoch, without a list of it
+    train = from_jsonl("train.jsonl.gz")
+    len(train), train[17], train.fingerprint
+    splits = make_splits(train, test=from_jsonl("test.jsonl"), key="id")      # "validation" is cut from train
+    check_fields(splits["train"], required=("question", "answer"), filled=("answer",))
+    train[order(seed, epoch, index, len(train))]        # the order of an epoch, computed index by index
 
-dataset.py   what a dataset is, and lists
-jsonl.py     JSONL files, compressed or not
-tfds.py      tensorflow-datasets: prepared from any dataset, read without TensorFlow
-hub.py       datasets of the Hugging Face hub
-order.py     the order of the examples
-parts.py     train, validation and test, which share no example
-checks.py    required fields
-places.py    where data files lie, and one name for each kind of source
+- `dataset`: The interface, and datasets of lists.
+- `jsonl`: JSONL files, plain or compressed.
+- `tfds`: tensorflow-datasets, prepared from any dataset and read without TensorFlow.
+- `hub`: Datasets of the Hugging Face Hub.
+- `order`: The order of examples.
+- `splits`: Disjoint train, validation and test splits, and required fields.
+- `places`: Locations of data files, and names for each kind of source.
 """
 
 from envs.tasks.data.dataset import DataError, Dataset, NoSplit, fingerprint_of, from_list

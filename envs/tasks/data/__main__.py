@@ -1,6 +1,8 @@
-"""Prepares a dataset for tensorflow-datasets: `python -m envs.tasks.data NAME train=SOURCE test=SOURCE`.
+"""Prepare a dataset for tensorflow-datasets.
 
-A source is a JSONL file or hub:OWNER/NAME. What is printed is the name for a config: tfds:FOLDER.
+    python -m envs.tasks.data NAME train=SOURCE test=SOURCE
+
+A source is a JSONL file or hub:OWNER/NAME. The command prints the name of the dataset in configs: tfds:FOLDER.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from envs.tasks.data.tfds import CACHE, VERSION
 
 
 def main(argv: list[str]) -> int:
-    """The status: 0, or 1 where the data was refused."""
+    """Prepare the dataset and return the exit status: 1 if the data is invalid."""
     parser = argparse.ArgumentParser(prog="python -m envs.tasks.data", description=__doc__)
-    parser.add_argument("name", help="of the builder")
+    parser.add_argument("name", help="Name of the builder")
     parser.add_argument("parts", nargs="+", metavar="SPLIT=SOURCE")
     parser.add_argument("--folder", default=CACHE)
     parser.add_argument("--version", default=VERSION)
-    parser.add_argument("--description", default="", help="what it is, where it comes from, its licence")
+    parser.add_argument("--description", default="", help="Description, origin and licence of the data")
     given = parser.parse_args(argv)
     sources = dict(part.split("=", 1) for part in given.parts if "=" in part)
     if len(sources) < len(given.parts):
-        parser.error("expected SPLIT=SOURCE, each split once")
+        parser.error("sources must be given as SPLIT=SOURCE, each split once")
     try:
         parts = {part: open_dataset(source, part) for part, source in sources.items()}
         folder = prepare_tfds(given.name, parts, given.folder, description=given.description, version=given.version)

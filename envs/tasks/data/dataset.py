@@ -1,4 +1,4 @@
-"""What a dataset is: rows by number, a name, and a fingerprint of the contents."""
+"""Interface of datasets: indexed rows with a name and a fingerprint."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 SHOWN = 5
-"""Bad rows that an error names; it counts the others."""
+"""Maximum number of invalid rows that an error lists; the others are counted."""
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file and the line, or the row."""
+    """Invalid data; the message names the file and the line, or the row."""
 
 
 class NoSplit(DataError):
-    """A source that has no split of this name."""
+    """A source that does not have the requested split."""
 
 
 class Dataset(Sequence):
-    """Rows by number; every access gives a row of its own, which the caller may change.
+    """A sequence of rows. Every access returns a new dict, which the caller may change.
 
-    name  for messages
+    Attributes:
+        name: Name of the dataset in messages.
     """
 
     name: str = "data"
@@ -34,34 +35,37 @@ class Dataset(Sequence):
         raise NotImplementedError
 
     def row(self, i: int) -> dict[str, Any]:
-        """The row at 0 <= i < len."""
+        """Return the row with index 0 <= i < len."""
         raise NotImplementedError
 
     def where(self, i: int) -> str:
-        """The place of a row, for messages."""
+        """Return the location of a row, for messages."""
         return f"{self.name}, row {i}"
 
     def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
             return self.select(range(*i.indices(len(self))))
         if not -len(self) <= i < len(self):
-            raise IndexError(f"{self.name} has {len(self)} rows; there is no row {i}")
+            raise IndexError(f"index is {i}, but {self.name} has {len(self)} rows")
         return self.row(i % len(self))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """64 hex digits of the rows and their order; the same for the same rows, wherever they come from."""
+        """SHA-256 of the rows in their order, in hexadecimal; independent of their source."""
         digest = hashlib.sha256()
         for i in range(len(self)):
             digest.update(canonical(self.row(i), lambda i=i: self.where(i)) + b"\n")
         return digest.hexdigest()
 
     def select(self, indices: Iterable[int], name: str | None = None) -> Dataset:
-        """The rows of these numbers, in their order."""
+        """Return a dataset of the rows with these indices, in their order."""
         return _Selected(self, indices, name or self.name)
 
     def map(self, function: Callable[[dict[str, Any]], dict[str, Any]], name: str | None = None) -> Dataset:
-        """Rows as a function makes them when they are read; what it raises names the row."""
+        """Return a dataset that applies a function to each row when it is read.
+
+        Errors of the function are reported with the row.
+        """
         return _Mapped(self, function, name or self.name)
 
     def __repr__(self) -> str:
@@ -69,7 +73,7 @@ class Dataset(Sequence):
 
 
 def from_list(rows: Iterable[Mapping[str, Any]], name: str = "list") -> Dataset:
-    """Dicts of JSON values."""
+    """Return a dataset of dicts with JSON values."""
     return _Rows(rows, name)
 
 
@@ -78,7 +82,7 @@ class _Rows(Dataset):
         self.name, self._rows = name, list(rows)
         for i, row in enumerate(self._rows):
             if not isinstance(row, Mapping):
-                raise DataError(f"{self.where(i)} is {row!r:.80}; expected a dict")
+                raise DataError(f"{self.where(i)} is {row!r:.80}, but must be a dict")
             canonical(row, lambda i=i: self.where(i))
 
     def __len__(self):
@@ -89,7 +93,10 @@ class _Rows(Dataset):
 
 
 def _copy(value: Any) -> Any:
-    """`copy.deepcopy` of JSON values, several times as fast: every episode gets a row of its own."""
+    """Copy a JSON value, several times as fast as `copy.deepcopy`.
+
+    Every episode gets its own copy of a row, so the time matters.
+    """
     if isinstance(value, str | int | float) or value is None:
         return value
     if type(value) is dict:
@@ -130,19 +137,26 @@ class _Mapped(Dataset):
 
 
 def canonical(row: Any, where: Callable[[], str] = lambda: "a row") -> bytes:
-    """The one way to write a row, for fingerprints; what is no JSON value or no text is refused."""
+    """Encode a row in a unique way, for fingerprints.
+
+    Raises a DataError for values that are not JSON and for invalid Unicode.
+    """
     try:
         text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return text.encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise DataError(f"{where()}: {half!r} is half of a surrogate pair, which is no text") from None
+        raise DataError(f"{where()}: {half!r} is half of a surrogate pair, which is not valid text") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{where()}: {error}; expected JSON values") from None
+        raise DataError(f"{where()}: {error}; values must be JSON") from None
 
 
 def fingerprint_of(examples: Sequence[Any]) -> str:
-    """The fingerprint of a dataset, or of a list of JSON values or dataclasses; "" for a list of other things."""
+    """Return the fingerprint of examples, or "" if they cannot be encoded.
+
+    Args:
+        examples: A dataset, or a list of JSON values or dataclasses.
+    """
     if isinstance(examples, Dataset):
         return examples.fingerprint
     digest = hashlib.sha256()
@@ -157,6 +171,6 @@ def fingerprint_of(examples: Sequence[Any]) -> str:
 
 
 def summary(problems: Sequence[str]) -> str:
-    """The first few problems, one a line, and how many more there are."""
+    """Join the first few problems, one per line, and count the others."""
     more = len(problems) - SHOWN
     return "\n".join([*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])])

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub: the files of a split, JSONL or Parquet, fetched by huggingface_hub."""
+"""Datasets of the Hugging Face Hub: JSONL or Parquet files, fetched with huggingface_hub."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 def from_hub(
     name: str, split: str, *, config: str | None = None, revision: str | None = None, endpoint: str | None = None
 ) -> Dataset:
-    """A split of a dataset.
+    """Open a split of a dataset.
 
-    name      OWNER/NAME on the hub, or a folder with a copy of its files
-    config    the folder of files, where a dataset has several configurations
-    revision  a branch, tag or commit; a commit makes sure that the data stays the same
-    endpoint  another address of the hub
-
-    No code of the dataset is run: files are found by their names, as in `data/train-00000-of-00001.parquet`,
+    The code of the dataset is not run. Files are found by their names, as in `data/train-00000-of-00001.parquet`,
     `main/train/0000.parquet`, `main/train.jsonl` or `train.jsonl`.
+
+    Args:
+        name: OWNER/NAME on the Hub, or a folder with a copy of its files.
+        split: Name of the split.
+        config: Folder of files, for a dataset with several configurations.
+        revision: Branch, tag or commit. Only a commit guarantees that the data stays the same.
+        endpoint: Another address of the Hub.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -38,31 +40,36 @@ def from_hub(
 
 
 def files_of(files: list[str], split: str, config: str | None, name: str) -> list[str]:
-    """The files of a split, in order; none, or files of several configurations, is a DataError."""
+    """Return the files of a split, in order.
+
+    Raises a DataError if there are none, or if they belong to several configurations.
+    """
     usable = [file for file in files if file.endswith(SUFFIXES)]
     words = "|".join(map(re.escape, _ALIASES.get(split, (split,))))
-    part = r"([_.-]\d+([_.-]of[_.-]\d+)?)?(-[0-9a-f]{8,})?"  # its number, and in older repositories a hash
+    part = r"([_.-]\d+([_.-]of[_.-]\d+)?)?(-[0-9a-f]{8,})?"  # number of the file, and in older repositories a hash
     pattern = re.compile(rf"(.*[/_.-])?({words})({part}|/\d+)\.(parquet|jsonl(\.gz|\.xz)?)")
-    found = sorted(file for file in usable if pattern.fullmatch(file))
+    matches = sorted(file for file in usable if pattern.fullmatch(file))
     if config is not None:
-        found = [f for f in found if config in Path(f).parts[:-1] or fnmatch.fnmatch(Path(f).name, f"{config}[-_.]*")]
-    folders = sorted({str(Path(file).parent) for file in found})
-    if not found:
+        matches = [
+            f for f in matches if config in Path(f).parts[:-1] or fnmatch.fnmatch(Path(f).name, f"{config}[-_.]*")
+        ]
+    folders = sorted({str(Path(file).parent) for file in matches})
+    if not matches:
         raise NoSplit(
             f"{name}: no Parquet or JSONL file of the split {split!r}{f' in {config!r}' if config else ''}; "
             f"files: {', '.join(usable[:8]) or 'none of these kinds'}"
         )
     if len(folders) > 1:
         raise DataError(f"{name}: the split {split!r} has several configurations; choose one of: {', '.join(folders)}")
-    if len({Path(file).suffix == ".parquet" for file in found}) > 1:
-        raise DataError(f"{name}: the split {split!r} lies there in two formats: {', '.join(found[:4])}")
-    return found
+    if len({Path(file).suffix == ".parquet" for file in matches}) > 1:
+        raise DataError(f"{name}: the split {split!r} has files in two formats: {', '.join(matches[:4])}")
+    return matches
 
 
 def _fetch(name: str, split: str, config: str | None, revision: str | None, endpoint: str | None) -> list[Path]:
     import huggingface_hub
 
-    # The HTTP library behind huggingface_hub differs by version.
+    # The HTTP library of huggingface_hub, and so the origin of this class, differs by version.
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     api = huggingface_hub.HfApi(endpoint=endpoint)
@@ -72,7 +79,7 @@ def _fetch(name: str, split: str, config: str | None, revision: str | None, endp
         fetch = functools.partial(api.hf_hub_download, name, repo_type="dataset", revision=info.sha)
         return [Path(fetch(filename=file)) for file in wanted]
     except (OSError, HTTPError) as error:
-        raise DataError(f"{name}: the hub gave no dataset: {type(error).__name__}: {str(error).strip()}") from error
+        raise DataError(f"{name}: the Hub returned no dataset: {type(error).__name__}: {str(error).strip()}") from error
 
 
 def _opened(files: list[Path], name: str) -> Dataset:

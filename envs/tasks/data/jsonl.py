@@ -1,4 +1,4 @@
-"""JSONL files, plain or compressed (.gz, .xz): every line is checked once, then read where it lies."""
+"""JSONL files, plain or compressed (.gz, .xz), checked once and read in place."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from typing import Any, BinaryIO
 from envs.tasks.data.dataset import DataError, Dataset, canonical, summary
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-_MARK = b"\xef\xbb\xbf"  # with which some editors begin a UTF-8 file
+_MARK = b"\xef\xbb\xbf"  # byte order mark, which some editors write at the beginning of a UTF-8 file
 
 
 def from_jsonl(paths: str | Path | Sequence[str | Path], name: str | None = None) -> Dataset:
-    """One JSON object a line, of one file or of several, one behind the other. Empty lines are skipped.
+    """Open one or several files with one JSON object per line.
 
-    All lines that are no JSON object or no UTF-8 are reported together, by file and line. Contents are not held in
-    memory: a compressed file is unpacked into a temporary one.
+    Several files are concatenated, and empty lines are skipped. All lines that are not a JSON object or not UTF-8 are
+    reported together, by file and line. The contents are not held in memory; a compressed file is unpacked into a
+    temporary one.
     """
     files = [Path(p).expanduser() for p in ([paths] if isinstance(paths, str | Path) else paths)]
     if not files:
@@ -36,7 +37,7 @@ class _Lines(Dataset):
     def __init__(self, files: Sequence[Path], name: str):
         self.name, self._paths = name, list(files)
         self._files: list[BinaryIO] = []
-        self._places = array.array("q")  # file, offset, length and line of every row
+        self._places = array.array("q")  # file, offset, length and line number of every row
         problems: list[str] = []
         digest = hashlib.sha256()
         for number, path in enumerate(self._paths):
@@ -87,20 +88,20 @@ def _parse(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("invalid JSON: nested too deeply") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{row!r:.80} is no JSON object")
+        raise ValueError(f"{row!r:.80} is not a JSON object")
     return row
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A file whose bytes can be read at any place."""
+    """Open a file for random access."""
     try:
         if path.suffix not in _OPENERS:
             return path.open("rb")
-        unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the dataset lives)
+        unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the dataset exists)
         with _OPENERS[path.suffix](path, "rb") as packed:
             shutil.copyfileobj(packed, unpacked)
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path}: not a whole {path.suffix} file: {error}") from None
+        raise DataError(f"{path}: not a complete {path.suffix} file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     unpacked.seek(0)

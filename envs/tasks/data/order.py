@@ -1,9 +1,9 @@
-"""The order of the examples of an epoch, one number at a time.
+"""Order of the examples in an epoch, computed index by index.
 
-An epoch is a permutation of 0 … n − 1. Write a number as a pair (l, r), l < a and r < b, where a · b is just over n.
-A round adds to one of the two a hash of the other, which can be undone, so all rounds together are a permutation of the
-pairs. Where it leaves the first n numbers, it is applied again until it is back among them (cycle walking), which keeps
-it a permutation of these.
+An epoch is a pseudo-random permutation of 0 … n − 1. A number is written as a pair (l, r), l < a and r < b, where a · b
+is just over n. Each round adds a hash of one member to the other. A round is invertible, so all rounds together are a
+permutation of the pairs. If the result is not among the first n numbers, the permutation is applied again until it is
+(cycle walking), which gives a permutation of these numbers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ ROUNDS = 6
 
 
 def order(seed: int, epoch: int, index: int, size: int) -> int:
-    """The number of the example that comes at `index` of an epoch; a permutation of 0 … size − 1 for every epoch."""
+    """Return the example at position `index` of an epoch.
+
+    Every epoch is a permutation of 0 … size − 1.
+    """
     if not 0 <= index < size:
-        raise ValueError(f"index is {index}; accepted: 0 to {size - 1}")
+        raise ValueError(f"index is {index}, but must be 0 to {size - 1}")
     b = math.isqrt(size - 1) + 1
     a = -(-size // b)
     key = hashlib.blake2b(repr((seed, epoch, size)).encode(), digest_size=16).digest()
-    found = _shuffle(key, index, a, b)
-    while found >= size:
-        found = _shuffle(key, found, a, b)
-    return found
+    example = _shuffle(key, index, a, b)
+    while example >= size:
+        example = _shuffle(key, example, a, b)
+    return example
 
 
 def _shuffle(key: bytes, number: int, a: int, b: int) -> int:

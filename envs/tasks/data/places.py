@@ -1,4 +1,4 @@
-"""Where data files lie, and one name for each kind of source."""
+"""Locations of data files, and names for each kind of source."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from envs.tasks.data.jsonl import from_jsonl
 from envs.tasks.data.tfds import from_tfds
 
 ROOT = "MARL_JAX_DATA"
-"""The environment variable that names the folder of data files."""
+"""Environment variable with the folder of data files."""
 
 SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
 def find(name: str) -> Path | None:
-    """A data file in the folder of $MARL_JAX_DATA or one folder below, with or without its suffix; None if absent."""
+    """Find a data file in $MARL_JAX_DATA or one folder below, or return None.
+
+    The suffix may be left out.
+    """
     root = os.environ.get(ROOT)
     if not root:
         return None
@@ -30,11 +33,13 @@ def find(name: str) -> Path | None:
 
 
 def open_dataset(source: str, part: str) -> Dataset:
-    """A dataset by its name in a config.
+    """Open a dataset by its name in a config.
 
-    train.jsonl, train.jsonl.gz      a file; a relative path may also lie in $MARL_JAX_DATA
-    tfds:FOLDER                      prepared by tensorflow-datasets, its split `part`
-    hub:OWNER/NAME, hub:OWNER/NAME@CONFIG    of the Hugging Face hub, or a folder with a copy; its split `part`
+    Args:
+        source: A JSONL file, such as train.jsonl or train.jsonl.gz, in $MARL_JAX_DATA if the path does not exist;
+            tfds:FOLDER for data prepared by tensorflow-datasets; or hub:OWNER/NAME or hub:OWNER/NAME@CONFIG for a
+            dataset of the Hugging Face Hub, or for a folder with a copy of it.
+        part: Split to open. JSONL files have only one.
     """
     kind, _, rest = source.partition(":")
     if kind == "tfds" and rest:
@@ -46,7 +51,7 @@ def open_dataset(source: str, part: str) -> Dataset:
     path = path if path.is_file() else find(source)
     if path is None:
         raise DataError(
-            f"{source}: no such file, here or in ${ROOT} ({os.environ.get(ROOT) or 'not set'}); accepted: a JSONL "
-            "file, tfds:FOLDER or hub:OWNER/NAME"
+            f"{source}: no such file, here or in ${ROOT} ({os.environ.get(ROOT) or 'not set'}); use a JSONL file, "
+            "tfds:FOLDER or hub:OWNER/NAME"
         )
     return from_jsonl(path)

@@ -1,9 +1,9 @@
-"""tensorflow-datasets: own builders, prepared from any dataset and read by number, without TensorFlow.
+"""Datasets of tensorflow-datasets, prepared from any dataset and read without TensorFlow.
 
     folder = prepare_tfds("anli", {"train": from_jsonl("train.jsonl.gz"), "test": from_jsonl("test.jsonl.gz")})
     train = from_tfds(folder, "train")
 
-Records lie in array_record files, which give any row at once. The package is imported when it is first used.
+Records are stored in array_record files, which allow random access. The package is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CACHE = "~/.cache/marl_jax/tfds"
 VERSION = "1.0.0"
-_JSON = "json_fields"  # in a builder's metadata: fields whose rows are no plain values and lie there as JSON text
+_JSON = "json_fields"  # key in a builder's metadata: fields that are stored as JSON text
 
 
 def prepare_tfds(
@@ -33,19 +33,24 @@ def prepare_tfds(
     description: str = "",
     version: str = VERSION,
 ) -> Path:
-    """The folder of a builder that holds the parts as its splits; what is there already is kept if it is the same.
+    """Prepare a builder with the given splits and return its folder.
 
-    name         of the builder, in lower case with underscores
-    folder       under which it is prepared, at NAME/VERSION
-    description  what the data is, where it comes from and under what licence; kept with it
+    Data that was already prepared is kept if it is the same. Fields with strings, integers, floats or booleans in every
+    row of every split become features of that type; other fields are stored as JSON text.
 
-    Fields that hold texts, integers, numbers or booleans in every row of every part are features of that type; others
-    are JSON text.
+    Args:
+        name: Name of the builder, in lower case with underscores.
+        parts: The splits by name.
+        folder: Parent folder; the builder is prepared in NAME/VERSION.
+        description: Description, origin and licence of the data, which are stored with it.
+        version: Version of the data.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise DataError(f"the builder is called {name!r}; accepted: lower-case letters, digits and _, a letter first")
+        raise DataError(f"name is {name!r}, but must be lower-case letters, digits and _, starting with a letter")
     if not parts or not all(len(part) for part in parts.values()):
-        raise DataError(f"{name}: every part needs a row; found: { ({k: len(v) for k, v in parts.items()}) }")
+        raise DataError(
+            f"{name}: the splits have { ({k: len(v) for k, v in parts.items()}) } rows, but need at least 1"
+        )
     place = Path(folder).expanduser() / name / version
     kinds = _kinds(parts)
     noted = {
@@ -56,7 +61,7 @@ def prepare_tfds(
         there = json.loads((place / "metadata.json").read_text())
         if there.get("fingerprints") == noted["fingerprints"]:
             return place
-        raise DataError(f"{place} holds other data of this name; remove it, or prepare these as another version")
+        raise DataError(f"{place} holds different data; remove it, or prepare the new data as another version")
     tfds = _imported()
     tfds.disable_progress_bar()
     log.info("preparing %s in %s", name, place)
@@ -69,17 +74,22 @@ def prepare_tfds(
 
 
 def from_tfds(builder: Any, split: str) -> Dataset:
-    """A split of a builder, or of the folder in which one was prepared (…/NAME/VERSION, or …/NAME for its newest)."""
+    """Open a split of a builder.
+
+    Args:
+        builder: A builder, or its folder: …/NAME/VERSION, or …/NAME for the newest version.
+        split: Name of the split.
+    """
     tfds = _imported()
     if isinstance(builder, str | Path):
         folder = _newest(Path(builder).expanduser())
         builder = tfds.builder_from_directory(str(folder))
     if split not in builder.info.splits:
-        raise NoSplit(f"{builder.info.name} has no split {split!r}; found: {', '.join(builder.info.splits)}")
+        raise NoSplit(f"{builder.info.name} has no split {split!r}; the splits are: {', '.join(builder.info.splits)}")
     try:
         rows = builder.as_data_source(split=split)
     except NotImplementedError as error:
-        raise DataError(f"{builder.data_dir} cannot be read by number; prepare it as array_record: {error}") from None
+        raise DataError(f"{builder.data_dir} has no random access; prepare it as array_record: {error}") from None
     return _Records(f"{builder.info.name} ({split})", rows, (builder.info.metadata or {}).get(_JSON, ()))
 
 
@@ -93,14 +103,14 @@ class _Records(Dataset):
     def row(self, i):
         row = {name: _plain(value, lambda: self.where(i)) for name, value in self._rows[i].items()}
         for name in self._json & set(row):
-            for value in json.loads(row.pop(name)):  # one, or none where the row had no such field
+            for value in json.loads(row.pop(name)):  # one value, or none if the row had no such field
                 row[name] = value
         return row
 
 
 def _builder_class(tfds: Any, called: str, parts, kinds, noted, description: str, version: str) -> type:
-    """A builder whose examples are the rows of the parts, in their order."""
-    with tfds.core.registered.skip_registration():  # it serves one call
+    """Return a builder class whose examples are the rows of the splits, in order."""
+    with tfds.core.registered.skip_registration():  # the class is used only once
 
         class Prepared(tfds.core.GeneratorBasedBuilder):
             name = called
@@ -128,7 +138,7 @@ def _builder_class(tfds: Any, called: str, parts, kinds, noted, description: str
 
 
 def _kinds(parts: Mapping[str, Dataset]) -> dict[str, str]:
-    """The type of every field, over all rows."""
+    """Return the type of every field, over all rows."""
     kinds: dict[str, set[str]] = {}
     rows = 0
     seen: dict[str, int] = {}
@@ -138,7 +148,7 @@ def _kinds(parts: Mapping[str, Dataset]) -> dict[str, str]:
             for field, value in data.row(i).items():
                 kinds.setdefault(field, set()).add(_kind(value))
                 seen[field] = seen.get(field, 0) + 1
-    plain = {field: next(iter(found)) if len(found) == 1 else "json" for field, found in kinds.items()}
+    plain = {field: next(iter(types)) if len(types) == 1 else "json" for field, types in kinds.items()}
     return {field: kind if seen[field] == rows else "json" for field, kind in plain.items()}
 
 
@@ -164,7 +174,7 @@ def _stored(row: Mapping[str, Any], field: str, kind: str) -> Any:
 
 
 def _plain(value: Any, where: Any) -> Any:
-    """A value as Python has it: texts for bytes, lists for arrays."""
+    """Convert a value to plain Python: bytes to strings, arrays to lists."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -172,14 +182,14 @@ def _plain(value: Any, where: Any) -> Any:
             raise DataError(f"{where()}: invalid UTF-8: {error.reason} at byte {error.start}") from None
     if isinstance(value, Mapping):
         return {name: _plain(inner, where) for name, inner in value.items()}
-    if hasattr(value, "tolist"):  # an array, or a number of NumPy
+    if hasattr(value, "tolist"):  # a NumPy array or number
         return _plain(value.tolist(), where)
     return [_plain(inner, where) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _newest(folder: Path) -> Path:
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one that tensorflow-datasets prepared")
+        raise DataError(f"{folder}: no such folder; use one that was prepared by tensorflow-datasets")
     versions = [p for p in folder.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", p.name)]
     return max(versions, key=lambda p: tuple(map(int, p.name.split(".")))) if versions else folder
 

@@ -1,6 +1,7 @@
-r"""Credit: what the answer of agent a at turn t of a debate is paid. Pure functions of scores and verdicts.
+r"""Credit assignment in debates: rewards of answers as functions of scores and verdicts.
 
-With scores s(t, a) of T turns and A agents, and a discount γ for each turn (MAPoRL, arXiv 2502.18439):
+With scores s(t, a) of T turns and A agents, and a discount γ for each turn (MAPoRL, arXiv 2502.18439), the return of
+the answer of agent a at turn t is one of:
 
     influence   [ s(t, a) + Σ_{t' > t} γ^(t'−t) · mean over agents j of s(t', j) ] / Σ_{t' ≥ t} γ^(t'−t)
     cumulative  Σ_{t' ≥ t} γ^(t'−t) · s(t', a) / Σ_{t' ≥ t} γ^(t'−t)
@@ -8,10 +9,10 @@ With scores s(t, a) of T turns and A agents, and a discount γ for each turn (MA
     last        s(T, a)
     last_mean   mean over agents j of s(T, j)
 
-Each is the whole return of that answer: it contains the later turns already, and is not a step of a sum.
+Each is the full return of that answer: it already contains the later turns, and is not a term of a sum.
 
-Two tables shape it further, by what is right (R) and wrong (W) and by the majority of the *other* agents, where these
-have one; a tie is none, and nothing is paid.
+Two tables of bonuses shape the reward further. They depend on which answers are right (R) and wrong (W), and on the
+majority of the *other* agents. A tie is not a majority, and gives no bonus.
 
     own answer  majority   bonus on own    | majority   own answer  bonus on own
     t → t+1     at t       answer at t+1   | t → t+1    at t        answer at t
@@ -20,10 +21,15 @@ have one; a tie is none, and nothing is paid.
     W → R       W          +α0             | W → R      W           +β0
     W → R       R          +α1             | W → R      R           +β1
 
-Presets: `paper` is the paper's credit, with a malformed answer charged to its author alone. `released` does what the
-code published with the paper does instead: γ is 0.3; a malformed answer scores −10, which lowers the mean for everyone
-and at all earlier turns; in the W → R rows of α the two sizes are swapped; all signs of β are inverted, and its sizes
-swapped in the R → W rows; the first turn gets no bonus; a single agent is paid ±α1 for changing its answer.
+The preset `paper` is the paper's credit; the penalty for a malformed answer affects only its author. The preset
+`released` reproduces the code published with the paper, which differs:
+
+- γ is 0.3.
+- A malformed answer scores −10, which lowers the mean for everyone and at all earlier turns.
+- The two sizes are swapped in the W → R rows of α.
+- All signs of β are inverted, and its sizes are swapped in the R → W rows.
+- The first turn gets no bonus.
+- A single agent gets ±α1 for changing its answer.
 """
 
 from __future__ import annotations
@@ -36,22 +42,25 @@ KINDS = ("influence", "cumulative", "immediate", "last", "last_mean")
 LONGEST_CYCLE, MOST_REPEATS = 20, 3
 
 Table = Sequence[Sequence[float]]
-"""A number for every turn and agent: table[t][a]."""
+"""A number for every turn t and agent a: table[t][a]."""
 
 Amount = TypeVar("Amount", Table, float)
 
 
 @dataclasses.dataclass(frozen=True)
 class Credit:
-    """How answers are paid.
+    """Rules for the rewards of answers.
 
-    kind               one of KINDS
-    gamma              discount per turn, 0 to 1
-    alpha0, alpha1     bonuses of the first table
-    beta0, beta1       bonuses of the second
-    format_penalty     taken from the reward of a malformed answer, and of no other
-    malformed_score    what a malformed answer scores; None: as if it were well-formed
-    released_tables    the bonuses of the released code in place of the paper's
+    Attributes:
+        kind: One of KINDS.
+        gamma: Discount per turn, 0 to 1.
+        alpha0: Size α0 of the first table.
+        alpha1: Size α1 of the first table.
+        beta0: Size β0 of the second table.
+        beta1: Size β1 of the second table.
+        format_penalty: Amount subtracted from the reward of a malformed answer.
+        malformed_score: Score of a malformed answer; None keeps the score that it has.
+        released_tables: Whether to use the bonuses of the released code instead of the paper's.
     """
 
     kind: str = "influence"
@@ -79,7 +88,13 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Paid(Generic[Amount]):
-    """The parts of what answers are paid, [t][a] or of one answer: the return, the bonuses and the format term."""
+    """Components of rewards, as tables [t][a] or for one answer.
+
+    Attributes:
+        returns: Returns.
+        bonuses: Bonuses.
+        format: Format terms.
+    """
 
     returns: Amount
     bonuses: Amount
@@ -89,7 +104,14 @@ class Paid(Generic[Amount]):
 def pay(
     credit: Credit, scores: Table, right: Sequence[Sequence[bool]], malformed: Sequence[Sequence[bool]]
 ) -> Paid[Table]:
-    """What every answer of a debate is paid; all arguments are [t][a]."""
+    """Return the rewards of all answers of a debate.
+
+    Args:
+        credit: The rules.
+        scores: [t][a].
+        right: [t][a].
+        malformed: [t][a].
+    """
     if (malformed_score := credit.malformed_score) is not None:
         scores = _each(lambda score, bad: malformed_score if bad else score, scores, malformed)
     return Paid(
@@ -102,9 +124,17 @@ def pay(
 def pay_candidate(
     credit: Credit, score: float, right: bool, malformed: bool, before: Sequence[bool] | None, agent: int
 ) -> Paid[float]:
-    """What a candidate is paid when it is given, whatever follows: its score, its change and its format.
+    """Return the reward of one candidate, without the turns that follow.
 
-    before  which agents were right at the turn before; None at the first turn
+    The reward consists of its score, the bonus for a changed answer, and the format term.
+
+    Args:
+        credit: The rules.
+        score: Score of the candidate.
+        right: Whether the candidate is right.
+        malformed: Whether the candidate is malformed.
+        before: Which agents were right at the previous turn; None at the first turn.
+        agent: Index of the agent.
     """
     if malformed and credit.malformed_score is not None:
         score = credit.malformed_score
@@ -122,14 +152,14 @@ def _each(function, *tables):
 
 
 def returns(scores: Table, kind: str, gamma: float) -> list[list[float]]:
-    """The return of every answer by one of KINDS."""
+    """Compute the returns of all answers by one of KINDS."""
     means = [sum(row) / len(row) for row in scores]
-    found = []
+    result = []
     for t, row in enumerate(scores):
         weights = [gamma**k for k in range(len(scores) - t)]
         total = sum(weights)
         later = sum(w * mean for w, mean in zip(weights[1:], means[t + 1 :], strict=True))
-        found.append([
+        result.append([
             (row[a] + later) / total if kind == "influence"
             else sum(w * scores[t + k][a] for k, w in enumerate(weights)) / total if kind == "cumulative"
             else row[a] if kind == "immediate"
@@ -137,19 +167,19 @@ def returns(scores: Table, kind: str, gamma: float) -> list[list[float]]:
             else means[-1]
             for a in range(len(row))
         ])  # fmt: skip
-    return found
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------------ bonuses
 
 
-_ALPHA = {  # (change of the own answer, majority of the others before it): sign and size
+_ALPHA = {  # (change of the own answer, majority of the others before it) -> (sign, size)
     ("RW", "R"): (-1, "alpha1"),
     ("RW", "W"): (-1, "alpha0"),
     ("WR", "W"): (+1, "alpha0"),
     ("WR", "R"): (+1, "alpha1"),
 }
-_BETA = {  # (change of the others' majority, own answer before it): sign and size
+_BETA = {  # (change of the others' majority, own answer before it) -> (sign, size)
     ("RW", "R"): (-1, "beta1"),
     ("RW", "W"): (-1, "beta0"),
     ("WR", "W"): (+1, "beta0"),
@@ -165,24 +195,32 @@ _RELEASED_BETA = {
 
 
 def majority(right: Sequence[bool], agent: int) -> str:
-    """What most of the others are, "R" or "W"; "" where as many are right as wrong, or where there is nobody else."""
+    """Return the majority of the other agents: "R", "W", or "" without one."""
     others = sum(1 if r else -1 for a, r in enumerate(right) if a != agent)
     return "R" if others > 0 else "W" if others < 0 else ""
 
 
 def bonuses(right: Sequence[Sequence[bool]], credit: Credit) -> list[list[float]]:
-    """The bonuses of both tables on every answer; right[t][a] by the known answer."""
-    found = [[0.0] * len(row) for row in right]
+    """Compute the bonuses of both tables for all answers.
+
+    Args:
+        right: [t][a], by the known answer.
+        credit: The rules.
+    """
+    result = [[0.0] * len(row) for row in right]
     for t, (now, then) in enumerate(zip(right, right[1:], strict=False)):
         for a in range(len(now)):
-            found[t + 1][a] += change_bonus(credit, now, then, a)
+            result[t + 1][a] += change_bonus(credit, now, then, a)
             if t > 0 or not credit.released_tables:
-                found[t][a] += influence_bonus(credit, now, then, a)
-    return found
+                result[t][a] += influence_bonus(credit, now, then, a)
+    return result
 
 
 def change_bonus(credit: Credit, now: Sequence[bool], then: Sequence[bool], agent: int) -> float:
-    """The first table, on the answer of the later of two turns: an agent has changed its own answer."""
+    """Return the bonus of the first table, for an agent that changed its answer.
+
+    It belongs to the answer of the later of the two turns.
+    """
     change, most = _letter(now[agent]) + _letter(then[agent]), majority(now, agent)
     if credit.released_tables and len(now) == 1:
         return {"RW": -credit.alpha1, "WR": credit.alpha1}.get(change, 0.0)
@@ -190,13 +228,16 @@ def change_bonus(credit: Credit, now: Sequence[bool], then: Sequence[bool], agen
 
 
 def influence_bonus(credit: Credit, now: Sequence[bool], then: Sequence[bool], agent: int) -> float:
-    """The second table, on the answer of the earlier of two turns: the majority of the others has changed."""
+    """Return the bonus of the second table, for a changed majority of the others.
+
+    It belongs to the answer of the earlier of the two turns.
+    """
     change = majority(now, agent) + majority(then, agent)
     return _bonus(credit, _RELEASED_BETA if credit.released_tables else _BETA, change, _letter(now[agent]))
 
 
-def _bonus(credit: Credit, table: dict, change: str, beside: str) -> float:
-    sign, size = table.get((change, beside), (0, "alpha0"))
+def _bonus(credit: Credit, table: dict, change: str, state: str) -> float:
+    sign, size = table.get((change, state), (0, "alpha0"))
     return sign * getattr(credit, size)
 
 
@@ -208,15 +249,15 @@ def _letter(right: bool) -> str:
 
 
 def is_malformed(text: str, answer: str | None, min_words: int = 0) -> bool:
-    """Whether a reply has no answer that can be read, is too short, or repeats itself."""
+    """Return whether a reply has no readable answer, is too short, or repeats itself."""
     words = text.split()
     return answer is None or len(words) < min_words or repeats(words)
 
 
 def repeats(words: Sequence[str], longest: int = LONGEST_CYCLE, most: int = MOST_REPEATS) -> bool:
-    """Whether a sequence of at most `longest` words stands more than `most` times in a row."""
+    """Return whether up to `longest` words occur more than `most` times in a row."""
     for cycle in range(1, min(longest, len(words) // (most + 1)) + 1):
-        same = 0  # words so far that equal the one a cycle before
+        same = 0  # number of consecutive words that equal the word one cycle earlier
         for i in range(cycle, len(words)):
             same = same + 1 if words[i] == words[i - cycle] else 0
             if same >= most * cycle:

@@ -1,4 +1,4 @@
-"""What the agents of a debate read."""
+"""Prompts of the agents in a debate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Sequence
 NAMES = (
     "Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana", "Ivo", "Jan", "Kim", "Leo", "Mia", "Noor", "Otto", "Pia",
 )  # fmt: skip
-"""The agents, by their seats: an agent has the same name for all others and in all turns."""
+"""Names of the agents by seat. An agent has the same name for all others and in all turns."""
 
 GLOSSES = ((0.3, "probably wrong"), (0.6, "doubtful"), (0.8, "probably right"), (float("inf"), "very probably right"))
-"""What a score below each bound means, in words."""
+"""Upper bounds of scores, and words for scores below them."""
 
 
 def system(name: str | None, text: str) -> str | None:
-    """An agent's system text, or None; an agent that meets no other has no name."""
+    """Return the system prompt of an agent, or None if it is empty.
+
+    An agent that meets no others has no name.
+    """
     named = text if name is None else f"You are {name}. {text}"
     return named.strip() or None
 
@@ -28,11 +31,17 @@ def again(
     answers: Sequence[str],
     scores: Sequence[float] | None = None,
 ) -> str:
-    """A later turn of the agent in `seat`: the others' last answers, the question, and the request to revise.
+    """Return the prompt of a later turn for the agent in `seat`.
 
-    form     how an answer is to end
-    answers  of all agents at the turn before
-    scores   of these answers by a verifier, where they are to be shown
+    It has the others' last answers, the question, and the request to revise.
+
+    Args:
+        question: The question.
+        form: How an answer must end.
+        names: Names of all agents.
+        seat: Seat of the agent.
+        answers: Answers of all agents at the previous turn.
+        scores: Scores of these answers by a verifier, if they are shown.
     """
     parts = []
     if scores is not None:
@@ -48,12 +57,15 @@ def again(
 
 
 def fenced(text: str) -> str:
-    """A text in a block that nothing in it can close: the fence is longer than every run of backticks in it."""
+    """Enclose a text in a code block.
+
+    The fence is longer than every run of backticks in the text, so the text cannot close it.
+    """
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
 
 
 def gloss(score: float) -> str:
-    """A verifier's score in three decimals and in words."""
+    """Format a verifier's score with three decimals and in words."""
     return f"{score:.3f} ({next(words for bound, words in GLOSSES if score < bound)})"

@@ -1,8 +1,8 @@
-"""What is debated: questions with known answers, whatever task they come from, behind the protocol `Questions`.
+"""Sources of questions with known answers for debates.
 
-arithmetic                      `envs.tasks.arithmetic`
-nli, arc, sciq, question        `envs.tasks.question`, with its parameters
-gsm8k, math, sample, X.jsonl …  `envs.tasks.math`, all of its data sets
+- arithmetic: `envs.tasks.arithmetic`.
+- nli, arc, sciq, question: `envs.tasks.question`, with its parameters.
+- gsm8k, math, sample, X.jsonl …: `envs.tasks.math`, with all of its datasets.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ KNOWN_ANSWERS = ("arc", "nli", "question", "sciq")
 
 
 class Questions(Protocol):
-    """Questions, how to answer them, and how answers are judged."""
+    """Questions, how to answer them, and how to grade answers."""
 
     def examples(self, part: str) -> Sequence[Any]:
-        """The examples of a part."""
+        """Return the examples of a split."""
         ...
 
     def question(self, example: Any) -> str:
-        """The text of a question."""
+        """Return the text of a question."""
         ...
 
     def system(self, example: Any) -> str:
-        """What an agent alone reads before it, as in the task of its own."""
+        """Return the system prompt of an agent alone, as in the original task."""
         ...
 
     def format(self, example: Any) -> str:
-        """How an answer is to end."""
+        """Return the instruction on how an answer must end."""
         ...
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: Any) -> list[Verdict]:
-        """A verdict on each reply; equal answers are equal texts, to be voted on."""
+        """Return a verdict on each reply.
+
+        Agents vote on the answers of verdicts, so equal answers must be equal strings.
+        """
         ...
 
 
@@ -58,23 +61,23 @@ class ArithmeticQuestions:
     seed: int = 0
 
     def examples(self, part: str) -> list[arithmetic.ArithmeticProblem]:
-        """Problems without repetition."""
+        """Return distinct problems of a split."""
         return arithmetic.draw_problems(part, self.levels, self.n_examples, self.seed)
 
     def question(self, example: arithmetic.ArithmeticProblem) -> str:
-        """The text of a problem."""
+        """Return the text of a problem."""
         return example.question
 
     def system(self, example: arithmetic.ArithmeticProblem) -> str:
-        """That of `Arithmetic`."""
+        """Return the system prompt of `Arithmetic`."""
         return arithmetic.SYSTEM
 
     def format(self, example: arithmetic.ArithmeticProblem) -> str:
-        """An answer ends with `answer: N`."""
+        """Return the instruction to end with `answer: N`."""
         return arithmetic.FORMAT
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: arithmetic.ArithmeticProblem) -> list[Verdict]:
-        """By the number that was read."""
+        """Grade replies by their number."""
         grades = await arithmetic.graded(ask, replies, example.answer)
         verdicts = []
         for grade, reply in zip(grades, replies, strict=True):
@@ -88,8 +91,9 @@ class ArithmeticQuestions:
 class MathQuestions:
     """Problems of `envs.tasks.math`.
 
-    dataset  its name, or a .jsonl file
-    answer   "boxed", or "final" to accept other forms as well
+    Attributes:
+        dataset: Name of a dataset, or a .jsonl file.
+        answer: "boxed", or "final" to accept other forms as well.
     """
 
     dataset: str = sources.SAMPLE
@@ -100,24 +104,24 @@ class MathQuestions:
             raise ValueError(f"answer is {self.answer!r}, but must be one of: {', '.join(FORMS)}")
 
     def examples(self, part: str) -> tuple[sources.MathProblem, ...]:
-        """The problems of a part."""
+        """Return the problems of a split."""
         return sources.problems(self.dataset, part)
 
     def question(self, example: sources.MathProblem) -> str:
-        """The text of a problem."""
+        """Return the text of a problem."""
         return example.question
 
     def system(self, example: sources.MathProblem) -> str:
-        """That of a reasoner alone."""
+        """Return the system prompt of a reasoner without a tool agent."""
         return math_prompts.reasoner_system(self.answer, with_tool_agent=False)
 
     def format(self, example: sources.MathProblem) -> str:
-        """An answer ends with a box."""
+        """Return the instruction to end with a box."""
         return math_prompts.ANSWER[self.answer]
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: sources.MathProblem) -> list[Verdict]:
-        """By the verifier of math; one that takes too long or fails calls the answer wrong."""
-        from envs.tasks.math.verifier import LIMIT, ballot, verify  # which brings a computer algebra system along
+        """Grade replies with the math verifier; a timeout or an error counts as wrong."""
+        from envs.tasks.math.verifier import LIMIT, ballot, verify  # imports a computer algebra system
 
         async def one(k: int, reply: Reply) -> Verdict:
             given = example.answer, reply.text, self.answer
@@ -132,31 +136,36 @@ class MathQuestions:
 
 @dataclasses.dataclass(frozen=True)
 class KnownAnswers:
-    """The questions of a task of `envs.tasks.question`."""
+    """Questions of a task of `envs.tasks.question`."""
 
     task: Question
 
     def examples(self, part: str) -> Sequence[Any]:
-        """The rows of a part."""
+        """Return the rows of a split."""
         return self.task.examples(part)
 
     def question(self, example: Mapping[str, Any]) -> str:
-        """The task's prompt."""
+        """Return the task's prompt."""
         return self.task.prompt(example)
 
     def system(self, example: Mapping[str, Any]) -> str:
-        """The task's system text, which says how to answer."""
+        """Return the task's system prompt, which says how to answer."""
         return fill(self.task.system, example)
 
     format = system
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], example: Mapping[str, Any]) -> list[Verdict]:
-        """By the task's comparison."""
+        """Grade replies by the task's comparison."""
         return await self.task.graded(ask, replies, example)
 
 
 def make_questions(dataset: str, source: Mapping[str, Any]) -> Questions:
-    """The questions of a name; `source` are parameters of theirs, e.g. the files of "question"."""
+    """Create the questions of a dataset.
+
+    Args:
+        dataset: Name of the dataset, or a .jsonl file of math problems.
+        source: Parameters of the questions, such as the files of "question".
+    """
     if dataset == ARITHMETIC:
         return ArithmeticQuestions(**source)
     if dataset in KNOWN_ANSWERS:
@@ -166,6 +175,6 @@ def make_questions(dataset: str, source: Mapping[str, Any]) -> Questions:
     except ValueError:
         known = ", ".join([ARITHMETIC, *KNOWN_ANSWERS, *sources.SOURCES, sources.SAMPLE])
         raise ValueError(
-            f"dataset is {dataset!r}, but must be one of: {known}, or a .jsonl file of math problems"
+            f"dataset is {dataset!r}, but must be a .jsonl file of math problems or one of: {known}"
         ) from None
     return MathQuestions(dataset, **source)

@@ -1,4 +1,4 @@
-"""Where the scores of answers come from: the known answer, or a verifier behind the protocol `Scorer`."""
+"""Scores of answers, from the known answer or from a verifier."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ GOLD = "gold"
 URLS = ("http://", "https://")
 
 Chats = list[list[dict[str, str]]]
-"""Conversations as lists of {"role", "content"}; each ends with the answer to be scored."""
+"""Conversations as lists of {"role", "content"}; each ends with the answer to score."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A verifier: how likely each answer is right."""
+    """A verifier, which estimates how likely each answer is right."""
 
     async def score(self, chats: Chats) -> list[float]:
-        """A number from 0 to 1 for each conversation's last answer."""
+        """Return a number from 0 to 1 for the last message of each conversation."""
         ...
 
 
 class ScoreMissing(EpisodeError):
-    """A verifier gave no usable scores; it costs the episode."""
+    """A verifier returned no usable scores."""
 
     reason = "score_missing"
 
 
 def check_scorer(scorer: Any) -> None:
-    """Refuses what is no scorer."""
+    """Raise a ValueError if `scorer` is not a scorer."""
     if isinstance(scorer, str) and (scorer == GOLD or scorer.startswith(URLS)):
         return
     if isinstance(scorer, str) or not isinstance(scorer, Scorer):
-        raise ValueError(f"scorer is {scorer!r}; accepted: {GOLD!r}, or the http:// or https:// address of a verifier")
+        raise ValueError(f"scorer is {scorer!r}, but must be {GOLD!r} or the http:// or https:// address of a verifier")
 
 
 def make_scorer(scorer: str | Scorer, version: str, limit: float) -> Scorer | None:
-    """The verifier of a task's `scorer`; None where the known answer scores.
+    """Create the verifier of a task, or return None for the known answer.
 
-    version  that a server must have; "" is any
-    limit    seconds in which it must have answered
+    Args:
+        scorer: The task's setting.
+        version: Version that a server must have; "" accepts any.
+        limit: Time limit in seconds.
     """
     check_scorer(scorer)
     if scorer == GOLD:
@@ -52,30 +54,34 @@ def make_scorer(scorer: str | Scorer, version: str, limit: float) -> Scorer | No
         return scorer
     from envs.tasks.scorer_client import ScorerClient
 
-    # Its own error, which says more than that time is up, comes first.
+    # The client's own error is more informative than a timeout, so its deadline is earlier.
     return ScorerClient(scorer, version=version, deadline=0.9 * limit)
 
 
 async def ask_scores(ask: Ask, scorer: Scorer, name: str, chats: Chats, limit: float) -> list[float]:
-    """The scores of some answers, written down under `name`. Raises `ScoreMissing`."""
+    """Return the scores of some answers and record them under `name`.
+
+    Raises:
+        ScoreMissing: The verifier returned no usable scores.
+    """
     try:
-        found = await ask.record(name, scorer.score(chats), limit=limit)
+        scores = await ask.record(name, scorer.score(chats), limit=limit)
     except TaskError:
         raise
     except EpisodeError as error:
         raise ScoreMissing(f"{name}: {error}") from error
-    if problem := _problem(found, len(chats)):
+    if problem := _problem(scores, len(chats)):
         raise ScoreMissing(f"{name}: {problem}")
-    return [float(score) for score in found]
+    return [float(score) for score in scores]
 
 
-def _problem(found: Any, n: int) -> str | None:
-    """What is wrong with an answer of a verifier, or None."""
-    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != n:
-        return f"the verifier returned {found!r:.80}; expected a list of {n} numbers"
-    for score in found:
+def _problem(scores: Any, n: int) -> str | None:
+    """Return a description of the first problem with a verifier's response, or None."""
+    if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != n:
+        return f"the verifier returned {scores!r:.80}, but must return a list of {n} numbers"
+    for score in scores:
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            return f"the verifier returned the score {score!r:.80}; expected a number"
+            return f"the verifier returned the score {score!r:.80}, but must return numbers"
         if not 0 <= score <= 1:
-            return f"the verifier returned the score {score!r:.80}; expected 0 to 1"
+            return f"the verifier returned the score {score!r:.80}, but scores must be 0 to 1"
     return None

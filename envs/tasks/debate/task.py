@@ -1,12 +1,13 @@
-"""The debate: A agents answer a question alone, then T − 1 times more with the others' last answers before them.
+"""Debate task: agents answer a question alone, then revise their answers in turns.
 
-Within a turn all speak at once. Every agent has a chat of its own, which only grows. The debate is decided by a vote
-(`votes.py`), and every answer is paid by `credit.py`: its return and bonuses as the agent's reward, the format term as
-a process reward.
+In later turns, agents see the last answers of the others. Within a turn, all agents answer at the same time. Every
+agent has its own chat, which only grows. A vote decides the debate (`votes.py`). Rewards of answers follow `credit.py`:
+the return and bonuses are the agent's reward, the format term is a process reward.
 
-Where a run asks for K candidates (AT-GRPO), each is paid when it is given: its own score, the bonus for changing its
-answer, and the format term. What comes later follows from the candidate that was kept, so it cannot tell candidates
-apart and is left out. With one candidate (PPO; GRPO, which plays K whole debates) the credit is that of the config.
+If the algorithm wants K candidates (AT-GRPO), each candidate is rewarded immediately: with its own score, the bonus for
+a changed answer, and the format term. Later turns depend on the candidate that was kept, so they cannot distinguish the
+candidates and are left out. With one candidate (PPO, or GRPO, which plays K complete debates), the credit is that of
+the config.
 """
 
 from __future__ import annotations
@@ -28,24 +29,29 @@ from envs.tasks.task import Ask, Outcome, Task
 
 @dataclasses.dataclass(frozen=True)
 class Debate(Task):
-    """The task.
+    """A debate on questions with known answers.
 
-    dataset            what is debated: arithmetic, nli, arc, sciq, question, or a data set of math (`questions.py`)
-    source             parameters of the questions, such as the files of "question"
-    agents, turns      size of the debate; a single agent reflects on its own answer
-    eval_agents        agents in evaluations; 0: as many
-    stop_at_consensus  whether a debate ends once all agree; a single agent, once it repeats its answer
-    scorer             "gold": a right answer scores 1; or the address of a verifier, whose scores are paid
-    scorer_version     that the verifier must have, as its server shows it; "" is any
-    score_limit        seconds in which the verifier must have answered
-    verifier_lines     whether agents see the verifier's scores of their own and the others' last answers
-    preset             "paper" or "released", see `credit.py`
-    credit             influence, cumulative, immediate, last or last_mean
-    gamma              discount per turn; below 0: the preset's
-    alpha0 … beta1     bonuses of the two tables of `credit.py`
-    format_penalty     taken from the reward of a malformed answer; below 0: the preset's
-    min_words          an answer with fewer words is malformed, and no verifier is asked about it
-    continuation       the candidate that is kept, where the run asks for several: "best", "random" or "first"
+    Attributes:
+        dataset: Dataset of questions: arithmetic, nli, arc, sciq, question, or a dataset of math (`questions.py`).
+        source: Parameters of the questions, such as the files of "question".
+        agents: Number of agents. A single agent reflects on its own answer.
+        turns: Maximum number of turns.
+        eval_agents: Number of agents in evaluations; 0 uses `agents`.
+        stop_at_consensus: Whether a debate ends once all agents agree, or once a single agent repeats its answer.
+        scorer: "gold" to reward right answers with 1, or the address of a verifier to reward its scores.
+        scorer_version: Version that the verifier must have, as its server shows it; "" accepts any.
+        score_limit: Time limit of the verifier in seconds.
+        verifier_lines: Whether agents see the verifier's scores of all last answers, including their own.
+        preset: "paper" or "released"; see `credit.py`.
+        credit: influence, cumulative, immediate, last or last_mean.
+        gamma: Discount per turn; negative values use the preset's.
+        alpha0: Size α0 of the bonuses in `credit.py`.
+        alpha1: Size α1 of the bonuses.
+        beta0: Size β0 of the bonuses.
+        beta1: Size β1 of the bonuses.
+        format_penalty: Amount subtracted from the reward of a malformed answer; negative values use the preset's.
+        min_words: Minimum number of words of an answer. A shorter one is malformed, and the verifier does not score it.
+        continuation: Candidate to keep if a turn has several: "best", "random" or "first".
     """
 
     dataset: str = "sample"
@@ -84,14 +90,14 @@ class Debate(Task):
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(accepted)}")
         check_scorer(self.scorer)
         if self.verifier_lines and self.scorer == GOLD:
-            raise ValueError("verifier_lines is True with scorer 'gold', which tells who is right; give a verifier")
+            raise ValueError("verifier_lines is True with scorer 'gold', but that reveals who is right; use a verifier")
         if not self.score_limit > 0:
-            raise ValueError(f"score_limit is {self.score_limit}, but must be > 0 seconds")
-        _ = self.rules, self.questions  # what cannot work is refused here
+            raise ValueError(f"score_limit is {self.score_limit}, but must be > 0")
+        _ = self.rules, self.questions  # raises errors early
 
     @functools.cached_property
     def rules(self) -> Credit:
-        """How answers are paid."""
+        """Rules for the rewards of answers."""
         own = dict(kind=self.credit, alpha0=self.alpha0, alpha1=self.alpha1, beta0=self.beta0, beta1=self.beta1)
         given = dict(gamma=self.gamma, format_penalty=self.format_penalty)
         own |= {name: value for name, value in given.items() if value >= 0}
@@ -99,20 +105,20 @@ class Debate(Task):
 
     @functools.cached_property
     def questions(self) -> Questions:
-        """What is debated."""
+        """Questions of the debate."""
         return make_questions(self.dataset, self.source)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The agents' names, lower case."""
+        """Names of the agents in lower case."""
         return tuple(name.lower() for name in prompts.NAMES[: self.agents])
 
     def for_evaluation(self) -> Debate:
-        """The debate as evaluations play it."""
+        """Return the debate with the number of agents for evaluation."""
         return dataclasses.replace(self, agents=self.eval_agents or self.agents)
 
     def examples(self, part: str) -> Sequence[Any]:
-        """The questions of a part."""
+        """Return the questions of a split."""
         return self.questions.examples(part)
 
     @functools.cached_property
@@ -120,7 +126,10 @@ class Debate(Task):
         return make_scorer(self.scorer, self.scorer_version, self.score_limit)
 
     async def play(self, ask: Ask, example: Any) -> Outcome:
-        """Up to `turns` turns; success is that of the vote, 1/n for a right answer among n that tie."""
+        """Play up to `turns` turns.
+
+        The success is that of the vote: 1/n if the right answer is one of n that tie.
+        """
         system = self.questions.system(example)
         meet = self.agents > 1 and self.turns > 1
         names = [name if meet else None for name in prompts.NAMES[: self.agents]]
@@ -140,21 +149,21 @@ class Debate(Task):
         if self.stop_at_consensus:
             metrics |= {"consensus": float(over), "turns": float(len(turns))}
         winner = votes.winners(last.answers)[0]
-        behind = [a for a, answer in enumerate(last.answers) if answer == winner]
-        # Without a verifier, an answer is as good as the number of agents behind it.
-        score = len(behind) / self.agents if self._scorer is None else _mean([last.scores[a] for a in behind])
+        supporters = [a for a, answer in enumerate(last.answers) if answer == winner]
+        # Without a verifier, the score of an answer is the fraction of agents that give it.
+        score = len(supporters) / self.agents if self._scorer is None else _mean([last.scores[a] for a in supporters])
         reason = "consensus" if over else "turns"
         return Outcome(votes.vote(last.verdicts), metrics, reason, answer=winner, score=score)
 
     async def _turn(self, ask: Ask, chats: Sequence[Chat], example: Any, before: Sequence[_Turn]) -> _Turn:
-        """One answer of every agent, given at the same time, judged and scored."""
+        """Prompt all agents at the same time, then judge and score their replies."""
         number = len(before) + 1
         texts = [self._request(example, seat, before) for seat in range(self.agents)]
-        # With a label of its own, a turn's answers are compared with each other: each has its whole return.
-        asked = [
+        # Every answer has its full return, so answers are only compared within a turn. The label ensures that.
+        requests = [
             chat.say(text, n=ask.candidates, label=f"turn_{number}") for chat, text in zip(chats, texts, strict=True)
         ]
-        replies = await asyncio.gather(*asked)
+        replies = await asyncio.gather(*requests)
         candidates = [candidate for reply in replies for candidate in reply.replies]
         verdicts = await self.questions.graded(ask, candidates, example)
         malformed = [
@@ -179,7 +188,7 @@ class Debate(Task):
         return _Turn(*([values[k] for k in kept] for values in (candidates, verdicts, scores, malformed)))
 
     def _request(self, example: Any, seat: int, before: Sequence[_Turn]) -> str:
-        """What an agent is asked after the turns before."""
+        """Return the prompt of an agent after the previous turns."""
         question = self.questions.question(example)
         if not before:
             return question
@@ -191,20 +200,20 @@ class Debate(Task):
     async def _verifier_scores(
         self, ask: Ask, name: str, replies: Sequence[Reply], malformed: Sequence[bool], example: Any
     ) -> list[float]:
-        """The verifier's score of each reply, which it reads as the answer of an agent that met no other.
+        """Return the verifier's score of each reply, as if its agent had met no others.
 
-        It is not asked about malformed ones, which score 0: it has learnt from whole solutions, its scores of other
-        texts mean nothing, and agents find those that score well.
+        Malformed replies score 0 without a request. The verifier has learned from complete solutions, so its scores of
+        other texts mean nothing, and agents would find those that score well.
         """
         scorer = self._scorer
         assert scorer is not None
         chat = [{"role": "user", "content": self.questions.question(example)}]
         if system := prompts.system(None, self.questions.system(example)):
             chat.insert(0, {"role": "system", "content": system})
-        said = [k for k, bad in enumerate(malformed) if not bad]
-        chats = [[*chat, {"role": "assistant", "content": replies[k].text}] for k in said]
-        found = await ask_scores(ask, scorer, name, chats, self.score_limit) if chats else []
-        scores = dict(zip(said, found, strict=True))
+        valid = [k for k, bad in enumerate(malformed) if not bad]
+        chats = [[*chat, {"role": "assistant", "content": replies[k].text}] for k in valid]
+        values = await ask_scores(ask, scorer, name, chats, self.score_limit) if chats else []
+        scores = dict(zip(valid, values, strict=True))
         return [scores.get(k, 0.0) for k in range(len(replies))]
 
     def _pay(self, turns: Sequence[_Turn]) -> None:
@@ -216,7 +225,7 @@ class Debate(Task):
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """The answers of a turn that were kept, one of each agent."""
+    """The kept replies of a turn, one per agent."""
 
     replies: list[Reply]
     verdicts: list[Verdict]
@@ -238,7 +247,13 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticDebate(Debate):
-    """A debate of two turns on arithmetic; levels, n_examples and seed are those of `Arithmetic`."""
+    """A debate of two turns on arithmetic.
+
+    Attributes:
+        levels: Difficulty levels; see `Arithmetic`.
+        n_examples: Number of problems per split.
+        seed: Random seed of the problems.
+    """
 
     dataset: str = "arithmetic"
     turns: int = 2
@@ -248,5 +263,5 @@ class ArithmeticDebate(Debate):
 
     @functools.cached_property
     def questions(self) -> Questions:
-        """Problems of arithmetic."""
+        """Arithmetic problems."""
         return ArithmeticQuestions(self.levels, self.n_examples, self.seed)

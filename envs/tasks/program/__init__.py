@@ -1,1 +1,1 @@
-"""Episodes that are other programs: agents of any framework, which ask the models over HTTP."""
+"""Episodes that run other programs, with agents of any framework that call models over HTTP."""

@@ -1,14 +1,15 @@
-"""Loads a Python program once and forks for every run of it; a script for the program's own interpreter.
+"""Server that loads a Python program once and forks for every run of it.
 
     PYTHON fork_server.py FD PROGRAM.py [ARGUMENT …]
 
-FD is a socket of `envs.tasks.program.preload`. For each run it brings one byte and four files: a socket of the run, and
-the run's stdin, stdout and stderr. The run's socket is answered with the child's pid, then with its exit code as
-`subprocess` has it. The child waits for its variables there, a JSON object in a line, and ends where none come.
+The script runs in the program's own interpreter. FD is a socket of `envs.tasks.program.preload`. Each run begins with
+one byte and four files on it: a socket of the run, and the run's stdin, stdout and stderr. The server writes the
+child's pid to the run's socket, and later its exit code as in `subprocess`. The child reads its environment variables
+from there, a JSON object in one line, and ends if there are none.
 
-The program is loaded with another __name__ than "__main__", so what stands behind the usual guard is left to the
-children. They are forks: what a program does while it is loaded, such as starting threads, should not need to be done
-again. Exit handlers do not run.
+The program is loaded with a __name__ other than "__main__", so code under the usual guard runs only in the children.
+The children are forks, so anything that a program does while it is loaded, such as starting threads, must not need to
+be done again. Exit handlers do not run.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ import traceback
 
 
 def main() -> None:
-    """Serves until the other end of the socket is closed."""
+    """Serve until the other end of the socket is closed."""
     control, program = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     sys.argv, sys.path[0] = sys.argv[2:], os.path.dirname(os.path.abspath(program))
     runpy.run_path(program, run_name="__preload__")
@@ -34,8 +35,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([control, awake], [], [])
-        if control in ready:
+        readable, _, _ = select.select([control, awake], [], [])
+        if control in readable:
             byte, files, _, _ = socket.recv_fds(control, 1, 4)
             if not byte:
                 return
@@ -46,13 +47,13 @@ def main() -> None:
                 os.setpgid(0, 0)
                 control.close()
                 run(program, *files)
-            with contextlib.suppress(OSError):  # the child has done it, or is gone already
+            with contextlib.suppress(OSError):  # the child has done it, or has already ended
                 os.setpgid(pid, pid)
             running[pid] = socket.socket(fileno=files[0])
             for file in files[1:]:
                 os.close(file)
             _send(running[pid], pid)
-        if awake in ready:
+        if awake in readable:
             os.read(awake, 1 << 16)
         while running:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def run(program: str, connection: int, *standard: int) -> None:
-    """One run of the program, in a child; does not return."""
+    """Run the program in a child process. Does not return."""
     code = 1
     try:
         for number, file in enumerate(standard):
@@ -89,7 +90,7 @@ def run(program: str, connection: int, *standard: int) -> None:
 
 
 def _send(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # nobody waits for it any more
+    with contextlib.suppress(OSError):  # the other end is closed
         connection.sendall(b"%d\n" % number)
 
 

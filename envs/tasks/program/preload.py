@@ -1,8 +1,10 @@
-"""A Python program that is loaded once, and forked for every run: imports of a second or more are paid once.
+"""A Python program that is loaded once and forked for every run.
 
-loaded = Preloaded(["ENVIRONMENT/bin/python", "agent.py"])
-ended = await loaded.run(given, variables)                    # as `process.run`
-loaded.close()
+Imports that take a second or more are executed only once.
+
+    loaded = Preloaded(["ENVIRONMENT/bin/python", "agent.py"])
+    ended = await loaded.run(given, variables)                    # like `process.run`
+    loaded.close()
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Preloaded:
-    """The program behind a `fork_server.py`, which is started when it is first needed, and again if it has ended.
+    """A program loaded by a `fork_server.py`.
 
-    command  an interpreter, a file and arguments
+    The server is started on the first run, and again if it has ended.
+
+    Args:
+        command: An interpreter, a file and arguments.
     """
 
     def __init__(self, command: Sequence[str]):
@@ -39,7 +44,10 @@ class Preloaded:
         self._stop = lambda: None
 
     async def run(self, given: bytes, environment: Mapping[str, str]) -> Ended:
-        """One run with `given` on stdin; where this is cancelled, all its processes are killed."""
+        """Run the program with `given` on stdin.
+
+        If this is cancelled, all processes of the run are killed.
+        """
         own, outputs = self._fork(given)
         tails = [_Tail(), _Tail()]
         reader, writer = await asyncio.open_connection(sock=own)
@@ -52,12 +60,12 @@ class Preloaded:
             pid = int(await reader.readline() or 0)
             if pid:
                 writer.write(json.dumps(dict(environment)).encode() + b"\n")
-            # Nothing comes where the server has ended, because the program cannot be loaded or somebody killed it.
+            # Empty if the server has ended, because the program could not be loaded or the server was killed.
             code = await reader.readline()
         finally:
             if pid:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # also what it has started and left behind
+                    os.killpg(pid, signal.SIGKILL)  # including processes that it started
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*(tail.closed.wait() for tail in tails)), PIPE_SECONDS)
             for transport in (*transports, writer):
@@ -67,22 +75,22 @@ class Preloaded:
         return Ended(int(code), *(tail.data.decode("utf-8", "replace") for tail in tails))
 
     def close(self) -> None:
-        """Ends the server; programs under way are not touched. May be called again."""
+        """Stop the server without affecting running programs. May be called repeatedly."""
         self._stop()
 
     def _fork(self, given: bytes) -> tuple[socket.socket, list[IO[bytes]]]:
-        """Asks the server for a run; the socket of the run, and its stdout and stderr."""
+        """Request a run; return its socket, its stdout and its stderr."""
         if self._server is None or self._server.poll() is not None:
             self._start()
         assert self._control is not None  # set by `_start`
-        own, theirs = socket.socketpair()
+        own, remote = socket.socketpair()
         pipes = [os.pipe() for _ in range(2)]
-        with theirs, tempfile.TemporaryFile() as stdin:
+        with remote, tempfile.TemporaryFile() as stdin:
             stdin.write(given)
             stdin.seek(0)
             try:
-                with contextlib.suppress(BrokenPipeError):  # it has just ended: its end of the sockets is closed
-                    files = [theirs.fileno(), stdin.fileno(), *(write for _, write in pipes)]
+                with contextlib.suppress(BrokenPipeError):  # the server has just ended
+                    files = [remote.fileno(), stdin.fileno(), *(write for _, write in pipes)]
                     socket.send_fds(self._control, [b"x"], files)
             finally:
                 for _, write in pipes:
@@ -91,12 +99,12 @@ class Preloaded:
 
     def _start(self) -> None:
         self._stop()
-        self._control, theirs = socket.socketpair()
+        self._control, remote = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_stop`)
         python, *program = self._command
-        with theirs:
+        with remote:
             self._server = subprocess.Popen(
-                [python, str(SERVER), str(theirs.fileno()), *program], pass_fds=[theirs.fileno()],
+                [python, str(SERVER), str(remote.fileno()), *program], pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True,
             )  # fmt: skip
         self._stop = weakref.finalize(self, _stop, self._server, self._control, self._errors)
@@ -116,15 +124,15 @@ def _stop(server: subprocess.Popen, control: socket.socket, errors: IO[bytes]) -
 
 
 class _Tail(asyncio.Protocol):
-    """The end of what comes through a pipe."""
+    """A protocol that keeps the end of the data from a pipe."""
 
     def __init__(self):
         self.data, self.closed = b"", asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+        """Keep the last bytes."""
         self.data = (self.data + data)[-TAIL:]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Set `closed`."""
         self.closed.set()

@@ -1,7 +1,7 @@
-"""A program of the user's in a process group of its own, which is gone when `run` returns, whatever happens.
+"""Runs of a user's program in a process group that never outlives them.
 
-The programs are trusted: they are the user's agents and run with the user's rights. What a model writes is not, and a
-program that executes such text does so in `envs.tasks.sandbox`.
+The programs are trusted: they are the user's agents and run with the user's permissions. Text written by a model is not
+trusted, and a program that executes such text must do so in `envs.tasks.sandbox`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-TAIL = 1 << 16  # bytes at the end of an output that are kept
-PIPE_SECONDS = 1.0  # for the pipes to be closed after the end; a process that has left the group may hold them open
+TAIL = 1 << 16  # number of bytes kept from the end of an output
+PIPE_SECONDS = 1.0  # wait for the pipes after the end; a process that left the group may keep them open
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a program ended.
+    """The result of a program.
 
-    code    0, or what it exited with; negative: the signal that ended it
-    output  the end of what it wrote to stdout
-    errors  the same of stderr
+    Attributes:
+        code: Exit code; negative if a signal ended the program.
+        output: End of stdout.
+        errors: End of stderr.
     """
 
     code: int
@@ -36,25 +37,31 @@ class Ended:
 
 
 def command_of(program: str) -> list[str]:
-    """The words of a command; a Python file runs with this interpreter. A program that is not there is a ValueError."""
+    """Split a command into words, with this interpreter for a Python file.
+
+    Raises a ValueError if the program does not exist.
+    """
     try:
         words = shlex.split(program)
     except ValueError as error:
         raise ValueError(f"program is {program!r}: {error}") from None
     if not words:
-        raise ValueError("program is ''; expected a Python file or a command")
+        raise ValueError("program is '', but must be a Python file or a command")
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
-            raise ValueError(f"program is {program!r}: there is no file {Path(words[0]).absolute()}")
+            raise ValueError(f"program is {program!r}, but there is no file {Path(words[0]).absolute()}")
         return [sys.executable, *words]
     if shutil.which(words[0]) is None:
-        raise ValueError(f"program is {program!r}: there is no command {words[0]!r}")
+        raise ValueError(f"program is {program!r}, but there is no command {words[0]!r}")
     return words
 
 
 async def run(command: Sequence[str], given: bytes, environment: Mapping[str, str]) -> Ended:
-    """Runs a command to its end with `given` on stdin; where this is cancelled, all its processes are killed."""
-    # A start that is cancelled halfway would leave asyncio waiting for what the program has started by then.
+    """Run a command to its end with `given` on stdin.
+
+    If this is cancelled, all processes of the run are killed.
+    """
+    # If the start were cancelled halfway, asyncio would wait for processes that the program has already started.
     starting = asyncio.ensure_future(
         asyncio.get_running_loop().subprocess_exec(
             _Watch, *command, env=dict(os.environ) | dict(environment), start_new_session=True
@@ -69,7 +76,7 @@ async def run(command: Sequence[str], given: bytes, environment: Mapping[str, st
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         stdin.write(given)
-        stdin.close()  # when everything is written
+        stdin.close()  # after everything is written
         await watch.exited.wait()
     finally:
         await _end(transport, watch)
@@ -79,7 +86,7 @@ async def run(command: Sequence[str], given: bytes, environment: Mapping[str, st
 
 
 async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
-    """Kills the group of a process: also what it has started and left behind."""
+    """Kill the process group, including processes that the program started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(transport.get_pid(), signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
@@ -88,24 +95,24 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _Watch) -> None:
 
 
 class _Watch(asyncio.SubprocessProtocol):
-    """Keeps the ends of what a process writes, and knows when it has ended and when all its pipes are closed."""
+    """A protocol that keeps the end of a process's outputs and tracks its exit."""
 
     def __init__(self):
         self.exited, self.closed = asyncio.Event(), asyncio.Event()
         self._tails = {1: b"", 2: b""}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called by asyncio."""
+        """Keep the last bytes of an output."""
         self._tails[fd] = (self._tails[fd] + data)[-TAIL:]
 
     def process_exited(self) -> None:
-        """Called by asyncio."""
+        """Set `exited`."""
         self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Set `closed`, because all pipes are closed."""
         self.closed.set()
 
     def text(self, fd: int) -> str:
-        """The end of stdout (1) or stderr (2)."""
+        """Return the end of stdout (1) or stderr (2)."""
         return self._tails[fd].decode("utf-8", "replace")

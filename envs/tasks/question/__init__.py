@@ -1,8 +1,8 @@
-"""Questions with known answers: any dataset by config alone, and NLI, ARC and SciQ as entries on it.
+"""Questions with known answers: any dataset by config, and NLI, ARC and SciQ.
 
-compare.py   how an answer is read and compared
-template.py  prompts made of a row's fields
-task.py      the task
-sets.py      datasets: their readers, prompts and labels
-samples.py   a few rows of each, so that everything runs without a file
+- `compare`: Reading and comparing answers.
+- `template`: Prompts made of the fields of a row.
+- `task`: The task.
+- `sets`: Datasets with their readers, prompts and labels.
+- `samples`: Small built-in samples, so that everything runs without data files.
 """

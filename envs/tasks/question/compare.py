@@ -1,13 +1,17 @@
-r"""How an answer is read in a reply and compared with the known one; called in another process.
+r"""Reading an answer from a reply and comparing it with the known one.
 
-    exact     the same text, apart from case, spaces and a full stop at the end
-    one_of    exactly one of a list
-    contains  the known text occurs as whole words in the answer: lenient, a reply that lists everything is right
-    number    the same number: 1,234.50 is 1234.5, 3/4 is 0.75
-    choice    the letter or the text of the right option
-    math      equal expressions, by `envs.tasks.math`
+The comparisons, which run in another process, are:
 
-The answer is what stands in the last \boxed{}, and boxes that differ are no answer; or it is the whole reply.
+- exact: The same text, up to case, spaces and a full stop at the end.
+- one_of: Exactly one text of a list.
+- contains: The known text occurs as complete words in the answer. This is lenient: a reply that lists everything is
+  right.
+- number: The same number: 1,234.50 is 1234.5, 3/4 is 0.75.
+- choice: The letter or the text of the right option.
+- math: Equal expressions, according to `envs.tasks.math`.
+
+With the format "boxed", the answer is the content of the last \boxed{}, and different boxes count as no answer. With
+"text", it is the complete reply.
 """
 
 from __future__ import annotations
@@ -34,23 +38,26 @@ _LETTER = re.compile(r"\(?(?P<letter>[A-Za-z])(?:\)|\.|:|\)\.)?(?P<rest>\s.*)?",
 
 
 def grade(comparison: str, form: str, text: str, answer: Any, options: Sequence[str] = ()) -> Verdict:
-    """The verdict on a reply; its answer in the form in which it is voted on, None if there is none."""
+    """Return the verdict on a reply.
+
+    The answer of the verdict is in the form that is used for voting, or None if there is none.
+    """
     if comparison == "math":
         return _by_math(text, answer, form)
-    found, why = read(text, form)
-    if found is None:
+    given, why = read(text, form)
+    if given is None:
         return {"right": False, "answer": None, "reason": why}
     if comparison == "number":
-        number = to_number(found)
+        number = to_number(given)
         if number is None:
-            return {"right": False, "answer": None, "reason": f"{found[:80]!r} is no number"}
+            return {"right": False, "answer": None, "reason": f"{given[:80]!r} is no number"}
         return _verdict(number == to_number(answer), str(number))
     if comparison == "choice":
-        letter = to_letter(found, options)
+        letter = to_letter(given, options)
         if letter is None:
-            return {"right": False, "answer": None, "reason": f"{found[:80]!r} is none of the options"}
+            return {"right": False, "answer": None, "reason": f"{given[:80]!r} is none of the options"}
         return _verdict(letter == to_letter(answer, options), letter)
-    plain = normalize(found)
+    plain = normalize(given)
     if comparison == "contains":
         words = normalize(answer)
         return _verdict(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", plain) is not None, plain)
@@ -59,41 +66,44 @@ def grade(comparison: str, form: str, text: str, answer: Any, options: Sequence[
 
 
 def check_answer(comparison: str, answer: Any, options: Sequence[str] = ()) -> str | None:
-    """What is wrong with a known answer, or None; a right reply could not be recognised."""
+    """Return why no reply could match a known answer, or None if it is valid."""
     if comparison == "number" and to_number(answer) is None:
-        return f"the answer {answer!r} is no number"
+        return f"the answer {answer!r} is not a number"
     if comparison == "choice":
         if not 2 <= len(options) <= len(LETTERS) or not all(isinstance(o, str) and o.strip() for o in options):
-            return f"the options are {list(options)!r}; expected 2 to {len(LETTERS)} texts"
+            return f"the options are {list(options)!r}, but must be 2 to {len(LETTERS)} strings"
         if to_letter(answer, options) is None:
             return f"the answer {answer!r} is none of the options {list(options)!r}"
     if comparison == "one_of" and not (isinstance(answer, list) and answer and all(isinstance(a, str) for a in answer)):
-        return f"the answer {answer!r} is no list of texts"
+        return f"the answer {answer!r} is not a list of strings"
     if comparison in ("exact", "contains", "math") and not isinstance(answer, str | int | float):
-        return f"the answer {answer!r} is no text"
+        return f"the answer {answer!r} is not a string or number"
     if comparison in ("exact", "contains") and not normalize(answer):
         return f"the answer {answer!r} is empty"
     return None
 
 
 def read(text: str, form: str) -> tuple[str | None, str]:
-    """(the answer of a reply, "") or (None, why there is none). Thinking, up to `</think>`, is no answer."""
+    """Return the answer of a reply and "", or None and the reason.
+
+    Thinking, up to `</think>`, is not part of the answer.
+    """
     if form == "text":
         _, closed, text = text.rpartition("</think>")
         if "<think>" in text and not closed:
             return None, "unfinished thinking"
         return (text.strip(), "") if text.strip() else (None, "the reply is empty")
     try:
-        found = list(map(unwrapped, answers(text)))
+        boxes = list(map(unwrapped, answers(text)))
     except NoAnswer as error:
         return None, str(error)
-    if len(set(map(normalize, found))) > 1:
+    if len(set(map(normalize, boxes))) > 1:
         return None, "boxes that differ"
-    return (found[-1], "") if found[-1] else (None, "empty box")
+    return (boxes[-1], "") if boxes[-1] else (None, "empty box")
 
 
 def unwrapped(text: str) -> str:
-    r"""Without \text{} and the like around it, dollar signs and spaces."""
+    r"""Strip \text{} and similar commands, dollar signs and spaces."""
     text = text.strip()
     if match := _WRAPPED.fullmatch(text):
         text = match["inner"].strip()
@@ -101,13 +111,13 @@ def unwrapped(text: str) -> str:
 
 
 def normalize(value: Any) -> str:
-    """A text without regard to case, spaces and a full stop at its end."""
+    """Normalize case, spaces and a full stop at the end."""
     text = unicodedata.normalize("NFKC", str(value)).casefold()
     return " ".join(text.split()).removesuffix(".").rstrip()
 
 
 def to_number(value: Any) -> Fraction | None:
-    """An integer, a decimal or a fraction, exactly; None for anything else."""
+    """Parse an integer, a decimal or a fraction exactly; None for anything else."""
     text = str(value).strip().replace("\u2212", "-").replace("\\$", "$").replace("\\!", "").replace("\\,", ",")
     text = text.replace("{,}", ",").removesuffix(".")
     match = _NUMBER.fullmatch(text)
@@ -121,7 +131,10 @@ def to_number(value: Any) -> Fraction | None:
 
 
 def to_letter(value: Any, options: Sequence[str]) -> str | None:
-    """The letter of an option, given by letter ("C", "(c)", "C."), by its text, or by both ("C. gold")."""
+    """Return the letter of an option, or None.
+
+    The option is given by its letter ("C", "(c)", "C."), by its text, or by both ("C. gold").
+    """
     text = normalize(unwrapped(str(value)))
     texts = [normalize(option) for option in options]
     if texts.count(text) == 1 and len(text) > 1:
@@ -138,7 +151,7 @@ def _verdict(right: bool, answer: str) -> Verdict:
 
 
 def _by_math(text: str, answer: Any, form: str) -> Verdict:
-    from envs.tasks.math.verifier import verify  # which brings a computer algebra system along
+    from envs.tasks.math.verifier import verify  # imports a computer algebra system
 
-    found = verify(str(answer), text if form == "boxed" else rf"\boxed{{{text}}}")
-    return {**found, "reason": "" if found["right"] else found["reason"]}
+    verdict = verify(str(answer), text if form == "boxed" else rf"\boxed{{{text}}}")
+    return {**verdict, "reason": "" if verdict["right"] else verdict["reason"]}

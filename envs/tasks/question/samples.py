@@ -1,6 +1,6 @@
-"""A few rows of every kind, written for this project: what a task runs on without a file.
+"""Small built-in samples of questions, for runs without data files.
 
-Twelve rows are to learn from, six each to choose by and to report.
+The rows were written for this project. Each sample has twelve rows for training, six for validation and six for test.
 """
 
 from __future__ import annotations

@@ -21,26 +21,30 @@ LABELS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 
 @dataclasses.dataclass(frozen=True)
 class _Found(Question):
-    """A question whose files are looked for where the config names none."""
+    """A question task that searches for its files if the config names none."""
 
     files: ClassVar[Mapping[str, str]] = {}
 
     def sources(self) -> dict[str, str]:
-        """Those of the config; else the files that are found. Without one to train on, the first other is cut."""
+        """Return the sources of the config, or else the files that exist.
+
+        Without a train file, the first other file is used for training, and the missing split is cut from it.
+        """
         if given := super().sources():
             return given
-        found = {part: str(path) for part, name in self.files.items() if (path := find(name)) is not None}
-        if not found or "train" in found:
-            return found
-        return {"train": found.pop(next(iter(found))), **found}
+        paths = {part: str(path) for part, name in self.files.items() if (path := find(name)) is not None}
+        if not paths or "train" in paths:
+            return paths
+        return {"train": paths.pop(next(iter(paths))), **paths}
 
 
 @dataclasses.dataclass(frozen=True)
 class Nli(_Found):
-    """Does a premise entail a hypothesis, contradict it, or neither? ANLI in its published form or as in this file.
+    """Natural language inference: does a premise entail a hypothesis, contradict it, or neither?
 
-    Its train part is a file `anli_train`. A part of it with two of the three labels would teach never to say the third,
-    so without that file the validation part is trained on, less what is kept for validation.
+    Rows are in ANLI's published form or in that of the samples. The train split is the file `anli_train`. Training on a
+    part of it with two of the three labels would teach never to use the third, so without that file the validation
+    split is used for training, except for the examples that are kept for validation.
     """
 
     template: str = (
@@ -55,13 +59,16 @@ class Nli(_Found):
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.NLI
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
-        """`context` for the premise and one letter for the label, as ANLI is published, will do as well."""
+        """Convert a row.
+
+        ANLI's published form, with `context` for the premise and one letter for the label, works as well.
+        """
         label = row["label"]
-        if isinstance(label, int):  # as on the hub
+        if isinstance(label, int):  # as on the Hub
             label = ("entailment", "neutral", "contradiction")[label]
         label = LABELS.get(label, label)
         if label not in LABELS.values():
-            raise ValueError(f"the label is {row['label']!r}; expected one of {', '.join(LABELS.values())}")
+            raise ValueError(f"the label is {row['label']!r}, but must be one of: {', '.join(LABELS.values())}")
         premise = row["premise"] if "premise" in row else row["context"]
         kept = {name: row[name] for name in ("uid", "round") if name in row}
         return {**kept, "premise": premise, "hypothesis": row["hypothesis"], "label": label}
@@ -77,7 +84,7 @@ class _MultipleChoice(_Found):
 
 @dataclasses.dataclass(frozen=True)
 class Arc(_MultipleChoice):
-    """ARC: science questions of school examinations, three to five options."""
+    """ARC: science questions from school exams, with three to five options."""
 
     files: ClassVar[Mapping[str, str]] = {
         "train": "arc_challenge_train", "validation": "arc_challenge_val", "test": "arc_challenge_test",
@@ -85,7 +92,7 @@ class Arc(_MultipleChoice):
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.CHOICES
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Options are lettered from A, also where the source numbers them."""
+        """Convert a row. Options are lettered from A, even if the source numbers them."""
         if "answer" in row and isinstance(row["choices"], list):
             return row
         labels, texts = row["choices"]["label"], row["choices"]["text"]
@@ -97,9 +104,10 @@ class Arc(_MultipleChoice):
 
 @dataclasses.dataclass(frozen=True)
 class SciQ(_MultipleChoice):
-    """SciQ: science questions with four options, which are put into an order by a hash of the question.
+    """SciQ: science questions with four options, ordered by a hash of the question.
 
-    support  whether the passage that supports the answer is shown before the question
+    Attributes:
+        support: Whether to show the passage that supports the answer before the question.
     """
 
     support: bool = False
@@ -108,7 +116,7 @@ class SciQ(_MultipleChoice):
     sample: ClassVar[Mapping[str, Sequence[dict]]] = samples.CHOICES
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The right answer among the three distractors."""
+        """Convert a row: insert the right answer among the three distractors."""
         if "choices" in row:
             return row
         question, texts = row["question"], [row[f"distractor{i}"] for i in (1, 2, 3)]

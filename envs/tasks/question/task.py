@@ -1,8 +1,10 @@
-r"""A question, its answer and a comparison: a task for any dataset, by config alone, for one agent or two roles.
+r"""Question task: any dataset with known answers, by config alone, for one or two roles.
 
-config.task.name = "question"
-config.task.params = dict(train="train.jsonl", test="test.jsonl", template="{problem} End with \\boxed{}.",
-                          answer="solution", comparison="number")
+For example:
+
+    config.task.name = "question"
+    config.task.params = dict(train="train.jsonl", test="test.jsonl", template="{problem} End with \\boxed{}.",
+                              answer="solution", comparison="number")
 """
 
 from __future__ import annotations
@@ -32,25 +34,27 @@ BOXED = r"Think step by step, then write your final answer in \boxed{}."
 
 @dataclasses.dataclass(frozen=True)
 class Question(Task):
-    """The task.
+    r"""Questions with known answers.
 
-    train, validation, test  sources (see `open_dataset`); without train, the built-in sample. Parts that are not given
-                  are cut from train
-    key           field that tells examples apart; "" is the text of the prompt
-    template      prompt, with fields in braces; a list is written as options
-    system        text before it, or ""
-    answer        field with the known answer
-    options       field with the options, where the comparison is "choice"
-    comparison    exact, one_of, contains, number, choice or math
-    form          "boxed": the answer stands in \\boxed{}; "text": it is the whole reply
-    agents        "single": a solver; "roles": a solver, and a checker that reads the solution and answers too
-    turns         at most, for each role; a solver alone checks its own answer. An episode ends when an answer is
-                  confirmed, and its success is that of the last answer
-    reward, format_reward  for a right answer, and for one that can be read; with one candidate a turn, only the last
-                  answer of each role is paid
-    group         field by whose values success is also reported, or ""
-    continuation  the candidate that counts, where the run asks for several
-    limit         seconds to compare an answer; more is a wrong answer
+    Attributes:
+        train: Source of examples (see `open_dataset`); "" for the built-in sample.
+        validation: Source of validation examples; "" to cut them from train.
+        test: Source of test examples; "" to cut them from train.
+        key: Field that identifies an example; "" uses the text of the prompt.
+        template: Prompt with fields in braces. A list is written as options.
+        system: System prompt, or "".
+        answer: Field with the known answer.
+        options: Field with the options for the comparison "choice", otherwise "".
+        comparison: exact, one_of, contains, number, choice or math.
+        form: "boxed" if the answer is in \boxed{}, "text" if it is the complete reply.
+        agents: "single" for a solver; "roles" for a solver, and a checker that reads the solution and answers too.
+        turns: Maximum number of turns per role. A solver alone checks its own answer. An episode ends when an answer is
+            confirmed, and its success is that of the last answer.
+        reward: Reward for a right answer. With one candidate per turn, only the last reply of each role is rewarded.
+        format_reward: Process reward for a readable answer.
+        group: Field by whose values success is also reported, or "".
+        continuation: Candidate that counts if a turn has several: "best", "random" or "first".
+        limit: Time limit of a comparison in seconds. A timeout counts as a wrong answer.
     """
 
     train: str = ""
@@ -85,34 +89,37 @@ class Question(Task):
         if self.turns < 1:
             raise ValueError(f"turns is {self.turns}, but must be >= 1")
         if self.answer in fields_of(self.template) + fields_of(self.system):
-            raise ValueError(f"the template shows {{{self.answer}}}, the field with the answer")
+            raise ValueError(f"the template shows {{{self.answer}}}, the field with the answer; remove it")
         if (self.comparison == "choice") != bool(self.options):
             raise ValueError(
-                f"options is {self.options!r} with comparison {self.comparison!r}, but must be a field with comparison "
-                "'choice', '' with others"
+                f"options is {self.options!r} with comparison {self.comparison!r}, but must be a field for 'choice' "
+                "and '' for other comparisons"
             )
         if not self.train and (self.validation or self.test):
-            raise ValueError("validation and test need train beside them")
+            raise ValueError("validation or test is set without train; set train as well")
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Who takes part."""
+        """Names of the roles."""
         return ROLES[self.agents]
 
     # ------------------------------------------------------------------------------------------------ data
 
     def examples(self, part: str) -> Dataset:
-        """Rows with the fields of the dataset."""
+        """Return the rows of a split."""
         check_split(part)
         return self._parts[part]
 
     def sources(self) -> dict[str, str]:
-        """From a part to its source; {} where there is no file."""
+        """Return the source of each split; {} if there are no files."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {part: source for part, source in given.items() if source}
 
     def read(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row of a source with the fields of the task; called for rows of files, not of the sample."""
+        """Convert a row of a file to the fields of the task.
+
+        It is not called for rows of the sample.
+        """
         return row
 
     @functools.cached_property
@@ -130,7 +137,7 @@ class Question(Task):
         return make_splits(**parts, key=self.key or self.prompt)
 
     def check(self, data: Dataset) -> None:
-        """Refuses rows without what the task needs, by name."""
+        """Raise a DataError that lists the rows without the fields that the task needs."""
         shown = fields_of(self.template) + fields_of(self.system)
         named = [name for name in (self.key, self.group) if name]
         check_fields(data, (*shown, *named, *([self.options] if self.options else [])), filled=(self.answer,))
@@ -147,11 +154,11 @@ class Question(Task):
     # ------------------------------------------------------------------------------------------------ an episode
 
     def prompt(self, row: Mapping[str, Any]) -> str:
-        """What is asked."""
+        """Return the prompt of a row."""
         return fill(self.template, row)
 
     async def play(self, ask: Ask, example: dict[str, Any]) -> Outcome:
-        """The roles in turn, until an answer is confirmed or the turns are over."""
+        """Play the roles in turn until an answer is confirmed or the turns are over."""
         system, question = fill(self.system, example), self.prompt(example)
         texts = [system, f"{CHECKER} {system}".strip()]
         chats = [ask.chat(seat, system=texts[seat] or None) for seat in range(len(self.roles))]
@@ -168,8 +175,8 @@ class Question(Task):
                 break
         assert verdict is not None  # `turns` is at least 1
         if ask.candidates == 1:
-            for reply, found in last.values():
-                self._pay(reply, found)
+            for reply, judgement in last.values():
+                self._pay(reply, judgement)
         metrics: dict[str, float] = {"parse_failure": verdict["answer"] is None}
         if self.turns * len(self.roles) > 1:
             metrics |= {"turns": turn + 1, "right_first": right_first}
@@ -180,7 +187,7 @@ class Question(Task):
         return Outcome(verdict["right"], metrics, reason, verdict["answer"], score=score)
 
     async def _say(self, ask: Ask, chat: Chat, text: str, example: dict[str, Any]) -> tuple[Reply, Verdict]:
-        """One turn of one role: the reply that is kept and the verdict on it."""
+        """Play one turn of one role and return the kept reply with its verdict."""
         reply = await chat.say(text, n=ask.candidates)
         verdicts = await self.graded(ask, reply.replies, example)
         for candidate, verdict in zip(reply.replies, verdicts, strict=True):
@@ -194,7 +201,7 @@ class Question(Task):
         reply.reward(team=self.reward * verdict["right"], process=self.format_reward * (verdict["answer"] is not None))
 
     def _request(self, turn: int, seat: int, question: str, said: str) -> str:
-        """What a role is asked at a turn, after what was said last."""
+        """Return the prompt of a role at a turn, given the last reply."""
         if seat == 1:
             opening = question if turn == 0 else "The solver has tried again."
             return f"{opening}\n\nThe solver wrote:\n```\n{said.strip()}\n```\n\nIs that right? Give your own answer."
@@ -205,7 +212,7 @@ class Question(Task):
         return f"The checker wrote:\n```\n{said.strip()}\n```\n\nAnswer again: {question}"
 
     async def graded(self, ask: Ask, replies: Sequence[Reply], row: Mapping[str, Any]) -> list[Verdict]:
-        """The verdicts on some replies; one that takes too long or makes the verifier fail is wrong."""
+        """Grade replies; a timeout or an error of the verifier counts as wrong."""
 
         async def one(k: int, reply: Reply) -> Verdict:
             given = self.comparison, self.form, reply.text, row[self.answer], self._options(row)

@@ -1,1 +1,1 @@
-"""Workflows as declared data: which role is asked what, and where the episode continues. Read, played and drawn."""
+"""Workflows declared as data: prompts of roles, and edges to the next step."""

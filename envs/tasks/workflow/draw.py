@@ -1,6 +1,6 @@
-"""A workflow as an SVG drawing: nodes in rows by their distance from the start, edges with their conditions.
+"""SVG drawings of workflows, with a row for each distance from the start.
 
-Edges to the next row are straight. Edges that leave rows out run along the left side, those within a row and back along
+Edges to the next row are straight. Edges that skip rows run along the left side; edges within a row or back run along
 the right side.
 """
 
@@ -15,7 +15,7 @@ from envs.tasks.workflow.graph import END, Edge, Node, Workflow
 START = ""  # no node has this name
 BOX_HEIGHT, PILL, ROW, GAP, LANE, MARGIN = 44, 24, 84, 48, 34, 16
 LETTER = 7.2  # mean width of a letter of size 13
-LONGEST = 34  # letters of a condition that are shown
+LONGEST = 34  # maximum number of letters of a condition
 COLOURS = ("#dbe9f6", "#fde3c8", "#dcefd9", "#f3dcea", "#e6e0f3", "#f5efc7")
 INK, QUIET = "#2b2f36", "#5c6470"
 
@@ -25,16 +25,16 @@ ARROW = (
 )
 
 Box = tuple[float, float, float, float]
-"""x and y of the middle, width and height."""
+"""x and y of the center, width and height."""
 
 
 def draw(workflow: Workflow) -> str:
-    """The whole drawing as an SVG document."""
+    """Draw a workflow as an SVG document."""
     rows = _rows(workflow)
     boxes, row_of = _place(workflow, rows)
     left = min(x - width / 2 for x, _, width, _ in boxes.values())
     right = max(x + width / 2 for x, _, width, _ in boxes.values())
-    ends = [left, right]  # how far the drawing reaches
+    ends = [left, right]  # x coordinates that the drawing must contain
     lines, labels = [], []
     for origin, to, words in sorted(_links(workflow), key=lambda link: abs(row_of[link[1]] - row_of[link[0]])):
         down, width = row_of[to] - row_of[origin], LETTER * len(words)
@@ -42,7 +42,7 @@ def draw(workflow: Workflow) -> str:
             path, (x, y) = _straight(boxes[origin], boxes[to])
             side = 1
             ends.append(x + width)
-        else:  # in a lane of its own beside everything that is drawn so far, the shortest nearest
+        else:  # in a new lane outside everything drawn so far, short edges first
             side = -1 if down > 1 else 1
             left, right = (left - LANE, right) if side < 0 else (left, right + LANE)
             path, (x, y) = _along(boxes[origin], boxes[to], left if side < 0 else right, side)
@@ -58,18 +58,18 @@ def draw(workflow: Workflow) -> str:
 
 
 def _links(workflow: Workflow) -> list[tuple[str, str, str]]:
-    """(from, to, conditions) of every pair of nodes with an edge."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return (from, to, conditions) for every pair of connected nodes."""
+    conditions: dict[tuple[str, str], list[str]] = {}
     for edge in workflow.start:
-        found.setdefault((START, edge.to), []).append(_condition(edge))
+        conditions.setdefault((START, edge.to), []).append(_condition(edge))
     for node in workflow.nodes.values():
         for edge in node.edges:
-            found.setdefault((node.name, edge.to), []).append(_condition(edge))
-    return [(*pair, " or ".join(words) if all(words) else "") for pair, words in found.items()]
+            conditions.setdefault((node.name, edge.to), []).append(_condition(edge))
+    return [(*pair, " or ".join(words) if all(words) else "") for pair, words in conditions.items()]
 
 
 def _rows(workflow: Workflow) -> list[list[str]]:
-    """Names by the number of steps from the start, and the end below all of them."""
+    """Group names by their distance from the start, with the end last."""
     distance = {edge.to: 1 for edge in workflow.start if edge.to != END}
     for name, node in workflow.nodes.items():  # nearest first
         for edge in node.edges:
@@ -119,13 +119,13 @@ def _condition(edge: Edge) -> str:
 
 
 def _straight(origin: Box, target: Box) -> tuple[str, tuple[float, float]]:
-    """A path, and where its label is."""
+    """Return a straight path and the position of its label."""
     x1, y1, x2, y2 = origin[0], origin[1] + origin[3] / 2, target[0], target[1] - target[3] / 2
     return f"M{x1:g} {y1:g}L{x2:g} {y2:g}", ((x1 + x2) / 2 + 6, (y1 + y2) / 2 + 4)
 
 
 def _along(origin: Box, target: Box, lane: float, side: int) -> tuple[str, tuple[float, float]]:
-    """The same for an edge that leaves and enters at a side and runs along a lane beside the nodes."""
+    """Return a path along a lane outside the nodes, and the position of its label."""
     x1, x2 = origin[0] + side * origin[2] / 2, target[0] + side * target[2] / 2
     y1, y2 = origin[1] + 6, target[1] + (-6 if target[3] > PILL else 0)
     middle = (y1 + y2) / 2
@@ -134,7 +134,7 @@ def _along(origin: Box, target: Box, lane: float, side: int) -> tuple[str, tuple
 
 
 def _label(x: float, y: float, words: str, anchor: str) -> str:
-    """Words with a white rim, which keeps them readable where they cross a line."""
+    """Return a label with a white outline, which is readable where it crosses a line."""
     place = f'x="{x:g}" y="{y:g}" font-size="12" text-anchor="{anchor}"'
     rim = f'fill="{QUIET}" stroke="#ffffff" stroke-width="4" paint-order="stroke"'
     return f"<text {place} {rim}>{escape(words)}</text>"

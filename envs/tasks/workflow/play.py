@@ -1,4 +1,4 @@
-"""One episode of a workflow: asks, scores, keeps a candidate, and follows the edges to the end."""
+"""Episodes of a workflow: prompt roles, score and keep candidates, and follow edges."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from envs.tasks.workflow.graph import Step, Workflow
 
 @dataclasses.dataclass
 class Turn:
-    """What one role was asked at one node, and what it replied.
+    """One prompt and the reply of one role at one node.
 
-    number  of the node in the episode, from 0; turns at the same time have the same
-    reply   with its candidates
-    scores  of the candidates; None if they are not scored
-    kept    the candidate with which the episode continues
+    Attributes:
+        number: Index of the node in the episode. Turns at the same time have the same index.
+        node: Name of the node.
+        step: The step of the role.
+        prompt: The filled-in prompt.
+        reply: The reply with its candidates.
+        scores: Scores of the candidates, or None if they were not scored.
+        kept: Candidate with which the episode continues.
     """
 
     number: int
@@ -34,20 +38,25 @@ class Turn:
 
     @property
     def score(self) -> Any:
-        """Of the candidate that was kept; None if it was not scored."""
+        """Score of the kept candidate, or None if it was not scored."""
         return None if self.scores is None else self.scores[self.reply.replies.index(self.kept)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """An episode: its turns, and whether it came to the end or was stopped after `max_steps`."""
+    """The course of an episode.
+
+    Attributes:
+        turns: All turns.
+        ended: Whether the episode reached the end before `max_steps`.
+    """
 
     turns: list[Turn]
     ended: bool
 
 
 Score = Callable[[Turn], Awaitable[Sequence[Any]]]
-"""Pays the candidates of a turn, and returns a score for each of them, which functions of edges see."""
+"""Rewards the candidates of a turn and returns a score for each, which the conditions of edges can use."""
 
 
 async def play(
@@ -59,14 +68,17 @@ async def play(
     continuation: str = "best",
     system: str | None = None,
 ) -> Walk:
-    """Walks from the start to the end.
+    """Play a workflow from its start to its end.
 
-    values        the columns of an example
-    score         called for steps with rewards, and for those without where they turn out to be the last
-    continuation  the candidate that is kept
-    system        text of roles that have none of their own
+    Args:
+        workflow: The workflow.
+        ask: The episode.
+        values: Columns of the example.
+        score: Called for steps with rewards, and for steps without if they turn out to be the last.
+        continuation: Candidate to keep.
+        system: System prompt of roles that have none.
     """
-    values = {**dict.fromkeys(workflow.roles, ""), **values}  # a role that has not spoken has said nothing
+    values = {**dict.fromkeys(workflow.roles, ""), **values}  # roles that have not spoken yet are empty
     scores: dict[str, Any] = dict.fromkeys(workflow.roles)
     chats: dict[str, Chat] = {}
     turns: list[Turn] = []
@@ -76,7 +88,7 @@ async def play(
 
     node, number = workflow.follow(workflow.start, values, scores), 0
     while node is not None and number < workflow.max_steps:
-        for step in node.steps:  # before the first await, see `Ask.chat`
+        for step in node.steps:  # before the first await; see `Ask.chat`
             if step.role not in chats:
                 text = step.system if step.system is not None else system
                 chats[step.role] = ask.chat(workflow.roles.index(step.role), system=text and fill(text, values))

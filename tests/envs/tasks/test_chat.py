@@ -1,4 +1,4 @@
-"""The rules of chats and replies, with seats that answer by a function."""
+"""Rules of chats and replies, with scripted seats."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Datasets: files and what is wrong with them, tensorflow-datasets, the hub, the order, parts that share nothing."""
+"""Datasets: files and their errors, tensorflow-datasets, the Hub, the order of examples, and disjoint splits."""
 
 import collections
 import gzip
@@ -69,7 +69,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 @pytest.mark.parametrize("size", [3, 5, 16, 17])
 def test_every_example_is_as_likely_at_every_place(size):
-    """χ² with (size − 1)² degrees of freedom: mean d, deviation √2d; five of these are allowed."""
+    """χ² with d = (size − 1)² degrees of freedom has the mean d and the deviation √2d; allow five deviations."""
     epochs = 600
     counts = collections.Counter((i, order(0, epoch, i, size)) for epoch in range(epochs) for i in range(size))
     expected = epochs / size
@@ -132,7 +132,7 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path):
         [
             (3, "invalid JSON: Expecting value at column"),
             (4, "invalid UTF-8: byte 0xff at column 8"),
-            (5, "[1] is no JSON object"),
+            (5, "[1] is not a JSON object"),
             (6, "half of a surrogate pair"),
             (7, "invalid JSON: nested too deeply"),
         ]
@@ -173,7 +173,7 @@ def test_rows_of_a_list_are_dicts_of_json_values_and_are_not_shared():
         mapped[0]
 
 
-# ---------------------------------------------------------------------------------------------------- fields and parts
+# ---------------------------------------------------------------------------------------------------- fields and splits
 
 
 def test_missing_fields_and_empty_answers_are_named(tmp_path):
@@ -182,9 +182,9 @@ def test_missing_fields_and_empty_answers_are_named(tmp_path):
     with pytest.raises(DataError) as error:
         check_fields(data, ("question",), filled=("answer",))
     assert str(error.value).split("\n") == [
-        f"{tmp_path}/rows.jsonl:3: no field 'answer'; found: id, question",
+        f"{tmp_path}/rows.jsonl:3: no field 'answer'; the fields are: id, question",
         f"{tmp_path}/rows.jsonl:4: the field 'answer' is empty: ' '",
-        f"{tmp_path}/rows.jsonl:5: no field 'question'; found: id",
+        f"{tmp_path}/rows.jsonl:5: no field 'question'; the fields are: id",
     ]
     for value in (None, "", "\n", [], ["", None]):
         with pytest.raises(DataError, match="the field 'answer' is empty"):
@@ -270,7 +270,7 @@ def test_a_builder_is_prepared_once_and_read_by_number_without_tensorflow(tmp_pa
 
 @pytest.fixture
 def hub(tmp_path):
-    """A server that answers as the hub does, for one dataset: (its address, the folder of its files)."""
+    """Start a server like the Hub with one dataset; return its address and the folder of its files."""
     folder, sha = tmp_path / "files", "c0ffee" + "0" * 34
 
     class Handler(http.server.BaseHTTPRequestHandler):

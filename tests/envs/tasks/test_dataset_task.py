@@ -1,4 +1,4 @@
-"""Tasks of one's own: reward functions in all their forms, what goes wrong in them, workflows, and data."""
+"""Tasks from datasets: all forms of reward functions and their failures, workflows, and data."""
 
 import json
 import os
@@ -20,14 +20,14 @@ ROWS = [{"answer": word, "prompt": f"Say {word}."} for word in WORDS]
 
 
 def run(task, example=ROWS[0], answers=("one",), candidates=1):
-    """(outcome, rewards of the replies), from an episode whose answers are given."""
+    """Play an episode with given replies; return the outcome and the rewards of the replies."""
     left = list(answers)
     outcome, ask = scripted.play(task, example, lambda *_: left.pop(0), candidates)
     return outcome, [reply for *_, reply in ask.replies]
 
 
 def episodes(task, n=3, **settings):
-    """(metrics, reasons) of a step of a real rollout, where verifiers are other processes."""
+    """Return (metrics, reasons) of a step of a real rollout, with verifiers in other processes."""
     rollout = make_rollout(task, FakeSampler(), n_examples=n, samples=1, **settings)
     try:
         _, _, metrics = rollout({}, rollout.init(None, None))

@@ -1,4 +1,4 @@
-"""Debates whose right rewards, votes and prompts are known; every source of questions; verifiers that fail."""
+"""Debates with known rewards, votes and prompts; all sources of questions; failing verifiers."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
 
 def debaters(table):
-    """Answers table[turn][agent]; a list there holds candidates."""
+    """Reply with table[turn][agent]; a list holds candidates."""
 
     def answer(seat, messages, k):
         turn = sum(m["role"] == "assistant" for m in messages)
@@ -37,12 +37,12 @@ def debaters(table):
 
 
 def rewards(ask, level="agent"):
-    """By (turn, seat)."""
+    """Return rewards by (turn, seat)."""
     return {(turn, seat): getattr(reply.rewards, level) for seat, turn, reply in ask.replies}
 
 
 class FakeVerifier:
-    """Scores by a function of the answer, and remembers what it was shown."""
+    """A scorer that applies a function to the answer and records the conversations."""
 
     def __init__(self, function):
         self.function, self.seen = function, []
@@ -52,7 +52,7 @@ class FakeVerifier:
         return [self.function(chat[-1]["content"]) for chat in chats]
 
 
-# ------------------------------------------------------------------------------------------------------- what is read
+# ------------------------------------------------------------------------------------------------------------ prompts
 
 
 def test_chats_only_grow_and_agents_have_one_name_for_everybody():
@@ -89,7 +89,7 @@ def test_later_turns_ask_to_revise_and_say_how_to_end(dataset, ending):
 
 @pytest.mark.parametrize(("agents", "turns", "named"), [(2, 2, True), (1, 3, False), (4, 1, False)])
 def test_only_agents_who_meet_have_names(agents, turns, named):
-    """So samples of one agent, and what a verifier reads, are those of an agent alone."""
+    """Samples of one agent, and the input of a verifier, are those of an agent alone."""
     seen = []
     task = ArithmeticDebate(agents=agents, turns=turns)
     play(task, EXAMPLE, lambda seat, messages, k: seen.append(messages[0]["content"]) or "hm")
@@ -103,7 +103,7 @@ def test_only_agents_who_meet_have_names(agents, turns, named):
 
 @pytest.mark.parametrize("name", ["arithmetic", "math", "nli", "arc", "question"])
 def test_an_agent_alone_reads_what_the_task_itself_asks(name):
-    """So a verifier that was trained on a task's answers judges those of a debate in the same form."""
+    """A verifier that was trained on a task's answers sees those of a debate in the same form."""
     alone, seen = TASKS.get(name)(), []
     example = alone.examples("train")[0]
     for task in (alone, Debate({"math": "sample"}.get(name, name), agents=1, turns=1)):
@@ -120,7 +120,7 @@ FENCE = re.compile(r"(?P<fence>`{3,})\n(?P<text>.*?)\n(?P=fence)$", re.DOTALL | 
 
 @given(st.text(alphabet="`~ab\n ", max_size=60))
 def test_no_text_closes_its_fence(text):
-    """Read as Markdown is: a block ends at the first line of at least as many backticks as it begins with."""
+    """Parse like Markdown: a block ends at the first line with at least as many backticks as its opening line."""
     fence, *lines = prompts.fenced(text).split("\n")
     assert set(fence) == {"`"} and len(fence) >= 3
     closing = [i for i, line in enumerate(lines) if set(line.strip()) == {"`"} and len(line.strip()) >= len(fence)]
@@ -166,7 +166,7 @@ def test_agents_who_say_nothing_are_named_and_never_agree():
     ],
 )  # fmt: skip
 def test_votes(answers, winners, share):
-    """5 is right, and - no answer."""
+    """Use 5 as the right answer, and - for no answer."""
     given = [None if a == "-" else a for a in answers]
     assert votes.winners(given) == winners
     assert votes.vote([{"right": a == "5", "answer": a, "reason": ""} for a in given]) == pytest.approx(share)
@@ -207,7 +207,7 @@ def test_bonuses_come_on_top():
     task = ArithmeticDebate(agents=3, alpha0=0.1, alpha1=0.2, beta0=0.4, beta1=0.8, credit="immediate")
     _, ask = play(task, EXAMPLE, debaters([[5, 1, 1], [4, 5, 5]]))
     # Ada: right among wrong ones, turns wrong (−α0); the others turn right while she is right (+β1).
-    # Ben and Cleo each see one right and one wrong beside them at the first turn, which is no majority.
+    # Ben and Cleo each see one right and one wrong answer of the others at the first turn, which is no majority.
     expected = {(0, 0): 1.8, (1, 0): -0.1, (0, 1): 0, (0, 2): 0, (1, 1): 1, (1, 2): 1}
     assert rewards(ask) == pytest.approx(expected)
 
@@ -235,7 +235,7 @@ def test_a_debate_may_end_once_all_agree():
     table = [[5, 4], [5, 5], [4, 4]]
     outcome, ask = play(ArithmeticDebate(turns=3, stop_at_consensus=True), EXAMPLE, debaters(table))
     assert outcome.reason == "consensus" and outcome.success == 1 and len(ask.replies) == 4
-    assert outcome.metrics["consensus"] == 1 and outcome.metrics["vote_turn_3"] == 1  # who has ended keeps the answer
+    assert outcome.metrics["consensus"] == 1 and outcome.metrics["vote_turn_3"] == 1  # answers are kept
     outcome, ask = play(ArithmeticDebate(turns=3), EXAMPLE, debaters(table))
     assert outcome.reason == "turns" and outcome.success == 0 and len(ask.replies) == 6
 
@@ -261,7 +261,7 @@ def test_each_candidate_is_paid_for_itself_and_the_best_is_read_by_the_others():
 
     outcome, ask = play(ArithmeticDebate(alpha0=0.1, alpha1=0.3), EXAMPLE, noted, candidates=3)
     paid = [r.rewards.agent for _, _, r in ask.replies]
-    # Second turn: Ada was right beside a wrong one (R → W: −α0); Ben was wrong beside a right one (W → R: +α1).
+    # Second turn: Ada was right and Ben wrong (Ada R → W: −α0; Ben W → R: +α1).
     assert paid == pytest.approx([0, 1, 0] + [0, 0, 0] + [1, 1, -0.1] + [1.3, 0, 0])
     assert [r.rewards.process for _, _, r in ask.replies] == [0, 0, -0.1] + [0] * 8 + [-0.1]
     assert "Ada answered:\n```\nanswer: 5\n```" in seen[1, 4] and outcome.success == 1
@@ -301,7 +301,7 @@ def test_a_verifiers_scores_are_paid_and_shown():
 
 
 def test_a_verifier_is_not_asked_about_malformed_answers():
-    """An agent that is paid for a verifier's scores found texts without an answer that score well."""
+    """An agent that was rewarded with a verifier's scores discovered texts without an answer that score well."""
     verifier = FakeVerifier(lambda text: 0.8)
     task = ArithmeticDebate(turns=3, scorer=verifier, credit="immediate", min_words=3, format_penalty=0.25)
     whole = "so the answer: 5"
@@ -324,7 +324,7 @@ def test_glosses(score, words):
 
 
 class Broken:
-    """Returns whatever it is given, or raises it."""
+    """A scorer that returns or raises a given object."""
 
     def __init__(self, found):
         self.found = found
@@ -409,7 +409,10 @@ def test_evaluations_may_have_other_numbers_of_agents():
         (dict(agents=17), "agents is 17"),
         (dict(eval_agents=-1), "eval_agents is -1, but must be 0 to 16"),
         (dict(turns=0), "turns is 0, but must be >= 1"),
-        (dict(dataset="gsm9k"), "dataset is 'gsm9k', but must be a .jsonl file of math problems or one of: arithmetic, arc, nli, question, sciq, .*gsm8k"),
+        (
+            dict(dataset="gsm9k"),
+            "dataset is 'gsm9k', but must be .* one of: arithmetic, arc, nli, question, sciq, .*gsm8k",
+        ),
         (dict(preset="ours"), "preset is 'ours', but must be one of: paper, released"),
         (dict(credit="all"), "credit is 'all', but must be one of: influence, cumulative, immediate, last, last_mean"),
         (dict(gamma=2.0), "gamma is 2.0, but must be 0 to 1"),
@@ -429,7 +432,7 @@ def test_settings_without_meaning_are_refused(params, message):
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.data())
 def test_whatever_agents_say_a_debate_ends_in_order(agents, turns, stop, data):
-    """Rewards stay between 0 and 1, but for the format term; the vote's success is one of the last answers."""
+    """Rewards are between 0 and 1 except for the format term; the winner of the vote is one of the last answers."""
     said = st.sampled_from(["answer: 5", "answer: 4", "", "answer: 5 answer: 5", "```", "no no no no\nanswer: 5"])
     table = [[data.draw(said) for _ in range(agents)] for _ in range(turns)]
     task = ArithmeticDebate(agents=agents, turns=turns, stop_at_consensus=stop)

@@ -1,4 +1,4 @@
-"""What answers of a debate are paid: every formula and every row of both tables, by numbers worked out by hand."""
+"""Rewards in debates: every formula and every row of both tables, with numbers computed by hand."""
 
 import dataclasses
 
@@ -88,8 +88,8 @@ def test_earlier_answers_are_paid_for_what_the_others_come_to(scores, gamma, dat
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-# Three agents; the first is paid. Its answers at both turns, and those of the others, who agree with each other.
-ALPHA = [  # own t → t+1, majority at t: what the paper and the released code pay on the answer at t+1
+# Three agents, of which the first is rewarded: its answers at both turns, and those of the others, who agree.
+ALPHA = [  # own t → t+1, majority at t, bonuses of the paper and the released code on the answer at t+1
     ((R, W), R, -0.2, -0.2),
     ((R, W), W, -0.1, -0.1),
     ((W, R), W, +0.1, +0.2),
@@ -97,7 +97,7 @@ ALPHA = [  # own t → t+1, majority at t: what the paper and the released code 
     ((R, R), W, 0, 0),
     ((W, W), R, 0, 0),
 ]
-BETA = [  # majority t → t+1, own at t: what they pay on the answer at t
+BETA = [  # majority t → t+1, own at t, bonuses of both on the answer at t
     ((R, W), R, -0.8, +0.4),
     ((R, W), W, -0.4, +0.8),
     ((W, R), W, +0.4, -0.4),
@@ -116,7 +116,7 @@ def test_every_row_of_the_first_table(own, most, paper, released):
 
 @pytest.mark.parametrize(("most", "own", "paper", "released"), BETA)
 def test_every_row_of_the_second_table(most, own, paper, released):
-    """The released code pays nothing at the first turn, so the change comes at the second."""
+    """The released code has no bonus at the first turn, so the change is at the second."""
     right = [[own, most[0], most[0]], [own, most[0], most[0]], [own, most[1], most[1]]]
     assert [row[0] for row in credit.bonuses(right, PAPER)] == pytest.approx([0, paper, 0])
     assert [row[0] for row in credit.bonuses(right, RELEASED)] == pytest.approx([0, released, 0])
@@ -151,7 +151,7 @@ def test_bonuses_are_bounded_and_know_no_order_of_the_others(right, preset, rng)
 
 @given(VERDICTS)
 def test_right_and_wrong_are_opposite_but_for_their_sizes(right):
-    """With equal sizes the paper's tables only change their sign when right becomes wrong and wrong right."""
+    """With equal sizes, swapping right and wrong only changes the sign of the paper's tables."""
     equal = Credit(alpha0=0.1, alpha1=0.1, beta0=0.3, beta1=0.3)
     flipped = [[not r for r in row] for row in right]
     for one, other in zip(credit.bonuses(right, equal), credit.bonuses(flipped, equal), strict=True):
@@ -162,7 +162,7 @@ def test_right_and_wrong_are_opposite_but_for_their_sizes(right):
 
 
 def test_the_released_penalty_drags_a_team_and_ours_does_not():
-    """A peer's −10 at the middle turn: (1 + 0.3 · (1 − 10)/2 + 0.09) / 1.39 = −0.19 for one who is always right."""
+    """A peer scores −10 at the middle turn: (1 + 0.3 · (1 − 10)/2 + 0.09) / 1.39 = −0.19 for an agent that is right."""
     scores, right = [[1, 1], [1, 0], [1, 1]], [[R, R], [R, W], [R, R]]
     malformed = [[False, False], [False, True], [False, False]]
     paid = pay(PRESETS["released"], scores, right, malformed)
@@ -228,7 +228,10 @@ def test_malformed_answers():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"kind": "fair"}, "credit is 'fair', but must be one of: influence, cumulative"), ({"gamma": 1.5}, "gamma is 1.5")],
+    [
+        ({"kind": "fair"}, "credit is 'fair', but must be one of: influence"),
+        ({"gamma": 1.5}, "gamma is 1.5"),
+    ],
 )
 def test_credit_without_meaning_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):

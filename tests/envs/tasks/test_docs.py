@@ -1,4 +1,4 @@
-"""The examples of docs/tasks.md do what the page says."""
+"""The examples in docs/tasks.md work as described."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ def test_the_examples_print_what_the_page_shows():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """The files of the page, where they can be imported; what they register is forgotten afterwards."""
+    """Make the files of the page importable, and remove what they register afterwards."""
     for name, source in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)

@@ -1,4 +1,4 @@
-"""Programs that are loaded once: every run is a process of its own, with its own input, variables and output."""
+"""Programs that are loaded once: every run is a new process with its own input, variables and output."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def loaded(tmp_path, monkeypatch):
 
 
 def run(loaded, *lines):
-    """How runs that go on at the same time ended."""
+    """Return the results of concurrent runs."""
 
     async def together():
         return await asyncio.gather(
@@ -49,7 +49,7 @@ def run(loaded, *lines):
 
 
 def test_a_program_is_loaded_once_and_every_run_is_a_process(loaded, tmp_path):
-    ends = [*run(loaded, "right", "wrong", "words", "right"), *run(loaded, "right")]  # in another event loop, too
+    ends = [*run(loaded, "right", "wrong", "words", "right"), *run(loaded, "right")]  # also in another event loop
     words = [end.output.split() for end in ends]
     assert [word[:3] for word in words] == [
         ["right", "key0", "['--rounds=3']"], ["wrong", "key1", "['--rounds=3']"], ["words", "key2", "['--rounds=3']"],

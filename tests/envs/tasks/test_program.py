@@ -1,4 +1,4 @@
-"""Programs as processes, and what is read from the last line of their output."""
+"""Programs as processes, and results in the last line of their output."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def run(code, given=b"", **variables):
 
 
 def runs(pid):
-    """Whether a process is there and neither dead nor a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -64,8 +64,10 @@ def test_a_number_is_the_reward_and_anything_else_is_none(output, reward):
 
 
 @pytest.mark.parametrize(("result", "message"), [
-    ({"rewrad": 1}, "'rewrad', but fields must be one of: reward, rewards"), ({"reward": "1"}, "reward '1', but must have a finite number"),
-    ({"reward": math.nan}, "must have a finite number"), ({"rewards": {"critic": 1}}, "'critic', but roles must be one of: solver"),
+    ({"rewrad": 1}, "'rewrad', but fields must be one of: reward, rewards"),
+    ({"reward": "1"}, "reward '1', but must have a finite number"),
+    ({"reward": math.nan}, "must have a finite number"),
+    ({"rewards": {"critic": 1}}, "'critic', but roles must be one of: solver"),
     ({"rewards": [1]}, "by name"), ({"metrics": {"a": math.inf}}, "by name"), ({"success": [1]}, "finite"),
 ])  # fmt: skip
 def test_a_result_that_makes_no_sense_is_refused(result, message):
@@ -96,7 +98,7 @@ def test_a_process_that_has_left_the_group_does_not_hold_up_the_end():
 
 @pytest.mark.parametrize("starting", [False, True])
 def test_where_a_run_is_cancelled_its_processes_are_gone(tmp_path, monkeypatch, starting):
-    """Also where it is cancelled in the middle of the start, with the program and its child running already."""
+    """This also holds for a cancellation during the start, when the program and its child are already running."""
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[0])
     code = (
@@ -110,7 +112,7 @@ def test_where_a_run_is_cancelled_its_processes_are_gone(tmp_path, monkeypatch, 
         while not started:
             await asyncio.sleep(0)
         while not (tmp_path / "pids").exists():
-            time.sleep(0.01) if starting else await asyncio.sleep(0.01)  # the event loop stands still, or does not
+            time.sleep(0.01) if starting else await asyncio.sleep(0.01)  # with and without blocking the event loop
         running.cancel()
         _, late = await asyncio.wait({running}, timeout=20)
         assert not late and running.cancelled()

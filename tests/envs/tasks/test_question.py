@@ -1,4 +1,4 @@
-"""Questions: how answers are read and compared, what a dataset must have, and the datasets that are known."""
+"""Questions: reading and comparing answers, requirements of datasets, and known datasets."""
 
 import json
 import time

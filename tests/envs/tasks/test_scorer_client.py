@@ -1,4 +1,4 @@
-"""The client of a reward server, against servers that are down, slow, wrong or hostile; none of ours is needed."""
+"""The client of a reward server, against fake servers that are down, slow, wrong or hostile."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ def quick_retries(monkeypatch):
 
 @contextlib.contextmanager
 def serving(*answers):
-    """A server of the standard library that gives (status, body, headers) one after the other, the last for ever.
+    """Start a server that returns (status, body, headers) one after the other, and then repeats the last.
 
     A callable is given the handler and answers by itself. Yields the URL and the requests so far.
     """
@@ -165,7 +165,7 @@ def test_an_answer_that_is_too_large():
 
 
 def raw(text):
-    """Answers with bytes as they are."""
+    """Start a server that responds with raw bytes."""
 
     def answer(handler):
         handler.wfile.write(text)
@@ -213,7 +213,7 @@ def test_what_is_no_http_is_refused(text):
     )
 )  # fmt: skip
 def test_no_answer_breaks_the_client(text):
-    """Whatever a server sends is a score, an error of the episode, or a reason to try again."""
+    """Any response leads to a score, an error of the episode, or a retry."""
 
     async def read():
         client, reader = ScorerClient("http://x"), asyncio.StreamReader(limit=scorer_client.MAX_HEAD)

@@ -1,4 +1,4 @@
-"""The tasks: their examples, their verifiers, and episodes whose right rewards are known."""
+"""Tasks: examples, verifiers, and episodes with known rewards."""
 
 import ast
 import json
@@ -18,14 +18,14 @@ EXAMPLE = ArithmeticProblem("What is 2 + 3?", 5, 1)
 
 
 def values(tree):
-    """What an expression comes to, by Python's own parser."""
+    """Evaluate an expression with Python's parser."""
     return eval(compile(ast.Expression(tree), "", "eval"), {"__builtins__": {}})
 
 
 # ---------------------------------------------------------------------------------------------------- all tasks
 
 
-# One whose episodes are programs has to be given one, and needs a server: see
+# The task `program` needs a program and a server: see
 # tests/marl_jax/rollouts/host/test_programs.py.
 @pytest.mark.parametrize(
     "name",
@@ -171,7 +171,10 @@ def test_a_random_continuation_follows_from_the_episodes_seed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SolverChecker(continuation="worst"), "continuation is 'worst', but must be one of: best, random, first"),
+        (
+            lambda: SolverChecker(continuation="worst"),
+            "continuation is 'worst', but must be one of: best, random",
+        ),
         (lambda: SolverChecker(rounds=0), "rounds is 0"),
         (lambda: Arithmetic(levels=()).examples("train"), r"levels is \(\)"),
     ],

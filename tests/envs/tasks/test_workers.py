@@ -1,4 +1,4 @@
-"""Calls in other processes: limits, failures, and processes that are replaced."""
+"""Calls in worker processes: limits, failures, and replaced processes."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ def test_the_loop_runs_on_while_a_verifier_computes():
 
 
 def test_calls_that_a_process_was_given_ahead_outlive_it():
-    """One process gets several calls at once; those behind one that hangs, dies or is cancelled go to the next."""
+    """One process gets several calls; those after one that hangs, dies or is cancelled move to the next process."""
 
     async def act(workers):
         bad = {3: verifiers.hang, 9: verifiers.die}
@@ -107,7 +107,7 @@ def test_calls_that_a_process_was_given_ahead_outlive_it():
 
 def test_a_call_that_takes_long_holds_up_one_other_at_most():
     async def act(workers):
-        await asyncio.gather(*(workers.call(verifiers.double, 0, limit=20) for _ in range(2)))  # both are there
+        await asyncio.gather(*(workers.call(verifiers.double, 0, limit=20) for _ in range(2)))  # start both
         slow = asyncio.ensure_future(workers.call(verifiers.hang, limit=60))
         quick = [asyncio.ensure_future(workers.call(verifiers.double, i, limit=20)) for i in range(40)]
         while sum(call.done() for call in quick) < len(quick) - 1:
@@ -153,7 +153,7 @@ def test_a_verifier_does_not_outlive_a_run_that_is_killed(tmp_path):
 
 
 def alive(pid):
-    """Whether a process runs; one that has ended and is waited for by nobody counts as gone."""
+    """Return whether a process runs; a zombie does not count."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

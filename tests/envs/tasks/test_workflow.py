@@ -1,4 +1,4 @@
-"""Workflows: graphs read from data, walks against a plain interpreter, roles asked at once, replays, drawings."""
+"""Workflows: reading graphs, episodes compared with a simple interpreter, concurrent roles, replays, drawings."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def long(completion):
 
 @st.composite
 def graphs(draw):
-    """Nodes in a chain to the end, with steps of one to three roles and further edges to anywhere."""
+    """Draw a chain of nodes to the end, with steps of one to three roles and additional random edges."""
     names = [f"n{i}" for i in range(draw(st.integers(1, 5)))]
     patterns = st.dictionaries(st.sampled_from(ROLES), st.sampled_from(["x", "y", "^$", "x|z"]), min_size=1, max_size=2)
     nodes, used = {}, set()
@@ -63,7 +63,7 @@ def graphs(draw):
 
 
 def walked(data, answer):
-    """[(role, prompt) of each step], by an interpreter of the data that knows nothing of the code."""
+    """Return (role, prompt) of each step according to an independent interpreter of the data."""
     said, asked, here = dict.fromkeys(ROLES, ""), [], data["start"]
     for _ in range(data["max_steps"]):
         node = data["nodes"][here]
@@ -141,7 +141,7 @@ def test_roles_are_in_the_order_in_which_edges_reach_them():
     assert read(graph(**last, one=step("a", next=edges))).roles == ("a", "zoe", "bea", "dan")
 
 
-# ---------------------------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------------------------- errors
 
 TWO = dict(one=step("a", next="two"), two=step("b"))
 
@@ -165,9 +165,15 @@ TWO = dict(one=step("a", next="two"), two=step("b"))
         (graph(0, **TWO), "max_steps is 0, but must be an integer >= 1"),
         (graph(True, **TWO), "max_steps is True"),
         (graph(1, **TWO), "max_steps is 1, but the shortest path to the end has 2 steps"),
-        (graph(one=step("a", next=[{"to": "end", "when": {"z": "x"}}, "end"])), "is about 'z', but roles must be one of: a"),
+        (
+            graph(one=step("a", next=[{"to": "end", "when": {"z": "x"}}, "end"])),
+            "'z', but roles must be one of: a",
+        ),
         (graph(one=step("a", next=[{"to": "end", "when": {"a": "("}}, "end"])), "'(' is not a regular expression"),
-        (graph(one=step("a", next=[{"to": "end", "when": "good"}, "end"])), "the condition is 'good', but must be one of: fine"),
+        (
+            graph(one=step("a", next=[{"to": "end", "when": "good"}, "end"])),
+            "is 'good', but must be one of: fine",
+        ),
         (graph(one=step("a", next=[{"to": "end", "when": 3}, "end"])), "must be {role: pattern} or a function"),
         (graph(one=step("a", next=[{"to": "end", "if": {"a": "x"}}, "end"])), "an edge of node 'one' has 'if'"),
         (graph(one=step("a", "{b}", next="two"), two=step("b")), "quotes 'b', which cannot have spoken before"),
@@ -176,7 +182,10 @@ TWO = dict(one=step("a", next="two"), two=step("b"))
         (graph(one={"together": []}), "together is [], but must be a list of steps"),
         (graph(one={"together": [step("a")], "role": "b"}), "node 'one' has 'role', but keys must be one of: together"),
         (graph(one=step("a", when={"a": "x"})), "conditions belong to the edges"),
-        (graph(one=step("a", reward=[])), "node 'one' has 'reward', but keys must be one of: role, prompt, system, rewards, label"),
+        (
+            graph(one=step("a", reward=[])),
+            "node 'one' has 'reward', but keys must be one of: role, prompt, system",
+        ),
         (graph(one=step("a", rewards="right")), "rewards is 'right', but must be a list of names"),
         (graph(one=step("a", rewards=5)), "rewards is 5, but must be a list of names"),
         (graph(one=step("a", rewards=[5])), "rewards is [5], but must be a list of names"),
@@ -199,7 +208,7 @@ def test_what_is_no_workflow_is_refused(data, message):
 
 
 class MeetingAsk(scripted.ScriptedAsk):
-    """Answers once all of the roles have been asked, and never if they are asked one after the other."""
+    """An `Ask` that replies once all roles were prompted, so that sequential prompts never get a reply."""
 
     def __init__(self, task, answer, n):
         super().__init__(task, answer)
@@ -267,7 +276,7 @@ def test_an_edge_may_follow_the_scores_and_a_walk_that_is_cut_is_scored_at_its_l
 
 
 def lucky_task(luck, called):
-    """Two roles at once, then a loop that chance decides; chance is a reward, so that it is written down."""
+    """Two concurrent roles, then a loop with a random exit. The random value is a reward, so that it is recorded."""
 
     async def chance(prompt, completion):
         called.append((prompt, completion))

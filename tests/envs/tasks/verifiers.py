@@ -1,4 +1,4 @@
-"""Functions that are called in other processes by the tests."""
+"""Functions that tests call in other processes."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ def number(answer):
 
 
 def cases_by_number(answer, entry_point, most):
-    """For every other answer, a test of a built-in problem with this function."""
+    """Return a test of a built-in problem with this function for every other answer."""
     from envs.tasks.code import sample
 
     tests = [row["tests"][0] for row in sample.rows() if row["entry_point"] == entry_point]

@@ -256,7 +256,7 @@ def test_bad_data_is_a_line_for_the_user(tmp_path):
 
     config, path = small(tmp_path)
     path.write_text(path.read_text() + '{"question": "x"}\n')
-    with pytest.raises(user_errors(), match="sums.jsonl:41: no field 'answer'; found: question"):
+    with pytest.raises(user_errors(), match="sums.jsonl:41: no field 'answer'; the fields are: question"):
         setups.make(config).rollout  # noqa: B018
 
 
