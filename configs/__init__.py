@@ -1,1 +1,1 @@
-"""The shared pieces that experiments are assembled from: data, no logic."""
+"""Building blocks of experiments: data without logic."""

@@ -1,7 +1,7 @@
-"""Algorithms: `config.algo` is the name of one and its fields, here with the defaults of this project.
+"""Algorithms: `config.algo` with the name, the fields and this project's defaults.
 
-What a field means stands beside its default in `marl_jax/algorithms/*_config.py`. The exact forms of papers are in
-`configs/published.py`.
+The fields are documented next to their defaults in `marl_jax/algorithms/*_config.py`. The exact settings of papers are
+in `configs/published.py`.
 """
 
 from ml_collections import ConfigDict
@@ -22,14 +22,15 @@ def make(name: str, settings: type[LearnerSettings], /, **changes) -> ConfigDict
 
 
 def ppo(**changes) -> ConfigDict:
-    """PPO: GAE over an agent's own turns, clipped ratio per token, a trained value head."""
+    """Configure PPO: GAE over an agent's own turns, a clipped ratio, a trained critic."""
     return make("ppo", PPOSettings, **changes)
 
 
 def magnetic_ppo(**changes) -> ConfigDict:
-    """PPO held close to a slow copy of itself, with an entropy bonus that falls: zero-sum play that does not cycle.
+    """Configure PPO with a magnet, for zero-sum self-play that does not cycle.
 
-    The estimate k2 has the gradient of KL(policy ‖ copy); that of k3 would be KL(copy ‖ policy)'s.
+    The policy is kept close to a slow copy of itself, and the entropy bonus decays. The estimator k2 has the gradient
+    of KL(policy ‖ copy); that of k3 would be the gradient of KL(copy ‖ policy).
     """
     return make(
         "ppo", PPOSettings, **dict(magnet_coef=0.5, magnet_decay=0.95, kl_kind="k2", entropy_ratio=0.2) | changes
@@ -37,35 +38,43 @@ def magnetic_ppo(**changes) -> ConfigDict:
 
 
 def grpo(group_size: int | None = None, **changes) -> ConfigDict:
-    """GRPO: K whole episodes from one start, advantages within the group, no critic."""
+    """Configure GRPO: K complete episodes per start, advantages within the group, no critic."""
     return make("grpo", GRPOSettings, **_sized(group_size), **changes)
 
 
 def at_grpo(group_size: int | None = None, **changes) -> ConfigDict:
-    """AT-GRPO: K candidates from the same prompt at every turn of every agent, one of them continued."""
+    """Configure AT-GRPO: K candidates for every prompt of every agent, one of them continued."""
     return make("at_grpo", ATGRPOSettings, **_sized(group_size), **changes)
 
 
 def dr_mas(group_size: int | None = None) -> ConfigDict:
-    """Dr. MAS: the standard deviation taken per agent over the batch, so that agents learn at one pace."""
+    """Configure Dr. MAS, so that all agents learn at the same pace.
+
+    The standard deviation is computed per agent over the batch.
+    """
     return grpo(group_size, normalize="agent")
 
 
 def sft(**changes) -> ConfigDict:
-    """Supervised training on what a bot plays."""
+    """Configure supervised training on the moves of a bot."""
     return make("sft", SFTSettings, **changes)
 
 
 def verifier(**changes) -> ConfigDict:
-    """A verifier of a task's answers, trained on labelled ones."""
+    """Configure a verifier of a task's answers, which is trained on labelled answers."""
     return make("verifier", VerifierSettings, **changes)
 
 
 def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **changes) -> ConfigDict:
-    """An experiment's config, changed to imitate a bot; another run starts from it with `model.init_from`.
+    """Change the config of an experiment to imitate a bot.
 
-    The game, the model, the evaluation and the number of gradient accumulation steps stay. `changes` are fields of
-    the algorithm: `bot`, `noise`, …
+    The game, the model, the evaluation and the number of gradient accumulation steps stay the same. Another run can
+    start from the result with `model.init_from`.
+
+    Args:
+        config: Config of the experiment.
+        lr: Learning rate.
+        **changes: Fields of the algorithm: `bot`, `noise`, …
     """
     config.algo = sft(**{"grad_accum_steps": config.algo.grad_accum_steps} | changes)
     config.steps = 100
@@ -77,17 +86,22 @@ def imitate(config: ConfigDict, lr: float = run_fields.OPTIM["lr"].default, **ch
 
 
 def imitation_stage(steps: int, lr: float, rollout: dict, **changes) -> ConfigDict:
-    """For `config.first_stage`: imitate a bot before the run; the game, the model and the evaluation are the run's.
+    """Return a `config.first_stage` that imitates a bot before the run.
 
-    rollout  games and turns of a step
-    changes  fields of `sft`
+    The game, the model and the evaluation are those of the run.
+
+    Args:
+        steps: Number of steps.
+        lr: Learning rate.
+        rollout: Number of games and turns of a step.
+        **changes: Fields of `sft`.
     """
     optim = dict(lr=lr, schedule="linear", warmup=5)
     stage = ConfigDict(dict(steps=steps, algo=dict(name="sft", **changes), rollout=rollout, optim=optim))
     # A bot plays all seats and all levels.
     stage.opponents = dict(self_play_frac=1.0, pool_size=0, bot_frac=0.0, bots=())
     stage.curriculum = dict(enabled=False)
-    stage.eval = dict(best_of=1)  # nothing has learnt values yet
+    stage.eval = dict(best_of=1)  # there is no trained value head yet
     return stage
 
 

@@ -1,9 +1,11 @@
-"""Debates in their forms: an algorithm, who shares parameters with whom, and a model.
+"""Debates in their forms: an algorithm, a way to share parameters, and a model.
 
-All forms that learn sample as many answers a step: QUESTIONS debates of 2 agents and 3 turns with PPO; as many debates
-with GRPO, GROUP of each question; GROUP times fewer debates with AT-GRPO, which answers each turn GROUP times; and as
-many single answers of one agent as a debate has. Sizes are those of MAPoRL (arXiv 2502.18439): 256 questions a step, 2
-agents in training and 3 in evaluation, 3 turns, answers of at most 300 tokens, LoRA, 50 steps.
+All forms that learn sample the same number of completions per step. PPO plays QUESTIONS debates of 2 agents and 3
+turns. GRPO plays as many, GROUP of each question. AT-GRPO plays GROUP times fewer, with GROUP candidates per turn. A
+single agent answers as many questions as a step of debates has completions.
+
+Sizes are those of MAPoRL (arXiv 2502.18439): 256 questions per step, 2 agents in training and 3 in evaluation, 3 turns,
+completions of at most 300 tokens, LoRA, 50 steps.
 """
 
 from __future__ import annotations
@@ -19,38 +21,43 @@ QUESTIONS, STEPS = 256, 50
 AGENTS, EVAL_AGENTS, TURNS, SMALL_TURNS = 2, 3, 3, 2
 GROUP = tasks.GROUP
 TEMPERATURE = 0.7
-"""Of the answers in evaluations: agents that share a policy and answer greedily would all say the same."""
+"""Sampling temperature of evaluations. With greedy decoding, agents that share a policy would all say the same."""
 ADAPTER = dict(rank=32, alpha=64.0)
 ADAPTER_LR = 1e-4
 
 NAMES = ("ada", "ben")
-"""The agents that are trained; further ones of evaluations get their policies in turn."""
+"""Agents that are trained. Further agents in evaluations reuse their policies in turn."""
 
 UNTUNED, SINGLE = "untuned", "single"
 ALGORITHMS = ("ppo", "maporl", "grpo", "at_grpo", UNTUNED)
 PACKED = ("ppo", "grpo")
-"""Algorithms whose chats of unequal length share rows, where they share a policy too."""
+"""Algorithms that pack several chats into a row if all agents share a policy."""
 PARAMETERS = ("shared", "per_agent", "per_turn", "first_turn_apart", "per_agent_turn", "pair")
 WORDS = (*ALGORITHMS, *PARAMETERS, SINGLE)
 
 
 def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -> ConfigDict:
-    """A debate over a data set in one of its forms: words with + between them, in any order, none of them needed.
+    """Configure a debate over a dataset in one of its forms.
 
-    ppo, grpo, at_grpo   the algorithm; ppo is the default
-    maporl               PPO as in the paper: later turns learn, four epochs (`published.maporl`)
-    untuned              not trained, for `--mode=eval`
-    single               one agent, one turn: reinforcement learning without a debate
-    shared               one policy for all agents and turns (the default)
-    per_agent            a policy for each agent
-    per_turn             a policy for each turn, for all agents
-    first_turn_apart     a policy for the first turn, another for the later ones
-    per_agent_turn       a policy for each agent and turn
-    pair                 a base model for each agent: Ada has the model of the run, Ben SmolLM2
-    MODEL                of `configs/variants.py`; the embedded one without it
+    A form is a list of words with + between them, in any order. All words are optional:
 
-    small       the data set of the embedded model
-    max_length  tokens of a conversation
+    - `ppo`, `grpo`, `at_grpo`: The algorithm; PPO is the default.
+    - `maporl`: PPO as in the paper: later turns learn, four epochs (`published.maporl`).
+    - `untuned`: No training, for `--mode=eval`.
+    - `single`: One agent and one turn: reinforcement learning without a debate.
+    - `shared`: One policy for all agents and turns (the default).
+    - `per_agent`: A policy for each agent.
+    - `per_turn`: A policy for each turn, for all agents.
+    - `first_turn_apart`: A policy for the first turn, another for the later ones.
+    - `per_agent_turn`: A policy for each agent and turn.
+    - `pair`: A base model for each agent: Ada has the model of the run, Ben SmolLM2.
+    - MODEL: A model of `configs/variants.py`; the embedded one by default.
+
+    Args:
+        dataset: Dataset of questions.
+        form: The form.
+        small: Dataset of the embedded model.
+        max_length: Maximum number of tokens in a conversation.
     """
     algorithm, parameters, single, model = parts(form)
     config = defaults.get_config()
@@ -68,7 +75,7 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
     questions = QUESTIONS
     config.task.update(dict(max_new_tokens=300, max_num_seqs=1024, max_length=max_length, time_limit=900.0))
     if model is None:
-        # Two CPU cores and a model that has never read a word.
+        # Sized for two CPU cores and a model without pretraining.
         questions, config.steps, config.optim.warmup = GROUP, 2, 0
         config.task.update(dict(max_new_tokens=4, max_num_seqs=16, max_length=1024, time_limit=120.0))
         config.eval.games = 4
@@ -77,7 +84,7 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
         config.optim.lr = max(config.optim.lr, ADAPTER_LR)
         if algorithm == "maporl":
             config.optim.update(published.MAPORL_OPTIM)
-        config.algo.grad_accum_steps = max(config.algo.grad_accum_steps, 8)  # rows are whole chats
+        config.algo.grad_accum_steps = max(config.algo.grad_accum_steps, 8)  # rows are complete chats
         if algorithm in PACKED and parameters == "shared":
             config.algo.pack = 4 if single else 2
     config.task.n_episodes = episodes(questions, algorithm, single, TURNS if model else SMALL_TURNS)
@@ -86,9 +93,9 @@ def debate(dataset: str, form: str | None, small: str, max_length: int = 4096) -
 
 
 def params(dataset: str, **changes: Any) -> dict[str, Any]:
-    """The parameters of a debate, all of them, so that each can be changed on the command line.
+    """Return all parameters of a debate, so that flags can change each of them.
 
-    AT-GRPO continues with any candidate: with the best of several, agents would hardly ever meet a wrong answer.
+    AT-GRPO continues with a random candidate. With the best one, agents would hardly ever meet a wrong answer.
     """
     return dict(
         dataset=dataset, agents=AGENTS, eval_agents=EVAL_AGENTS, turns=TURNS, stop_at_consensus=False, scorer="gold",
@@ -98,20 +105,26 @@ def params(dataset: str, **changes: Any) -> dict[str, Any]:
 
 
 def episodes(questions: int, algorithm: str, single: bool, turns: int) -> int:
-    """Episodes of a step, so that all forms sample as many answers as `questions` debates have."""
+    """Return the number of episodes per step that gives all forms equal budgets.
+
+    Every form samples as many completions as `questions` debates have.
+    """
     candidates = GROUP if algorithm == "at_grpo" else 1
     return questions * (AGENTS * turns if single else 1) // candidates
 
 
 def answers_of(config: Mapping[str, Any]) -> int:
-    """How many answers a run samples in training, if no debate ends early."""
+    """Return the number of completions in training, if no debate ends early."""
     task, algo = config["task"], config["algo"]
     candidates = algo["group_size"] if algo["name"] == "at_grpo" else 1
     return config["steps"] * task["n_episodes"] * task["params"]["agents"] * task["params"]["turns"] * candidates
 
 
 def share(config: ConfigDict, parameters: str, turns: int = TURNS) -> None:
-    """Gives agents and turns their policies: adapters on one base, or copies of the embedded model."""
+    """Assign policies to agents and turns.
+
+    The policies are adapters on one base, or copies of the embedded model.
+    """
     if parameters == "shared":
         return
     if parameters == "per_turn":
@@ -129,14 +142,17 @@ def share(config: ConfigDict, parameters: str, turns: int = TURNS) -> None:
 
 
 def adapters(model: ConfigDict) -> None:
-    """LoRA on every projection over a bf16 base, where there are no adapters yet."""
+    """Add LoRA on every projection over a bf16 base, unless the model has adapters."""
     if not model.lora.rank:
         model.lora.update(ADAPTER)
         model.param_dtype = "bfloat16"
 
 
 def _other(model: ConfigDict) -> ConfigDict:
-    """The second model of a pair: SmolLM2, or beside the embedded one another that is half as wide."""
+    """Return the second model of a pair.
+
+    It is SmolLM2, or a model of half the width if the first one is the embedded model.
+    """
     if model.name == "tiny":
         other = models.tiny()
         other.shape.d_model = model.shape.d_model // 2
@@ -147,36 +163,40 @@ def _other(model: ConfigDict) -> ConfigDict:
 
 
 def at(name: str, turn: int) -> str:
-    """A key of `config.agents` from a turn on, counted from 0."""
+    """Return the key of `config.agents` for a name from a turn on, counted from 0."""
     return f"{name}@{turn}" if turn else name
 
 
 def parts(form: str | None) -> tuple[str, str, bool, str | None]:
-    """The algorithm, the way to share parameters, whether there is one agent, and the model; None: the embedded one."""
+    """Split a form into algorithm, parameter sharing, whether it is single, and model.
+
+    The model is None for the embedded one.
+    """
     words = [word for word in (form or "").split("+") if word]
     kinds = (ALGORITHMS, PARAMETERS, (SINGLE,), tuple(variants.VARIANTS))
     chosen: list[str] = []
     for kind in kinds:
-        found = [word for word in words if word in kind]
-        if len(found) > 1:
-            raise ValueError(f"form {form!r} has {' and '.join(found)}; accepted: one of them")
-        chosen += found or [""]
+        given = [word for word in words if word in kind]
+        if len(given) > 1:
+            raise ValueError(f"form {form!r} has {' and '.join(given)}, but must have only one of them")
+        chosen += given or [""]
     if unknown := [word for word in words if word not in chosen]:
         known = f"{', '.join(WORDS)}, and the models {', '.join(variants.VARIANTS)}"
-        raise ValueError(f"form {form!r} has {unknown[0]!r}, which is unknown; accepted: {known}")
+        raise ValueError(f"form {form!r} has {unknown[0]!r}, but words must be one of: {known}")
     algorithm, parameters, single, model = chosen
     if single and algorithm == "maporl":
-        raise ValueError(f"form {form!r} has 'maporl', whose first turn does not learn, with one turn; accepted: ppo")
+        raise ValueError(f"form {form!r} has 'maporl' with one turn, but its first turn does not learn; use ppo")
     if single and parameters not in ("", "shared"):
-        raise ValueError(f"form {form!r} has {parameters!r} with one agent and one turn; accepted: shared")
+        raise ValueError(f"form {form!r} has {parameters!r} with one agent and one turn, but must have 'shared'")
     return algorithm or "ppo", parameters or "shared", bool(single), None if model in ("", "tiny") else model
 
 
 def _algorithm(name: str, turns: int) -> ConfigDict:
-    """An answer's reward contains what it leads to, so PPO discounts later turns away.
+    """Return the config of the algorithm.
 
-    It is paid at the last token. With lam=1 every token gets it at once; with less, tokens far before the last get
-    little of it until the critic has learnt to foresee it.
+    The reward of an answer contains its effect on later turns, so PPO has a discount of 0 between turns. The reward is
+    given at the last token. With lam=1 every token gets it at once; with less, early tokens get little of it until the
+    critic has learned to predict it.
     """
     if name == "ppo":
         return algorithms.ppo(

@@ -1,4 +1,4 @@
-"""The default run; an experiment starts here and changes what it needs.
+"""Default config of a run, which experiments change as needed.
 
 Fields, defaults and rules are those of `marl_jax/schema/run_fields.py` and of the algorithm (`configs/algorithms.py`).
 """
@@ -10,7 +10,7 @@ from marl_jax.schema import run_fields
 
 
 def get_config() -> ConfigDict:
-    """Tic-tac-toe self-play with the embedded `tiny` model and PPO."""
+    """Configure tic-tac-toe self-play with the embedded `tiny` model and PPO."""
     config = run_fields.defaults()
     config.model = models.tiny()
     config.algo = algorithms.ppo()
@@ -18,24 +18,24 @@ def get_config() -> ConfigDict:
 
 
 def environment(name: str, **params) -> ConfigDict:
-    """A game by name, for `config.env`; `params` go to the game itself."""
+    """Return `config.env` for a game; `params` are parameters of the game."""
     return run_fields.group("env", name=name, params=params)
 
 
 def use_task(config: ConfigDict, name: str, **params) -> None:
-    """Makes a task the environment of a run in place of a game; `params` go to the task itself."""
+    """Set a task as the environment of a run; `params` are parameters of the task."""
     config.env.name = ""
     config.task.name, config.task.params = name, ConfigDict(params)
     config.eval.opponents = ()
 
 
 def policy(**changes) -> ConfigDict:
-    """One policy, for `config.policies`: its model or adapter, and whether it learns."""
+    """Return an entry of `config.policies`: model or adapter, and whether it learns."""
     config = run_fields.policy()
     config.update(changes)
     return config
 
 
 def optimizer(**changes) -> ConfigDict:
-    """AdamW with a schedule, for `config.optim`."""
+    """Return `config.optim`: AdamW with a schedule."""
     return run_fields.group("optim", **changes)

@@ -1,8 +1,8 @@
-"""Meshes: how many ways each axis is split; -1 takes the devices that the others leave.
+"""Meshes: the number of shards per axis; -1 uses all remaining devices.
 
-`sampling` says how the weights lie while answers are written: "same" as for learning; "replicated", whole on every
-device; "tensor", heads and feed-forward split and nothing else. The last two cost one gathering of the weights a step
-and save those at every token (docs/pods.md has the figures).
+`sampling` sets the layout of the weights while completions are sampled: "same" as for learning, "replicated" for a full
+copy on every device, or "tensor" to split heads and feed-forward layers only. The last two gather the weights once per
+step, which avoids gathering them at every token (docs/pods.md has the figures).
 """
 
 from ml_collections import ConfigDict
@@ -11,15 +11,15 @@ from marl_jax.schema import run_fields
 
 
 def automatic() -> ConfigDict:
-    """Every device a copy of the model and its own part of the batch; on one device, no split at all."""
+    """Replicate the model and split the batch over all devices."""
     return run_fields.group("mesh")
 
 
 def sharded() -> ConfigDict:
-    """Parameters and optimizer state in one part per device (FSDP); the batch is split the same way."""
+    """Shard parameters, optimizer state and batch over all devices (FSDP)."""
     return run_fields.group("mesh", data=1, fsdp=-1)
 
 
 def tensor_parallel(num_shards: int) -> ConfigDict:
-    """Heads and feed-forward over `num_shards` neighbouring devices, the rest by FSDP."""
+    """Split heads and feed-forward layers over `num_shards` neighbouring devices, the rest by FSDP."""
     return run_fields.group("mesh", data=1, fsdp=-1, tensor=num_shards)

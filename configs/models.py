@@ -1,4 +1,4 @@
-"""Models and how they are trained: from scratch, all weights, or LoRA adapters."""
+"""Models and their training: from scratch, all weights, or LoRA adapters."""
 
 from ml_collections import ConfigDict
 
@@ -6,52 +6,55 @@ from marl_jax.schema import run_fields
 
 
 def model(name: str, lora: dict | None = None, **changes) -> ConfigDict:
-    """A model by its name in the registry; its weights are fetched when `weights` is "" and they are not there."""
+    """Return the config of a registered model.
+
+    If `weights` is "", missing weights are downloaded.
+    """
     config = run_fields.group("model", name=name, **changes)
     config.lora.update(lora or {})
     return config
 
 
 def tiny() -> ConfigDict:
-    """The embedded default: bytes for tokens, a tenth of a million parameters, trained from scratch on a laptop.
+    """Configure the embedded default: byte tokens, 0.1 M parameters, trained from scratch.
 
-    Half as deep and half as wide as the registered `tiny`: on two CPU cores more updates teach more than more weights.
-    Prompts are short, so positions turn fast (`rope_theta`): neighbours must look different.
+    It is half as deep and half as wide as the registered `tiny`: on two CPU cores, more updates teach more than more
+    weights. Prompts are short, so positions rotate fast (`rope_theta`) to make neighbours look different.
     """
     shape = dict(d_model=64, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=16, d_ff=128, rope_theta=100.0)
     return model("tiny", weights="random", shape=shape, dtype="float32", remat="none")
 
 
 def smollm2() -> ConfigDict:
-    """SmolLM2-135M-Instruct, all weights trained."""
+    """Configure SmolLM2-135M-Instruct with all weights trained."""
     return model("smollm2-135m")
 
 
 def qwen2_5_half_billion() -> ConfigDict:
-    """Qwen2.5-0.5B-Instruct, all weights trained."""
+    """Configure Qwen2.5-0.5B-Instruct with all weights trained."""
     return model("qwen2.5-0.5b-instruct")
 
 
 def qwen2_5_coder_half_billion() -> ConfigDict:
-    """Qwen2.5-Coder-0.5B-Instruct, all weights trained."""
+    """Configure Qwen2.5-Coder-0.5B-Instruct with all weights trained."""
     return model("qwen2.5-coder-0.5b-instruct")
 
 
 def qwen2_5_coder_1_5_billion() -> ConfigDict:
-    """Qwen2.5-Coder-1.5B-Instruct with LoRA on every projection over a bf16 base."""
+    """Configure Qwen2.5-Coder-1.5B-Instruct with LoRA on every projection over a bf16 base."""
     return model("qwen2.5-coder-1.5b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))
 
 
 def qwen3_two_billion() -> ConfigDict:
-    """Qwen3-1.7B, all weights trained."""
+    """Configure Qwen3-1.7B with all weights trained."""
     return model("qwen3-1.7b")
 
 
 def qwen3_eight_billion() -> ConfigDict:
-    """Qwen3-8B with LoRA on every projection over a bf16 base."""
+    """Configure Qwen3-8B with LoRA on every projection over a bf16 base."""
     return model("qwen3-8b", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))
 
 
 def qwen2_5_seven_billion() -> ConfigDict:
-    """Qwen2.5-7B-Instruct with LoRA on every projection over a bf16 base."""
+    """Configure Qwen2.5-7B-Instruct with LoRA on every projection over a bf16 base."""
     return model("qwen2.5-7b-instruct", param_dtype="bfloat16", lora=dict(rank=32, alpha=64.0))

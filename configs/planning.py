@@ -1,9 +1,9 @@
-"""The planning puzzles in their forms: one agent or two roles, untrained, imitation, GRPO or AT-GRPO.
+"""Planning puzzles in their forms: one agent or two roles, several ways to train.
 
-Every form that learns has room for the same number of answers a step: with two roles a move takes two answers, so half
-as many games are played at once, and AT-GRPO, which answers each prompt GROUP times, plays that many times fewer. GRPO
-plays whole games only; its rows have time for ROUNDS of the longest, one after the other, so that little is left empty
-when games end early, and there are that many times fewer rows.
+Every form that learns has room for the same number of completions per step. With two roles, a move takes two
+completions, so half as many games are played at once. AT-GRPO samples GROUP completions per prompt, so it plays GROUP
+times fewer games. GRPO plays complete games only. Its rows have time for ROUNDS games of maximum length, one after the
+other, so that little is left empty when games end early, and there are ROUNDS times fewer rows.
 """
 
 from ml_collections import ConfigDict
@@ -21,26 +21,28 @@ FORMS = (*PLAY, *IMITATE)
 
 
 def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
-    """A puzzle of at most `moves` moves in one of its forms, written FORM, MODEL, FORM+MODEL or FORM+MODEL+small.
+    """Configure a puzzle of at most `moves` moves in one of its forms.
 
-    single, roles             not trained, for `--mode=eval`: one agent, or planner and executor
-    sft, roles_sft            imitation of the solver, a start for the forms below
-    grpo, roles_grpo          whole episodes from one start in groups
-    at_grpo                   candidates of one prompt in groups; one policy for both roles (the default)
-    at_grpo_lora              … an adapter for each role, on one model
-    at_grpo_apart             … a model for each role, copies of one at the start
+    A form is written FORM, MODEL, FORM+MODEL or FORM+MODEL+small:
 
-    With a policy for each role, evaluation also lets them play each other's role (`swapped`).
+    - `single`, `roles`: No training, for `--mode=eval`: one agent, or planner and executor.
+    - `sft`, `roles_sft`: Imitation of the solver, as a start for the forms below.
+    - `grpo`, `roles_grpo`: Groups of complete episodes from one start.
+    - `at_grpo`: Groups of candidates for one prompt, with one policy for both roles (the default).
+    - `at_grpo_lora`: The same with an adapter for each role on one model.
+    - `at_grpo_apart`: The same with a model for each role, copies of one at the start.
+
+    With a policy for each role, evaluations also let them play each other's role (`swapped`).
     """
     form, model = _parts(form)
     if form not in FORMS:
-        raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(FORMS)}, with +MODEL behind it or not")
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}, optionally with +MODEL")
     config = defaults.get_config()
     roles = form in ROLES
     config.env = defaults.environment(name, roles="two" if roles else "one", budget=moves, **params)
     changes = dict(minibatches=2, clip_high=0.28)
     if form.startswith("at_grpo"):
-        # Continuing from any candidate rather than the best, a policy also meets what its own mistakes lead to.
+        # By continuing from a random candidate instead of the best, a policy also sees the results of its mistakes.
         config.algo = algorithms.at_grpo(GROUP, continuation="random", **changes)
     else:
         config.algo = algorithms.grpo(GROUP, **changes)
@@ -52,9 +54,9 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
     config.eval.update(dict(every=50, games=256, opponents=()))
     config.checkpoint.best_metric = "self/success"
     config = variants.choose(config, model)
-    config.algo.entropy_coef = 0.05  # with less, groups soon agree, and equal answers do not contribute
-    if config.mesh.fsdp == 1:  # the parts of a split model's batch each gather its weights, so those have few
-        config.algo.grad_accum_steps = 8  # soon most groups are equal; parts of a minibatch with no others are not read
+    config.algo.entropy_coef = 0.05  # with less, candidates soon agree, and equal ones teach nothing
+    if config.mesh.fsdp == 1:  # a sharded model gathers its weights for every microbatch, so it has few
+        config.algo.grad_accum_steps = 8  # soon most groups are uniform, and microbatches of such groups are skipped
     if model is not None:
         _pretrained(config)
     config.rollout.num_envs //= fewer(form)
@@ -64,19 +66,22 @@ def puzzle(name: str, form: str | None, moves: int, **params) -> ConfigDict:
 
 
 def fewer(form: str) -> int:
-    """How many times fewer games a form plays at once than one agent, a game a row, could with as many answers."""
+    """Return how many times fewer games than one agent a form plays at once.
+
+    The comparison is with one game per row and as many completions.
+    """
     candidates = GROUP if form.startswith("at_grpo") else ROUNDS if _whole_games(form) else 1
     return candidates * (2 if form in ROLES else 1)
 
 
 def per_role(config: ConfigDict, adapters: bool) -> None:
-    """A policy of its own for each role: a LoRA adapter on one base, or a copy of the model."""
+    """Give each role its own policy: a LoRA adapter on one base, or a copy."""
     config.agents = ConfigDict(dict(planner="planner", executor="executor"))
     config.policies = ConfigDict(dict(planner=defaults.policy(), executor=defaults.policy()))
     config.eval.swap_roles = True
     if adapters and not config.model.lora.rank:
         config.model.lora.rank = 16
-        config.optim.lr = max(3 * config.optim.lr, ADAPTER_LR)  # adapters learn with larger steps than all weights
+        config.optim.lr = max(3 * config.optim.lr, ADAPTER_LR)  # adapters need a higher learning rate than all weights
     elif not adapters:
         config.model.lora.rank = 0
 
@@ -86,11 +91,12 @@ def _whole_games(form: str) -> bool:
 
 
 def _pretrained(config: ConfigDict) -> None:
-    """What a model that imitation has made sure of its moves needs: candidates agree, and few answers teach.
+    """Adjust the settings for a model that is already confident after imitation.
 
-    With the steps of self-play those few undo what it knows (docs/results_appendix.md).
+    Its candidates agree, so few completions are informative. With the learning rate of self-play, those few undo its
+    knowledge (docs/lab/results_trials.md).
     """
-    # Answers of one token: sampler and learner hardly differ.
+    # Completions have one token, so sampler and learner hardly differ.
     config.algo.update(dict(entropy_coef=0.02, tis_clip=0.0))
     if config.mesh.fsdp == 1:
         config.algo.minibatches = 4
@@ -99,22 +105,28 @@ def _pretrained(config: ConfigDict) -> None:
 
 
 def imitates(form: str | None) -> bool:
-    """Whether a form learns from the solver's moves."""
+    """Return whether a form learns from the solver's moves."""
     return _parts(form)[0] in IMITATE
 
 
 def is_pretrained(form: str | None) -> bool:
-    """Whether the model of a form is another than the embedded one."""
+    """Return whether a form has a model other than the embedded one."""
     return _parts(form)[1] is not None
 
 
 def is_small(form: str | None) -> bool:
-    """Whether the puzzle has the size for the embedded model: with that, or where `small` stands behind another."""
+    """Return whether the puzzle has the size for the embedded model.
+
+    It has this size for the embedded model, and for others if the form ends with +small.
+    """
     return not is_pretrained(form) or (form or "").endswith(SMALL)
 
 
 def _parts(form: str | None) -> tuple[str, str | None]:
-    """The form and the model; None is the embedded one. A model alone has the default form."""
+    """Split a form into form and model; None is the embedded model.
+
+    A model alone has the default form.
+    """
     form, _, model = (form or "at_grpo").removesuffix(SMALL).partition("+")
     if form in variants.VARIANTS and not model:
         form, model = "at_grpo", form

@@ -1,7 +1,7 @@
-"""Small poker games by self-play, where the last policy counts: PPO with or without a magnet and role baselines.
+"""Small poker games by self-play: PPO with or without a magnet and seat baselines.
 
-Rewards are chips, scaled by `reward.agent`, and advantages are not whitened, so that the weights of entropy and magnet
-are in the same unit in all forms.
+The last policy counts, not an average. Rewards are chips, scaled by `reward.agent`, and advantages are not whitened, so
+that the coefficients of entropy and magnet have the same unit in all forms.
 """
 
 from ml_collections import ConfigDict
@@ -22,19 +22,25 @@ def poker(
     shape: dict,
     **params,
 ) -> ConfigDict:
-    """A game in one of its forms, written FORM, MODEL, FORM+MODEL, sft or sft+MODEL.
+    """Configure a game in one of its forms.
 
-    ppo          self-play PPO with a value head and an entropy bonus that falls
-    magnet       … held close to a slow copy of itself (the default)
-    role         … without a critic: returns less the average of the seat
-    magnet_role  both
-    sft          imitation of the equilibrium bot
+    A form is written FORM, MODEL, FORM+MODEL, sft or sft+MODEL:
 
-    turns    of a rollout
-    entropy  the entropy bonus at the first and at the last step, the same in all forms
-    chips    what a chip is worth as a reward
-    shape    of the embedded model
-    params   of the game
+    - `ppo`: Self-play PPO with a value head and a decaying entropy bonus.
+    - `magnet`: The same, kept close to a slow copy of itself (the default).
+    - `role`: The same without a critic: returns minus the average of the seat.
+    - `magnet_role`: Both.
+    - `sft`: Imitation of the equilibrium bot.
+
+    Args:
+        name: Name of the game.
+        form: The form.
+        steps: Number of updates.
+        turns: Number of turns in a rollout.
+        entropy: Entropy bonus at the first and at the last step, the same in all forms.
+        chips: Reward of a chip.
+        shape: Shape of the embedded model.
+        **params: Parameters of the game.
     """
     form, model = _parts(form)
     config = defaults.get_config()
@@ -45,7 +51,7 @@ def poker(
     config.rollout.update(dict(num_envs=256, unroll_length=turns))
     config.optim.update(dict(lr=2e-3, warmup=2))
     config.model.shape.update(shape)
-    # Cards are hidden, so a good policy is a random one: it is evaluated as it trains, not greedily.
+    # Cards are hidden, so a good policy is stochastic: it is evaluated as it is trained, not greedily.
     config.eval.update(dict(every=20, games=512, temperature=1.0, opponents=("random", "equilibrium")))
     config.checkpoint.update(dict(every=20, best_metric="best_response/exploitability", best_mode="min"))
     config = variants.choose(config, model)
@@ -63,11 +69,14 @@ def _algorithm(form: str) -> ConfigDict:
 
 
 def _parts(form: str | None) -> tuple[str, str | None]:
-    """The form and the model; None is the embedded one. A model alone has the default form."""
+    """Split a form into form and model; None is the embedded model.
+
+    A model alone has the default form.
+    """
     form, _, model = (form or FORMS[0]).partition("+")
     if form in variants.VARIANTS and not model:
         form, model = FORMS[0], form
     if form not in (*FORMS, variants.SFT):
         known = ", ".join((*FORMS, variants.SFT))
-        raise ValueError(f"form {form!r} is unknown; accepted: {known}, MODEL or FORM+MODEL")
+        raise ValueError(f"form is {form!r}, but must be one of: {known}, MODEL or FORM+MODEL")
     return form, None if model in ("", "tiny") else model

@@ -1,8 +1,9 @@
-"""Language tasks in the forms that a table compares: one agent or roles, by prompts alone, with GRPO or with AT-GRPO.
+"""Language tasks in the forms that a table compares: one agent or several roles.
 
-Every form that learns has room for the same number of answers a step (`room`): GRPO plays GROUP episodes of an example,
-AT-GRPO one episode with GROUP candidates for every answer, and episodes that take more answers are fewer. Episodes that
-end early leave some of the room unused; a run counts what it used (`answers` in metrics.jsonl).
+They are not trained, or trained with GRPO or AT-GRPO. Every form that learns has room for the same number of
+completions per step (`room`): GRPO plays GROUP episodes of an example, AT-GRPO one episode with GROUP candidates per
+turn, and episodes with more completions are fewer. Episodes that end early leave some of the room unused; a run counts
+what it used (`completions` in metrics.jsonl).
 """
 
 from __future__ import annotations
@@ -35,18 +36,27 @@ def reasoning(
     max_new_tokens: int = 512,
     max_length: int = 4096,
 ) -> ConfigDict:
-    """A task in one of FORMS, written FORM, MODEL or FORM+MODEL.
+    """Configure a task in one of FORMS.
 
-    single, roles_prompt   not trained, for `--mode=eval`: one agent, or roles by their prompts
-    single_grpo, roles_grpo   whole episodes in groups
-    at_grpo_shared         candidates of one prompt in groups; one policy for all roles (the default)
-    at_grpo_per_role       … a policy for each role: an adapter each, of the embedded model a copy each
+    A form is written FORM, MODEL or FORM+MODEL:
 
-    seats    names of the roles
-    params   of the task; `single` and `roles` are those that make it one agent or roles
-    answers  answers of an episode at most: of one agent, of the roles
-    small    params for the embedded model, with which everything is small
-    room     answers of a step
+    - `single`, `roles_prompt`: No training, for `--mode=eval`: one agent, or roles by their prompts.
+    - `single_grpo`, `roles_grpo`: Groups of complete episodes.
+    - `at_grpo_shared`: Groups of candidates for one prompt, with one policy for all roles (the default).
+    - `at_grpo_per_role`: The same with an adapter for each role, or a copy of the embedded model.
+
+    Args:
+        task: Name of the task.
+        form: The form.
+        seats: Names of the roles.
+        params: Parameters of the task.
+        single: Parameters for one agent.
+        roles: Parameters for several roles.
+        answers: Maximum number of completions in an episode of one agent, and of the roles.
+        small: Parameters for the embedded model, with which everything is small.
+        room: Number of completions per step.
+        max_new_tokens: Maximum number of tokens in a completion.
+        max_length: Maximum number of tokens in a conversation.
     """
     form, model = parts(form)
     config = defaults.get_config()
@@ -62,11 +72,11 @@ def reasoning(
     defaults.use_task(config, task, **chosen)
     config.task.update(dict(max_new_tokens=max_new_tokens, max_num_seqs=256, max_length=max_length, time_limit=600.0))
     if model is None:
-        # Two CPU cores and a model that has never read a word.
+        # Sized for two CPU cores and a model without pretraining.
         room = 16 * max(answers)
         config.task.update(dict(max_new_tokens=4, max_num_seqs=16, max_length=2048, time_limit=120.0))
         config.eval.games = 16
-    # AT-GRPO answers each prompt GROUP times, GRPO plays each example GROUP times.
+    # AT-GRPO samples GROUP completions per prompt, GRPO plays each example GROUP times.
     candidates = GROUP if config.algo.name == "at_grpo" else 1
     config.task.n_episodes = room // (answers[0 if is_single else 1] * candidates)
     if form == "at_grpo_per_role":
@@ -75,7 +85,10 @@ def reasoning(
 
 
 def per_role(config: ConfigDict, seats: Sequence[str]) -> None:
-    """A policy for each role: an adapter on one base, or of the embedded model, which starts from noise, a copy."""
+    """Give each role its own policy: an adapter on one base, or a copy.
+
+    The embedded model is copied, because it starts from random weights.
+    """
     config.agents = ConfigDict({seat: seat for seat in seats})
     config.policies = ConfigDict({seat: defaults.policy() for seat in seats})
     if config.model.name != "tiny" and not config.model.lora.rank:
@@ -84,16 +97,19 @@ def per_role(config: ConfigDict, seats: Sequence[str]) -> None:
 
 
 def answers_of(config: Mapping[str, Any], answers: tuple[int, int], single: bool) -> int:
-    """For how many answers a run has room in training."""
+    """Return the maximum number of completions in training."""
     candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
     return config["steps"] * config["task"]["n_episodes"] * answers[0 if single else 1] * candidates
 
 
 def parts(form: str | None) -> tuple[str, str | None]:
-    """The form and the model; None is the embedded one. A model alone has the default form."""
+    """Split a form into form and model; None is the embedded model.
+
+    A model alone has the default form.
+    """
     form, _, model = (form or DEFAULT).partition("+")
     if form in variants.VARIANTS and not model:
         form, model = DEFAULT, form
     if form not in FORMS:
-        raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(FORMS)}, MODEL or FORM+MODEL")
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(FORMS)}, MODEL or FORM+MODEL")
     return form, None if model in ("", "tiny") else model

@@ -15,12 +15,15 @@ ALGORITHMS = {
 def task(
     name: str, form: str | None, accepted: tuple[str, ...], max_length: int, small_episodes: int, **params
 ) -> ConfigDict:
-    """A task in one of its forms, written ALGORITHM, MODEL or ALGORITHM+MODEL.
+    """Configure a task in one of its forms, written ALGORITHM, MODEL or ALGORITHM+MODEL.
 
-    accepted        algorithms that the task is made for; the first is the default
-    max_length      tokens of a conversation of a pretrained model
-    small_episodes  episodes of a step of the embedded model
-    params          of the task
+    Args:
+        name: Name of the task.
+        form: The form.
+        accepted: Algorithms for the task; the first is the default.
+        max_length: Maximum number of tokens in a conversation of a pretrained model.
+        small_episodes: Number of episodes per step for the embedded model.
+        **params: Parameters of the task.
     """
     algorithm, model = _parts(form, accepted)
     config = defaults.get_config()
@@ -32,19 +35,19 @@ def task(
     config = variants.choose(config, model)
     config.algo.entropy_coef = 0.0
     defaults.use_task(config, name, **params)
-    episodes = 256 if algorithm != "at_grpo" else 64  # each turn of these is answered GROUP times
+    episodes = 256 if algorithm != "at_grpo" else 64  # with GROUP completions per turn
     config.task.update(dict(n_episodes=episodes, max_new_tokens=256, max_num_seqs=256, max_length=max_length))
     if model is None:
-        # Two CPU cores and a model that has never read a word: few episodes, and answers of two bytes.
+        # Sized for two CPU cores and a model without pretraining: few episodes, and completions of two bytes.
         config.task.update(dict(n_episodes=small_episodes, max_new_tokens=2, max_num_seqs=32, max_length=768))
         config.eval.games = 32
     return config
 
 
 def _parts(form: str | None, accepted: tuple[str, ...]) -> tuple[str, str | None]:
-    """The algorithm and the model; None is the embedded one."""
+    """Split a form into algorithm and model; None is the embedded model."""
     first, _, rest = (form or accepted[0]).partition("+")
     algorithm, model = (first, rest) if first in ALGORITHMS else (accepted[0], form)
     if algorithm not in accepted:
-        raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(accepted)}, MODEL or ALGORITHM+MODEL")
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(accepted)}, MODEL or ALGORITHM+MODEL")
     return algorithm, None if model in ("", "tiny") else model

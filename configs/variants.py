@@ -1,7 +1,7 @@
-"""The same experiment on bigger models: what `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others change.
+"""Variants of experiments with larger models: `:smollm2`, `:qwen2.5-0.5b`, `:qwen3-8b` and others.
 
-A variant takes a pretrained model, so it learns with small steps and stays near where it began. `:sft` and
-`:sft+smollm2` imitate a bot instead of playing; `:both` and `:both+smollm2` imitate it first and then play.
+A variant has a pretrained model, so it learns with small steps and stays near its start. `:sft` and `:sft+smollm2`
+imitate a bot instead of playing; `:both` and `:both+smollm2` imitate it first and then play.
 """
 
 from ml_collections import ConfigDict
@@ -12,14 +12,14 @@ SFT, SCRATCH, BOTH = "sft", "scratch", "both"
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """The default: two CPU cores."""
+    """Configure the embedded model for two CPU cores (the default)."""
     config.env.update(dict(text="brief", style="plain"))
-    config.algo.tis_clip = 0.0  # in float32 sampler and learner agree to the last bits
+    config.algo.tis_clip = 0.0  # in float32, sampler and learner agree almost exactly
     return config
 
 
 def smollm2(config: ConfigDict) -> ConfigDict:
-    """SmolLM2-135M on one GPU, all weights."""
+    """Configure SmolLM2-135M with all weights trained on one GPU."""
     config.model = models.smollm2()
     _pretrained(config, lr=4e-5)
     config.rollout.update(dict(num_envs=512))
@@ -27,7 +27,7 @@ def smollm2(config: ConfigDict) -> ConfigDict:
 
 
 def smollm2_lora(config: ConfigDict) -> ConfigDict:
-    """SmolLM2-135M on one GPU, LoRA adapters."""
+    """Configure SmolLM2-135M with LoRA on one GPU."""
     config = smollm2(config)
     config.model.lora.rank = 32
     config.optim.lr = 3e-4
@@ -35,7 +35,7 @@ def smollm2_lora(config: ConfigDict) -> ConfigDict:
 
 
 def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen2.5-0.5B on one GPU, all weights."""
+    """Configure Qwen2.5-0.5B with all weights trained on one GPU."""
     config.model = models.qwen2_5_half_billion()
     _pretrained(config, lr=2e-5)
     config.rollout.update(dict(num_envs=512))
@@ -43,14 +43,14 @@ def qwen2_5_half_billion(config: ConfigDict) -> ConfigDict:
 
 
 def qwen2_5_coder_half_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen2.5-Coder-0.5B on one GPU, all weights."""
+    """Configure Qwen2.5-Coder-0.5B with all weights trained on one GPU."""
     config = qwen2_5_half_billion(config)
     config.model = models.qwen2_5_coder_half_billion()
     return config
 
 
 def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen2.5-Coder-1.5B on one GPU, LoRA adapters."""
+    """Configure Qwen2.5-Coder-1.5B with LoRA on one GPU."""
     config.model = models.qwen2_5_coder_1_5_billion()
     _pretrained(config, lr=1e-4)
     config.rollout.update(dict(num_envs=512))
@@ -59,7 +59,7 @@ def qwen2_5_coder_1_5_billion(config: ConfigDict) -> ConfigDict:
 
 
 def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen3-1.7B on one GPU, all weights."""
+    """Configure Qwen3-1.7B with all weights trained on one GPU."""
     config.model = models.qwen3_two_billion()
     _pretrained(config, lr=2e-6)
     config.rollout.update(dict(num_envs=512))
@@ -68,12 +68,12 @@ def qwen3_two_billion(config: ConfigDict) -> ConfigDict:
 
 
 def qwen3_eight_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen3-8B with LoRA, parameters split over all devices."""
+    """Configure Qwen3-8B with LoRA and parameters sharded over all devices."""
     return _large(config, models.qwen3_eight_billion())
 
 
 def qwen2_5_seven_billion(config: ConfigDict) -> ConfigDict:
-    """Qwen2.5-7B with LoRA, parameters split over all devices."""
+    """Configure Qwen2.5-7B with LoRA and parameters sharded over all devices."""
     return _large(config, models.qwen2_5_seven_billion())
 
 
@@ -91,11 +91,13 @@ VARIANTS = {
 
 
 def stages(variant: str | None, default: str = SCRATCH) -> tuple[str, str | None]:
-    """The stages that a variant asks for, `default` where it names none, and its model; None is the embedded one.
+    """Split a variant into its stages and its model; None is the embedded model.
 
-    sft      imitate a bot
-    scratch  play, from the model as it is
-    both     imitate, then play
+    The stages are `default` if the variant names none:
+
+    - `sft`: Imitate a bot.
+    - `scratch`: Play, without imitation.
+    - `both`: Imitate, then play.
     """
     first, _, rest = (variant or "").partition("+")
     named = first in (SFT, SCRATCH, BOTH)
@@ -104,7 +106,7 @@ def stages(variant: str | None, default: str = SCRATCH) -> tuple[str, str | None
 
 
 def only_first_stage(config: ConfigDict) -> ConfigDict:
-    """The config of an experiment's first stage, as a run of its own."""
+    """Return the config of an experiment's first stage as a separate run."""
     changes = config.first_stage.to_dict()
     config.first_stage = {}
     config.algo = algorithms.sft(**{name: value for name, value in changes.pop("algo").items() if name != "name"})
@@ -113,32 +115,35 @@ def only_first_stage(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, model: str | None) -> ConfigDict:
-    """The config with the named model; None is the embedded one."""
+    """Return the config with the named model; None is the embedded model."""
     if model is not None and model not in VARIANTS:
-        known = f"{', '.join(VARIANTS)}, each also behind {SFT}+, {SCRATCH}+ or {BOTH}+ (imitate a bot, play, or both)"
-        raise ValueError(f"variant {model!r} is unknown; accepted: {known}")
+        known = f"{', '.join(VARIANTS)}, optionally after {SFT}+, {SCRATCH}+ or {BOTH}+ (imitate a bot, play, or both)"
+        raise ValueError(f"variant is {model!r}, but must be one of: {known}")
     return VARIANTS[model or "tiny"](config)
 
 
 def with_stages(config: ConfigDict, chosen: str, model: str | None) -> ConfigDict:
-    """An experiment's config of self-play with the named model, as the chosen stages (`stages`) want it."""
+    """Apply the chosen stages (see `stages`) to a self-play config with the named model."""
     if chosen == SFT:
         return imitate(config, model)
     if chosen == BOTH:
         lr = choose(defaults.get_config(), model).optim.lr
         rollout, parts = dict(num_envs=128, unroll_length=8), config.algo.grad_accum_steps
         config.first_stage = algorithms.imitation_stage(steps=100, lr=lr, rollout=rollout, grad_accum_steps=parts)
-        config.algo.kl_coef = 0.05  # to the imitated policy
+        config.algo.kl_coef = 0.05  # KL to the imitated policy
     return config
 
 
 def imitate(config: ConfigDict, model: str | None) -> ConfigDict:
-    """An experiment's config with the named model, changed to imitate a bot at the model's own learning rate."""
+    """Change an experiment's config to imitate a bot with the model's own learning rate."""
     return algorithms.imitate(config, lr=choose(defaults.get_config(), model).optim.lr)
 
 
 def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
-    """A model that no single chip of a pod can train: adapters, fewer games, the batch in parts."""
+    """Configure a model that a single chip cannot train.
+
+    It has adapters, fewer games, and several microbatches.
+    """
     config.model = model
     _pretrained(config, lr=1e-4)
     config.rollout.update(dict(num_envs=256))
@@ -148,9 +153,10 @@ def _large(config: ConfigDict, model: ConfigDict) -> ConfigDict:
 
 
 def _pretrained(config: ConfigDict, lr: float) -> None:
-    """Small steps for the weights, large ones for the fresh value head, and enough entropy to keep games varied.
+    """Configure training of a pretrained model.
 
-    Without the entropy term self-play falls into one line of play within twenty updates and stops learning.
+    The weights get a small learning rate, the new value head a large one, and entropy keeps games varied. Without the
+    entropy bonus, self-play collapses to one line of play within twenty updates and stops learning.
     """
     config.optim.lr = lr
     config.optim.critic_lr = 1e-3

@@ -1,10 +1,10 @@
-"""Verifiers of a task's answers: what labels and trains one."""
+"""Verifiers of a task's answers: labelling and training."""
 
 from ml_collections import ConfigDict
 
 from configs import algorithms, defaults, variants
 
-TASKS = {  # by the name of the form: the task, its params, and its params for the embedded model
+TASKS = {  # form -> (task, its parameters, its parameters for the embedded model)
     "gsm8k": ("math", dict(dataset="gsm8k"), dict(dataset="sample")),
     "math": ("math", dict(dataset="math"), dict(dataset="sample")),
     "anli": ("nli", dict(), dict()),
@@ -14,7 +14,10 @@ ADAPTER_LR = 1e-4
 
 
 def verifier(form: str | None) -> ConfigDict:
-    """A verifier of one of TASKS, written TASK, MODEL or TASK+MODEL; LoRA on a pretrained model."""
+    """Configure a verifier of one of TASKS, written TASK, MODEL or TASK+MODEL.
+
+    A pretrained model has LoRA.
+    """
     task, model = parts(form)
     name, params, small = TASKS[task]
     config = defaults.get_config()
@@ -26,7 +29,7 @@ def verifier(form: str | None) -> ConfigDict:
     config.checkpoint.update(dict(every=50, best_metric="balanced/auc_by_question"))
     defaults.use_task(config, name, **(params if model else small))
     if model is None:
-        # Two CPU cores and a model that has never read a word: everything is small.
+        # Sized for two CPU cores and a model without pretraining: everything is small.
         config.steps = 20
         config.task.update(dict(n_episodes=64, max_new_tokens=4, max_num_seqs=16, max_length=512))
         config.algo.update(dict(questions=16, held_out=8, samples=4, per_side=2, completions=8, gold=True))
@@ -42,10 +45,13 @@ def verifier(form: str | None) -> ConfigDict:
 
 
 def parts(form: str | None) -> tuple[str, str | None]:
-    """The task and the model; None is the embedded one. A model alone has the first task."""
+    """Split a form into task and model; None is the embedded model.
+
+    A model alone has the task gsm8k.
+    """
     task, _, model = (form or "arithmetic").partition("+")
     if task in variants.VARIANTS and not model:
         task, model = "gsm8k", task
     if task not in TASKS:
-        raise ValueError(f"form {form!r} is unknown; accepted: {', '.join(TASKS)}, MODEL or TASK+MODEL")
+        raise ValueError(f"form is {form!r}, but must be one of: {', '.join(TASKS)}, MODEL or TASK+MODEL")
     return task, None if model in ("", "tiny") else model

@@ -1,4 +1,4 @@
-"""The experiments of debates: every form can run, has the same budget, and gives agents and turns their policies."""
+"""Debate experiments: every form can run, has the same budget, and assigns policies to agents and turns."""
 
 import itertools
 
