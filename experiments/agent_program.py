@@ -1,4 +1,4 @@
-r"""Agents that are programs of their own, with the OpenAI SDK, AutoGen, LangGraph or anything else that speaks HTTP.
+r"""Agents that are separate programs, with the OpenAI SDK, AutoGen, LangGraph or plain HTTP.
 
     python launch.py --config=experiments/agent_program.py                             # GRPO, the embedded model
     python launch.py --config=experiments/agent_program.py:langgraph_team+qwen2.5-0.5b # on a GPU
@@ -9,13 +9,14 @@ r"""Agents that are programs of their own, with the OpenAI SDK, AutoGen, LangGra
     python launch.py --config=experiments/agent_program.py --config.task.params.program=my_agent.py \
         --config.task.params.roles="('solver','checker')" --config.task.params.train=train.jsonl
 
-Forms, with + between them: a program of `examples/` (`openai_sdk`, the default, `autogen_team` or `langgraph_team`),
-`per_role` for a policy for each of its roles, `grpo` (the default) or `ppo`, and a model of `configs/variants.py`. The
-packages that a program needs are in its first lines; without data, the problems are small arithmetic.
+A form is a list of words with + between them: a program of `examples/` (`openai_sdk`, the default, `autogen_team` or
+`langgraph_team`), `per_role` for a policy per role, `grpo` (the default) or `ppo`, and a model of
+`configs/variants.py`. The first lines of a program list the packages that it needs. Without data, the problems are
+small arithmetic.
 
-The embedded model has never read a word and answers with two bytes, so it cannot learn to compute; the run shows that
-everything works. With `sums`, model and data are those of `examples/sums_model.py` in the folder `sums`: a small
-model that can add, though carelessly, with a LoRA adapter for each policy.
+The embedded model is not pretrained and writes two bytes, so it cannot learn to compute; the run only shows that
+everything works. With `sums`, the model and data are those of `examples/sums_model.py` in the folder `sums`: a small
+model that can add, but makes mistakes, with a LoRA adapter for each policy.
 """
 
 from ml_collections import ConfigDict
@@ -27,11 +28,11 @@ PROGRAMS = {
     "autogen_team": ("solver", "verifier"),
     "langgraph_team": ("planner", "worker", "critic"),
 }
-"""The programs of `examples/` and the models they ask for."""
+"""Programs of `examples/` and the models that they request."""
 
 
 def get_config(form: str | None = None):
-    """One of the programs, an algorithm and a model."""
+    """Configure a program, an algorithm and a model."""
     words = [word for word in (form or "").split("+") if word]
     program = next((word for word in words if word in PROGRAMS), "openai_sdk")
     rest = "+".join(word for word in words if word not in (program, "per_role", "sums"))
@@ -53,7 +54,7 @@ def get_config(form: str | None = None):
 
 
 def _sums(config: ConfigDict) -> None:
-    """Answers of two digits, by a model whose weights were made on this machine."""
+    """Use a locally trained model that writes sums of two digits."""
     lora = dict(rank=8, alpha=16.0)
     config.model = models.model("tiny", weights="sums/model", dtype="float32", remat="none", lora=lora)
     config.task.params.update({part: f"sums/{part}.jsonl" for part in ("train", "validation", "test")})

@@ -1,4 +1,4 @@
-"""A debate on arithmetic: two agents answer at once, read each other's answer and answer again.
+"""A debate on arithmetic between two agents that answer, read each other, and revise.
 
     python launch.py --config=experiments/arithmetic_debate.py                     # GRPO, the embedded model
     python launch.py --config=experiments/arithmetic_debate.py:ppo
@@ -6,19 +6,19 @@
 
 Forms: `grpo` (the default) or `ppo`, a model of `configs/variants.py`, or both with + between them.
 
-On two CPU cores a step of the embedded model takes about five seconds. It has never read a word and answers with two
-bytes, so it cannot learn to compute; in the first steps, which are all that was tried, a number is rare in its answers.
+A step of the embedded model takes about five seconds on two CPU cores. It is not pretrained and writes two bytes, so it
+cannot learn to compute. Only the first steps were tried; numbers are rare in its completions there.
 """
 
 from configs import tasks
 
 
 def get_config(form: str | None = None):
-    """A debate of two agents that share a policy."""
+    """Configure a debate of two agents that share a policy."""
     config = tasks.task(
         "arithmetic_debate", form, ("grpo", "ppo"), max_length=2048, small_episodes=32, agents=2, turns=2
     )
     config.name = "arithmetic_debate"
     if config.algo.name == "ppo":
-        config.algo.gamma = 0.0  # an answer's reward already contains what it leads to
+        config.algo.gamma = 0.0  # the reward of an answer already contains its effects
     return config

@@ -1,29 +1,29 @@
-"""Code: a coder writes a program, a tester writes test cases for it; hidden tests decide.
+"""Code: a coder writes a program, a tester writes test cases, hidden tests decide.
 
     python launch.py --config=experiments/code_generation.py --config.steps=10                # the embedded model
     python launch.py --config=experiments/code_generation.py:single_grpo+qwen2.5-coder-0.5b   # on a GPU
     python launch.py --config=experiments/code_generation.py:roles_prompt+qwen2.5-coder-0.5b --mode=eval
 
 Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each with or without +MODEL (`configs/reasoning.py`). Problems are MBPP's where its file is found in
+`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Problems are MBPP's if its file is in
 $MARL_JAX_DATA, and otherwise a dozen built-in ones; `--config.task.params.test_dataset=humaneval` evaluates on another
-set. Programs run in a sandbox (`envs/tasks/sandbox`), and a run ends at once where the machine allows no isolation.
+dataset. Programs run in a sandbox (`envs/tasks/sandbox`). On a machine without isolation, a run ends immediately.
 
-The embedded model works on the built-in problems and has never read a word, so it writes no program and learns nothing;
-the run shows that everything works. Its first three steps take less than a minute on two CPU cores.
+The embedded model uses the built-in problems. It is not pretrained, so it writes no program and learns nothing; the run
+only shows that everything works. Its first three steps take less than a minute on two CPU cores.
 """
 
 from configs import reasoning
 
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
-"""Answers of an episode at most: of one agent, and of coder and tester."""
+"""Maximum number of completions in an episode: of one agent, and of coder and tester."""
 SECONDS = 0.5
-"""Of CPU time for a program in training, where a step waits for its last one; evaluations give 4 (docs/code.md)."""
+"""CPU time of a program in training, where a step waits for the slowest; evaluations allow 4 s (docs/code.md)."""
 
 
 def get_config(form: str | None = None):
-    """MBPP, or the built-in problems for the embedded model."""
+    """Configure MBPP, or the built-in problems for the embedded model."""
     config = reasoning.reasoning(
         "code", form, seats=("coder", "tester"), answers=ANSWERS,
         params=dict(dataset="mbpp", test_dataset="", turns=TURNS, reward="paper", sandbox="auto", seconds=SECONDS),

@@ -1,31 +1,31 @@
-"""Connect four: one policy for both seats imitates the search bot, then plays against itself, its past and the bot.
+"""Connect four: imitation of the search bot, then self-play PPO with past opponents.
 
     python launch.py --config=experiments/connect_four_selfplay.py
 
-Both stages are one command, which resumes whichever was interrupted (`config.first_stage`). PPO is held near the
-imitated policy by a KL, and its entropy bonus falls. The default is the embedded model, for two CPU cores: expect half
-of the points against the bot after the imitation and about three quarters at the end, with swings between evaluations
-(docs/results.md).
+One policy plays both seats. It imitates the search bot, then plays against itself, its past and the bot. The command
+runs both stages and resumes whichever was interrupted (`config.first_stage`). A KL keeps PPO near the imitated policy,
+and its entropy bonus decays. The default is the embedded model, for two CPU cores: expect half of the points against
+the bot after the imitation and about three quarters at the end, with swings between evaluations (docs/results.md).
 
-Variants for a GPU or more, with real models: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and the
-others of `configs/variants.py`. `:scratch` and `:scratch+MODEL` leave the imitation out, `:sft` and `:sft+MODEL` stop
-behind it.
+Variants with pretrained models, for one GPU or more: `:smollm2`, `:smollm2-lora`, `:qwen2.5-0.5b`, `:qwen2.5-7b` and
+the others of `configs/variants.py`. `:scratch` and `:scratch+MODEL` skip the imitation, `:sft` and `:sft+MODEL` stop
+after it.
 """
 
 from configs import algorithms, defaults, variants
 
 
 def get_config(variant: str | None = None):
-    """Imitation and self-play PPO on connect four with a pool of historical opponents."""
+    """Configure imitation and self-play PPO with a pool of past opponents."""
     stages, model = variants.stages(variant, default="both")
     config = defaults.get_config()
     config.name = "connect_four_selfplay"
     config.steps = 150
     config.env = defaults.environment("connect_four")
-    config.env.symmetry = True  # a position and its mirror image teach the same
+    config.env.symmetry = True  # a position is equivalent to its mirror image
     config.rollout.update(dict(num_envs=128, unroll_length=42))  # 42 turns: the longest game
     config.algo.update(dict(gamma=0.99, epochs=1, minibatches=8, entropy_coef=0.05))  # a win sooner is worth more
-    # Past selves, and now and then a weak player, keep the ways to win in practice.
+    # Games against past policies and sometimes a weak player preserve the knowledge of how to win.
     config.opponents.update(dict(self_play_frac=0.6, pool_size=4, bots=("random",), bot_frac=0.2))
     config.eval.every = 25
     config.eval.opponents = ("random", "search")
@@ -41,16 +41,15 @@ def get_config(variant: str | None = None):
 
 
 def _near_the_bot(config) -> None:
-    """PPO that keeps what was imitated, half of its games against the bot."""
+    """Keep PPO near the imitated policy, with half of the games against the bot."""
     config.algo.update(dict(entropy_coef=0.01, entropy_ratio=0.0, kl_coef=0.02))
     config.opponents.update(dict(self_play_frac=0.3, pool_size=4, snapshot_every=20, bots=("search",), bot_frac=0.5))
 
 
 def _small(config) -> None:
-    """Two CPU cores."""
-    config.rollout.update(
-        dict(num_envs=256, unroll_length=21)
-    )  # half of the longest game: rows go on in the next update
+    """Configure the embedded model for two CPU cores."""
+    # Half of the longest game: rows continue in the next update.
+    config.rollout.update(dict(num_envs=256, unroll_length=21))
     config.optim.update(dict(lr=5e-4, warmup=5))
     config.steps = 100
     config.first_stage = algorithms.imitation_stage(
@@ -60,10 +59,10 @@ def _small(config) -> None:
 
 
 def _real(config) -> None:
-    """Imitation with learning rates for supervised training; self-play near it."""
+    """Configure a pretrained model: supervised learning rates, then self-play near the imitation."""
     config.rollout.unroll_length = 21
     config.algo.grad_accum_steps = max(2, config.algo.grad_accum_steps)
-    config.algo.tis_clip = 0.0  # answers of one token: sampler and learner hardly differ
+    config.algo.tis_clip = 0.0  # completions have one token, so sampler and learner hardly differ
     config.optim.schedule = "linear"
     lr = 1e-3 if config.model.lora.rank else 3e-4
     parts = config.algo.grad_accum_steps

@@ -1,18 +1,19 @@
-"""Kuhn poker: one policy plays both seats, and every evaluation says exactly how far it is from an equilibrium.
+"""Kuhn poker self-play with exact exploitability at every evaluation.
 
     python launch.py --config=experiments/kuhn.py
 
-Expect an exploitability of 0.02 chips after 200 updates, from 0.43, in one to five minutes on two CPU cores
-(docs/results.md).
+One policy plays both seats. Expect an exploitability of 0.02 chips after 200 updates, from 0.43, in one to five minutes
+on two CPU cores (docs/results.md).
 
-PPO with a magnet by default; `:ppo`, `:role` and `:magnet_role` are the forms of `configs/poker.py`, `:smollm2` and the
-others of `configs/variants.py` (also `:ppo+smollm2`) take a pretrained model, `:sft` imitates the equilibrium bot.
+The default is PPO with a magnet. `:ppo`, `:role` and `:magnet_role` are the other forms of `configs/poker.py`.
+`:smollm2` and the others of `configs/variants.py` (also `:ppo+smollm2`) use a pretrained model. `:sft` imitates the
+equilibrium bot.
 """
 
 from configs import poker
 
 
 def get_config(form: str | None = None):
-    """Self-play on Kuhn poker."""
+    """Configure self-play on Kuhn poker."""
     shape = dict(d_model=32, n_layers=1, n_heads=2, n_kv_heads=2, d_ff=64)  # enough for twelve information sets
     return poker.poker("kuhn", form, steps=200, turns=12, entropy=(0.15, 0.03), chips=1.0, shape=shape)

@@ -1,27 +1,27 @@
-"""Multiple choice: science questions of ARC or SciQ; the answer is the letter of an option.
+"""Multiple choice: science questions of ARC or SciQ, answered with a letter.
 
     python launch.py --config=experiments/multiple_choice.py --config.steps=10             # the embedded model
     python launch.py --config=experiments/multiple_choice.py:single_grpo+qwen2.5-0.5b      # ARC, on a GPU
     python launch.py --config=experiments/multiple_choice.py:single_grpo+qwen2.5-0.5b --config.task.name=sciq
 
 Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each with or without +MODEL (`configs/reasoning.py`). Roles are a solver and a checker. Files are
-found in $MARL_JAX_DATA (ARC is CC BY-SA 4.0; SciQ is CC BY-NC 3.0, not for commercial use); without them there are two
+`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Roles are a solver and a checker. Files are
+found in $MARL_JAX_DATA (ARC is CC BY-SA 4.0; SciQ is CC BY-NC 3.0, not for commercial use). Without them, there are two
 dozen built-in questions.
 
-The embedded model has never read a word, so it answers with one byte and without a box. With `single_grpo` it learns to
-name an option: in 40 steps, which are all that was tried, such replies went from none to one in eight.
+The embedded model is not pretrained; it answers with one byte and without a box. With `single_grpo` it learns to name
+an option: in 40 steps, the most that was tried, such completions went from none to one in eight.
 """
 
 from configs import reasoning
 
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
-"""Answers of an episode at most: of one agent, and of solver and checker."""
+"""Maximum number of completions in an episode: of one agent, and of solver and checker."""
 
 
 def get_config(form: str | None = None):
-    """ARC, or the built-in questions."""
+    """Configure ARC, or the built-in questions."""
     config = reasoning.reasoning(
         "arc", form, seats=("solver", "checker"), answers=ANSWERS, params=dict(turns=TURNS),
         single=dict(agents="single"), roles=dict(agents="roles"),

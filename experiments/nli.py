@@ -1,15 +1,15 @@
-"""Natural language inference (ANLI): does a premise entail a hypothesis, contradict it, or neither?
+"""Natural language inference (ANLI): entailment, contradiction or neither.
 
     python launch.py --config=experiments/nli.py --config.steps=10                  # the embedded model
     python launch.py --config=experiments/nli.py:single_grpo+qwen2.5-0.5b           # on a GPU
     python launch.py --config=experiments/nli.py:roles_prompt+qwen2.5-0.5b --mode=eval
 
 Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each with or without +MODEL (`configs/reasoning.py`). Roles are a solver and a checker. Examples are
-ANLI's where its files are found in $MARL_JAX_DATA (CC BY-NC 4.0: not for commercial use), and otherwise two dozen
-built-in ones. Checkpoints are chosen on its development set; its test set is for `--mode=eval`.
+`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Roles are a solver and a checker. Examples are
+ANLI's if its files are in $MARL_JAX_DATA (CC BY-NC 4.0: not for commercial use), and otherwise two dozen built-in ones.
+Checkpoints are chosen on its development set; its test set is for `--mode=eval`.
 
-The embedded model has never read a word and writes four bytes, too few for a box, so it learns nothing; the run shows
+The embedded model is not pretrained and writes four bytes, too few for a box, so it learns nothing; the run only shows
 that everything works.
 """
 
@@ -17,11 +17,11 @@ from configs import reasoning
 
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
-"""Answers of an episode at most: of one agent, and of solver and checker."""
+"""Maximum number of completions in an episode: of one agent, and of solver and checker."""
 
 
 def get_config(form: str | None = None):
-    """ANLI, or the built-in examples."""
+    """Configure ANLI, or the built-in examples."""
     config = reasoning.reasoning(
         "nli", form, seats=("solver", "checker"), answers=ANSWERS, params=dict(turns=TURNS),
         single=dict(agents="single"), roles=dict(agents="roles"), small={},

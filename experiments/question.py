@@ -1,4 +1,4 @@
-r"""Questions with known answers, of any dataset.
+r"""Questions with known answers from any dataset.
 
     python launch.py --config=experiments/question.py --config.steps=10             # the embedded model, the sample
     python launch.py --config=experiments/question.py:single_grpo+qwen2.5-0.5b \
@@ -7,10 +7,10 @@ r"""Questions with known answers, of any dataset.
         --config.task.params.comparison=number
 
 Forms: `single` and `roles_prompt` (for `--mode=eval`), `single_grpo`, `roles_grpo`, `at_grpo_shared` (the default) and
-`at_grpo_per_role`, each with or without +MODEL (`configs/reasoning.py`). Roles are a solver and a checker. What a
-dataset needs stands in `docs/tasks.md`.
+`at_grpo_per_role`, each optionally with +MODEL (`configs/reasoning.py`). Roles are a solver and a checker.
+`docs/tasks.md` describes the format of datasets.
 
-The embedded model has never read a word and writes four bytes, too few for a box, so it learns nothing; the run shows
+The embedded model is not pretrained and writes four bytes, too few for a box, so it learns nothing; the run only shows
 that everything works.
 """
 
@@ -18,11 +18,11 @@ from configs import reasoning
 
 TURNS = 2
 ANSWERS = (TURNS, 2 * TURNS)
-"""Answers of an episode at most: of one agent, and of solver and checker."""
+"""Maximum number of completions in an episode: of one agent, and of solver and checker."""
 
 
 def get_config(form: str | None = None):
-    """A dataset by config; without one, the built-in sample."""
+    """Configure a dataset by flags; without one, the built-in sample."""
     config = reasoning.reasoning(
         "question", form, seats=("solver", "checker"), answers=ANSWERS,
         params=dict(turns=TURNS, train="", validation="", test="", template="{question}", answer="answer",

@@ -1,4 +1,4 @@
-"""The table of debates: what is run, what is read in episodes, and what is claimed."""
+"""Table of debates: its runs, the statistics of episodes, and its claims."""
 
 import csv
 import json
@@ -63,11 +63,14 @@ def test_every_row_can_run_and_learns_from_as_many_answers(tmp_path, task, model
 
 def test_rows_that_cannot_run_are_refused(tmp_path, monkeypatch):
     assert {row for _, row in debate.rows_of(flags_of(tmp_path))} == set(ROWS) - {"verifier", "single_verifier"}
-    with pytest.raises(SystemExit, match="a verifier judges one task; accepted with --scorer: --only=gsm8k or anli"):
+    with pytest.raises(SystemExit, match="a verifier judges one task; add --only=gsm8k or anli"):
         debate.rows_of(flags_of(tmp_path, "--scorer=http://127.0.0.1:1"))
     with pytest.raises(SystemExit, match="the row 'verifier' needs --scorer"):
         debate.rows_of(flags_of(tmp_path, "--only=gsm8k/verifier"))
-    with pytest.raises(SystemExit, match="--only has 'math', but must be one of: gsm8k, anli, and behind a slash untuned"):
+    with pytest.raises(
+        SystemExit,
+        match="'math', but must be one of: gsm8k, anli, .*: untuned",
+    ):
         debate.rows_of(flags_of(tmp_path, "--only=math"))
     with pytest.raises(SystemExit, match="has no evaluations to collect"):
         debate.main([f"--workdir={tmp_path}/nothing", "--collect"])
@@ -90,7 +93,7 @@ def test_rows_that_cannot_run_are_refused(tmp_path, monkeypatch):
 
 
 def record(example, table, tokens=10, scores=None, gold="5"):
-    """An episode in which agents gave the answers table[turn][agent]; "-" is none."""
+    """Return an episode with the answers table[turn][agent]; "-" is a missing answer."""
     given = [[None if a == "-" else a for a in row] for row in table]
     verdicts = [[{"right": float(a == gold), "answer": a, "reason": ""} for a in row] for row in given]
     turns = [
@@ -121,7 +124,7 @@ def test_transitions_and_costs():
 
 @given(st.lists(st.sampled_from("45-"), min_size=1, max_size=9), st.integers(1, 9))
 def test_votes_of_samples_are_those_of_debates(answers, n):
-    """The rule of `envs.tasks.debate.votes`, which experiments do not import."""
+    """The rule is that of `envs.tasks.debate.votes`, which experiments do not import."""
     verdicts = [{"right": a == "5", "answer": None if a == "-" else a, "reason": ""} for a in answers]
     assert read.majority(record(0, [answers]), n) == votes.vote(verdicts[:n])
 
@@ -192,7 +195,7 @@ def test_only_questions_of_both_are_compared():
 
 @pytest.fixture
 def finished(tmp_path):
-    """Evaluations of three rows of GSM8K with the embedded model, 200 questions each."""
+    """Write evaluations of three rows of GSM8K with the embedded model, with 200 questions each."""
     flags, rng = flags_of(tmp_path, "--steps=5"), random.Random(0)
     for row, right in (("untuned", 0.4), ("correctness", 0.8), ("single", 0.6)):
         for test in ROWS[row].tests:

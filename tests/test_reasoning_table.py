@@ -1,4 +1,4 @@
-"""The table of language tasks: equal budgets, checkpoints chosen on validation, what is run, collected and written."""
+"""Table of language tasks: equal budgets, checkpoint selection on validation, runs, results and output."""
 
 import csv
 import json
@@ -46,7 +46,10 @@ def test_unequal_budgets_are_refused(tmp_path, monkeypatch):
 def test_rows_are_asked_for_by_name(tmp_path):
     assert len(chosen("")) == 3 * 6
     assert chosen("nli,code/single") == [("code", "single"), *(("nli", row) for row in reasoning.ROWS)]
-    with pytest.raises(SystemExit, match="--only has 'code/duo', but must be one of: math, code, nli, and behind a slash"):
+    with pytest.raises(
+        SystemExit,
+        match="'code/duo', but must be one of: math, code, nli, .*: ",
+    ):
         chosen("code/duo")
     for wrong in ("--steps=-1", "--model=nope", "--jobs=0", "--stepp=3", "--step=first"):
         with pytest.raises(SystemExit):
@@ -88,12 +91,12 @@ def test_learning_comes_first_and_the_validation_part_chooses(tmp_path):
         small = set_name.startswith(("aime", "amc"))
         assert read.config.eval.samples == (16 if small else 1) and (read.config.eval.temperature > 0) == small
     more = reasoning.plan(flags_of(tmp_path, f"--model={MODEL}", "--steps=9"), [("math", "roles_grpo")])
-    assert list(more[0]) == ["math/roles_grpo"] and not set(more[1]) & set(tests)  # more steps are tested again
+    assert list(more[0]) == ["math/roles_grpo"] and not set(more[1]) & set(tests)  # a longer run is tested again
 
 
 @pytest.fixture
 def finished(tmp_path):
-    """The code rows of the embedded model, one of which is missing."""
+    """Write the code rows of the embedded model, except for one."""
     config = {row: reasoning.config_of(flags_of(tmp_path, "--steps=5"), "code", row) for row in reasoning.ROWS}
     for row, rate in (("single", 0.2), ("single_grpo", 0.4), ("roles_prompt", 0.3), ("at_grpo_shared", 0.6)):
         learns = reasoning.ROWS[row].untuned

@@ -1,4 +1,4 @@
-"""The planning table: the same budget in every row, what is run and what is collected, what is written."""
+"""Planning table: equal budgets of all rows, runs, collected results, and output."""
 
 import concurrent.futures
 import csv
@@ -66,7 +66,10 @@ def test_rows_are_asked_for_by_name(tmp_path):
     assert len(chosen("")) == 3 * 7
     assert chosen("sudoku/grpo,plan_path/single") == [("plan_path", "single"), ("sudoku", "grpo")]
     assert {game for game, _ in chosen("sokoban")} == {"sokoban"}
-    with pytest.raises(SystemExit, match="--only has 'chess/grpo', but must be one of: plan_path, sokoban, sudoku, and"):
+    with pytest.raises(
+        SystemExit,
+        match="--only has 'chess/grpo', but must be one of: plan_path, sokoban, sudoku, ",
+    ):
         chosen("chess/grpo")
     with pytest.raises(SystemExit):
         planning.parse(["--stepps=3"])
@@ -107,7 +110,7 @@ def test_warm_starts_can_run_and_fields_of_learning_do_not_reach_them(tmp_path, 
 
 
 def fake_run(folder, steps, before, after, opponents=("self",), games=16):
-    """What a finished run leaves, as far as the table reads it."""
+    """Write the files of a finished run that the table reads."""
     (folder / "checkpoints" / str(steps)).mkdir(parents=True)
     (folder / "checkpoints" / str(steps) / "seal.json").write_text("{}")
     config = dict(steps=steps, algo=dict(name="grpo", group_size=4), rollout=dict(num_envs=games, unroll_length=10))
@@ -121,7 +124,7 @@ def fake_run(folder, steps, before, after, opponents=("self",), games=16):
 
 @pytest.fixture
 def finished(tmp_path):
-    """A game whose rows have all been run but one."""
+    """Write all rows of a game except for one."""
     for row, after in (("grpo", 0.4), ("at_grpo", 0.8)):
         fake_run(tmp_path / "plan_path" / row, 5, 0.3, after)
     fake_run(tmp_path / "plan_path" / "per_role", 5, 0.3, 0.7, ("self", "swapped"))
@@ -191,7 +194,7 @@ def test_only_what_is_missing_runs_and_failures_are_told(finished, monkeypatch, 
     assert planning.main(command) == 1
     assert [name for name, _ in launched] == ["plan_path/roles_grpo"] and launched[0][1][-1] == "--config.seed=3"
     assert "plan_path/roles_grpo failed" in capsys.readouterr().err
-    assert (finished / "planning.md").exists()  # what there is, is written all the same
+    assert (finished / "planning.md").exists()  # existing results are written nevertheless
 
 
 def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
@@ -213,6 +216,6 @@ def test_a_signal_ends_the_runs_under_way_and_begins_no_more(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with runs.Running():
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup asked
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as set by nohup
     finally:
         signal.signal(signal.SIGHUP, before)

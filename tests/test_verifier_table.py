@@ -1,4 +1,4 @@
-"""The verifier table: what is run in which order, what is not run again, and what is written."""
+"""Verifier table: the order of its runs, which finished runs are kept, and its output."""
 
 import json
 

@@ -1,1 +1,1 @@
-"""Tables: several experiments run or collected together and written out side by side."""
+"""Tables that run or collect several experiments and compare them."""

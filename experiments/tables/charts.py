@@ -1,4 +1,4 @@
-"""Charts of tables as SVG documents: bars with intervals, and curves side by side."""
+"""SVG charts of tables: bars with intervals, and panels of curves."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 Interval = tuple[float, float, float]
-"""Value, low and high, between 0 and 1."""
+"""(value, low, high) between 0 and 1."""
 
 INK, GRID = "#333333", "#e4e4e4"
 BEFORE, AFTER = "#b9c9d6", "#2471a3"
 COLORS = ("#2471a3", "#d35400", "#7d8a94", "#1e8449", "#8e44ad")
 
-LABELS, PLOT, MARGIN = 300, 420, 70  # width of a bar chart's three columns
+LABELS, PLOT, MARGIN = 300, 420, 70  # widths of a bar chart's columns
 LINE, GAP, TITLE, HEAD = 26, 16, 26, 34  # heights in a bar chart
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 240, 52, 14, 58, 34  # of a panel with curves
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 240, 52, 14, 58, 34  # sizes of a panel with curves
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One line of a bar chart: a rate before and a rate after training, either of which may be missing."""
+    """One line of a bar chart: rates before and after training, or None."""
 
     words: str
     before: Interval | None
@@ -28,7 +28,7 @@ class Bar:
 
 
 def bar_chart(groups: Mapping[str, Sequence[Bar]]) -> str:
-    """Draw a block of bars for every group on one scale from 0 to 100 %."""
+    """Draw a block of bars per group, on a scale from 0 to 100 %."""
     shapes = []
     for x, fill, words in ((LABELS, BEFORE, "before training"), (LABELS + 140, AFTER, "after")):
         shapes += [_rect(x, 12, 12, 12, fill), _text(x + 18, 22, words, "start")]
@@ -64,7 +64,7 @@ def _bar(bar: Bar, y: float) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Points of one run; runs of one `kind` share a color and an entry in the legend."""
+    """Points of one run. Runs of one `kind` share a color and a legend entry."""
 
     kind: str
     x: Sequence[float]

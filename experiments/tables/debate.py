@@ -1,24 +1,25 @@
-"""The table of debates: untuned and trained ones by turn, beside baselines with as many answers of the same models.
+"""Table of debates by turn, compared with baselines of equal numbers of completions.
 
     MARL_JAX_DATA=../shared/data python -m experiments.tables.debate --model=qwen2.5-coder-1.5b           # one GPU
     python -m experiments.tables.debate --model=qwen2.5-coder-1.5b --scorer=http://127.0.0.1:8100 --only=gsm8k
     python -m experiments.tables.debate --only=gsm8k/untuned,gsm8k/correctness        # the embedded model
 
-Rows: the untuned model; trained in debates, or as a single agent, for correct answers, and for a verifier's scores
-(with `--scorer`); and pairs of different models, untuned and trained. All rows that learn sample as many answers, which
-is checked; the checkpoint that was best on the validation part (`--step`) is tested, and no test set chooses anything.
+The rows are: the untuned model; models trained in debates or as a single agent, for correct answers or for a verifier's
+scores (with `--scorer`); and pairs of different models, untuned and trained. All rows that learn sample the same number
+of completions, which is checked. The checkpoint that was best on the validation split is tested (`--step`); test sets
+are never used for selection.
 
-Each row is tested in debates of 3 agents and 3 turns, on its own task and on the other one (transfer); as nine
-independent samples of a question (maj@9, and best-of-9 by the verifier); and as one agent that refines its answer
-nine times. Baselines come with what they cost, and with the N for which maj@N writes as many tokens as the debate.
-Intervals are of 95 %, Wilson's over questions. Whether a debate beats maj@9 is decided by a paired bootstrap over
-questions.
+Each row is tested in debates of 3 agents and 3 turns, on its own task and on the other one (transfer); with nine
+independent samples per question (maj@9, and best-of-9 by the verifier); and as one agent that refines its answer nine
+times. Baselines are listed with their cost, and with the N for which maj@N writes as many tokens as the debate.
+Intervals are 95 % Wilson intervals over questions. A paired bootstrap over questions decides whether a debate beats
+maj@9.
 
-Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
-where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
-(`command.LEARNING`) do not go to evaluations. Data files must be there, but for the embedded model.
+Each run and each evaluation is a separate `launch.py` with its own folder under --workdir, so the same command
+continues where it was stopped and collects finished runs. `--config.FIELD=VALUE` goes to every run; fields of learning
+(`command.LEARNING`) do not go to evaluations. Data files must exist, except for the embedded model.
 
-Written to --workdir: debate.md, debate.csv and debate.svg.
+The table is written to debate.md, debate.csv and debate.svg in --workdir.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ Wanted = list[tuple[str, str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    """Run what is missing and write the table.
+
+    Returns:
+        Exit status: 1 if a run failed, 130 if the command was stopped.
+    """
     flags, passed = parse(argv)
     wanted = rows_of(flags)
     check_budgets(flags, wanted)
@@ -56,39 +61,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not flags.collect:
         check_files("debate", files_of(flags, wanted) if flags.model else [])
         failed, stopped = run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
-    found = collect(flags, wanted)
-    if flags.collect and not found:
+    results = collect(flags, wanted)
+    if flags.collect and not results:
         raise SystemExit(f"debate.py: {folder} has no evaluations to collect")
-    status = finish("debate", folder, markdown(flags, wanted, found), drawing(flags, wanted, found), failed, stopped)
-    write_csv(flags, wanted, found, folder / "debate.csv")
+    status = finish(
+        "debate", folder, markdown(flags, wanted, results), drawing(flags, wanted, results), failed, stopped
+    )
+    write_csv(flags, wanted, results, folder / "debate.csv")
     return status
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of the table, and those for every run."""
+    """Parse the flags of the table and those for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, "debate")
-    parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
-    parser.add_argument("--tests", default=",".join(TESTS), help="what rows are put to, with commas between them")
-    parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
-    parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
+    parser.add_argument("--only", default="", help="Rows as TASK/ROW or TASK, separated by commas")
+    parser.add_argument("--tests", default=",".join(TESTS), help="Tests of the rows, separated by commas")
+    parser.add_argument(
+        "--problems", type=at_least(0), default=0, help="Maximum number of problems per test set; 0 uses all"
+    )
+    parser.add_argument("--step", choices=("best", "newest"), default="best", help="Checkpoint to test")
     algorithms = [name for name in forms.ALGORITHMS if name != forms.UNTUNED]
-    parser.add_argument("--algorithm", choices=algorithms, default="ppo", help="of rows that learn")
-    parser.add_argument("--scorer", default="", help="address of a verifier; '': no row with one, no best-of-N")
+    parser.add_argument("--algorithm", choices=algorithms, default="ppo", help="Algorithm of rows that learn")
+    parser.add_argument("--scorer", default="", help="Address of a verifier, for rows with one and best-of-N")
     flags, passed = read_flags(parser, "debate", argv)
     if unknown := [test for test in flags.tests.split(",") if test not in TESTS]:
-        parser.error(f"--tests has {unknown[0]!r}; accepted: {', '.join(TESTS)}")
+        parser.error(f"--tests has {unknown[0]!r}, but must be one of: {', '.join(TESTS)}")
     return flags, passed
 
 
 def rows_of(flags: argparse.Namespace) -> Wanted:
-    """The (task, row) pairs that are asked for; rows with a verifier need one, which judges one task."""
+    """Return the selected (task, row) pairs.
+
+    Rows with a verifier are included only with `--scorer`. A verifier judges one task.
+    """
     wanted = select("debate", flags.only, TASKS, ROWS)
-    asked = [row for row, about in ROWS.items() if about.verifier and f"/{row}" in flags.only]
-    if asked and not flags.scorer:
-        raise SystemExit(f"debate.py: the row {asked[0]!r} needs --scorer=http://…, the address of a verifier")
+    verifier_rows = [row for row, about in ROWS.items() if about.verifier and f"/{row}" in flags.only]
+    if verifier_rows and not flags.scorer:
+        raise SystemExit(f"debate.py: the row {verifier_rows[0]!r} needs --scorer=http://…, the address of a verifier")
     if flags.scorer and len({task for task, _ in wanted}) > 1:
-        raise SystemExit(f"debate.py: a verifier judges one task; accepted with --scorer: --only={' or '.join(TASKS)}")
+        raise SystemExit(f"debate.py: a verifier judges one task; add --only={' or '.join(TASKS)}")
     return [(task, row) for task, row in wanted if flags.scorer or not ROWS[row].verifier]
 
 
@@ -96,29 +108,32 @@ def rows_of(flags: argparse.Namespace) -> Wanted:
 
 
 def files_of(flags: argparse.Namespace, wanted: Wanted) -> list[str]:
-    """The data files of the tasks that are trained on or tested."""
+    """Return the data files of the tasks that are used for training or tests."""
     used = {task for task, _ in wanted} | {OTHER[task] for task, row in wanted if "transfer" in tests_of(flags, row)}
     return [file for task, about in TASKS.items() if task in used for file in about.files]
 
 
 def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
-    """Ends the program unless all rows of a task that learn sample as many answers."""
+    """Exit unless all rows of a task that learn sample the same number of completions."""
     for task in TASKS:
         learning = [row for t, row in wanted if t == task and ROWS[row].untuned]
-        found = {row: forms.answers_of(config_of(flags, task, row)) for row in learning}
-        if len(set(found.values())) > 1:
-            raise SystemExit(f"debate.py: budgets of {task} differ: {found}")
+        budgets = {row: forms.answers_of(config_of(flags, task, row)) for row in learning}
+        if len(set(budgets.values())) > 1:
+            raise SystemExit(f"debate.py: budgets of {task} differ: {budgets}")
 
 
 def test_folder(flags: argparse.Namespace, task: str, row: str, test: str) -> str:
-    """The folder of an evaluation; of a row that learns it says after how many steps, so that more steps are others."""
+    """Return the folder of an evaluation.
+
+    For a row that learns, it includes the number of steps, so that a longer run gets new evaluations.
+    """
     steps = f"_{config_of(flags, task, row).steps}_{flags.step}" if ROWS[row].untuned else ""
     problems = f"_{flags.problems}" if flags.problems else ""
     return f"{task}/{row}/test{steps}{problems}/{test}"
 
 
 def test_params(flags: argparse.Namespace, task: str, test: str) -> dict[str, object]:
-    """The parameters of the debate that make it one of the tests."""
+    """Return the parameters of the debate for one of the tests."""
     agents, turns = size(flags)
     datasets = {name: about.dataset for name, about in TASKS.items()} if flags.model else SMALL
     sizes = {"samples": (agents * turns, 1), "refine": (1, agents * turns)}
@@ -129,7 +144,13 @@ def test_params(flags: argparse.Namespace, task: str, test: str) -> dict[str, ob
 
 
 def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
-    """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
+    """Return two rounds of runs: training, and all evaluations.
+
+    Args:
+        flags: Flags of the table.
+        wanted: Selected (task, row) pairs.
+        passed: Flags for every run.
+    """
     folder = Path(flags.workdir)
     to_tests = without_learning(passed)
     training, tests = {}, {}
@@ -150,7 +171,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
             command = [experiment, "--mode=eval", *start, "--config.eval.split=test"]
             command += [f"--config.eval.games={flags.problems or 10**6}"]
             command += [f"--config.task.params.{key}={value}" for key, value in test_params(flags, task, test).items()]
-            if test == "refine":  # one long chat
+            if test == "refine":  # one long conversation
                 command += [f"--config.task.max_length={8192 if flags.model else 4096}"]
             at = test_folder(flags, task, row, test)
             tests[at] = ([*command, *to_tests], (folder / at / "evaluation.json").exists())
@@ -161,7 +182,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
 
 
 def collect(flags: argparse.Namespace, wanted: Wanted) -> Found:
-    """The episodes of all tests that there are."""
+    """Read the episodes of all tests that have run."""
     folder = Path(flags.workdir)
     budgets = {}
     for task, row in wanted:
@@ -171,13 +192,13 @@ def collect(flags: argparse.Namespace, wanted: Wanted) -> Found:
     for task in TASKS:
         here = {row: budget for (t, row), budget in budgets.items() if t == task}
         if len(set(here.values())) > 1:
-            raise SystemExit(f"debate.py: the runs of {task} have different budgets: {here}; start anew elsewhere")
-    found = {
+            raise SystemExit(f"debate.py: the runs of {task} have different budgets: {here}; use a new --workdir")
+    results = {
         (task, row, test): episodes(folder / test_folder(flags, task, row, test))
         for task, row in wanted
         for test in tests_of(flags, row)
     }
-    return {key: records for key, records in found.items() if records}
+    return {key: records for key, records in results.items() if records}
 
 
 if __name__ == "__main__":

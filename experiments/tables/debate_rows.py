@@ -1,4 +1,4 @@
-"""What the table of debates compares: tasks, rows, and their configs."""
+"""Tasks, rows and configs of the table of debates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from configs import debate as forms
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its words, its experiment, its data set, its files, and the fewest words of an answer to be verified.
+    """A task of the table.
 
-    A verifier has learnt from solutions, nearly none of which is shorter; it says nothing of a bare number.
+    Attributes:
+        words: Display name.
+        experiment: Name of the experiment.
+        dataset: Name of the dataset.
+        files: Data files.
+        min_words: Minimum number of words of an answer that is scored by the verifier. Hardly any solution that it was
+            trained on is shorter, and its score of a bare number means nothing.
     """
 
     words: str
@@ -28,23 +34,24 @@ TASKS = {
     "anli": Task("ANLI", "anli_debate", "nli", ("anli_dev", "anli_test")),
 }
 SMALL = {"gsm8k": "sample", "anli": "nli"}
-"""The data sets of the embedded model."""
+"""Datasets of the embedded model."""
 OTHER = {"gsm8k": "anli", "anli": "gsm8k"}
 
 
 TESTS = ("debate", "samples", "refine", "transfer")
-"""What a row is put to."""
+"""Tests of a row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line.
+    """A row of the table.
 
-    words     that stand in it
-    form      words of its form
-    untuned   the untuned row it starts from; "": it is untuned itself
-    verifier  whether a verifier's scores are paid, in place of correct answers
-    tests     that it is put to
+    Attributes:
+        words: Display name.
+        form: Words of its form.
+        untuned: The untuned row that it starts from; "" if it is untuned itself.
+        verifier: Whether a verifier's scores are rewarded instead of correct answers.
+        tests: Tests of the row.
     """
 
     words: str
@@ -66,20 +73,20 @@ ROWS = {
 
 
 def tests_of(flags: argparse.Namespace, row: str) -> list[str]:
-    """The tests of a row that are asked for."""
+    """Return the selected tests of a row."""
     return [test for test in ROWS[row].tests if test in flags.tests.split(",")]
 
 
 def form_of(flags: argparse.Namespace, row: str) -> str:
-    """What stands behind the colon of `--config`."""
-    # MAPoRL's first turn does not learn, and a single agent has no other.
+    """Return the form of a row, the part of `--config` after the colon."""
+    # The first turn does not learn in MAPoRL, and a single agent has no other turn.
     algorithm = "ppo" if flags.algorithm == "maporl" and "single" in ROWS[row].form else flags.algorithm
     words = [*ROWS[row].form, *([algorithm] if ROWS[row].untuned else []), flags.model]
     return "+".join(word for word in words if word)
 
 
 def config_of(flags: argparse.Namespace, task: str, row: str):
-    """The config of a row as the experiment gives it, with the table's flags."""
+    """Return the config of a row: the experiment's, with the table's flags."""
     config = importlib.import_module(f"experiments.{TASKS[task].experiment}").get_config(form_of(flags, row))
     if flags.steps:
         config.steps = flags.steps
@@ -88,5 +95,5 @@ def config_of(flags: argparse.Namespace, task: str, row: str):
 
 
 def size(flags: argparse.Namespace) -> tuple[int, int]:
-    """Agents and turns of a debate that is tested."""
+    """Return the numbers of agents and turns of a tested debate."""
     return forms.EVAL_AGENTS, forms.TURNS if flags.model else forms.SMALL_TURNS

@@ -1,6 +1,6 @@
-"""95 % intervals of what a table computes itself; evaluations bring those of their own metrics.
+"""95 % intervals of statistics that tables compute from episodes.
 
-`marl_jax.evaluation.intervals` has the same for runs; experiments import nothing but configs.
+`marl_jax.evaluation.intervals` does the same for runs, but experiments only import configs.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ RESAMPLES = 10_000
 
 
 def rate(values: Sequence[float]) -> Rate:
-    """The mean of values between 0 and 1, one for each question, with Wilson's interval."""
+    """Return the mean of values between 0 and 1 with a Wilson interval."""
     n, p = len(values), sum(values) / len(values)
     center = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
     return Rate(p, max(0.0, min(center - half, p)), min(1.0, max(center + half, p)))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Rate:
-    """The mean of `ours` less that of `theirs` on the same questions, in the same order; a paired bootstrap.
+def difference(ours: Sequence[float], baseline: Sequence[float]) -> Rate:
+    """Return the mean difference on the same questions with a paired bootstrap interval.
 
-    Half a question that only ours gets right, half one that only theirs does, and one on which they are equal are added
-    before it is resampled (Agresti and Min 2005): a handful of questions that all say the same prove nothing.
+    Half a question that only ours gets right, half a question that only the baseline gets right, and one on which they
+    are equal are added before resampling (Agresti and Min 2005), because a handful of questions with equal results
+    prove nothing.
     """
-    if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} and {len(theirs)} values; expected the same questions")
-    differences = np.asarray(ours, float) - np.asarray(theirs, float)
+    if len(ours) != len(baseline):
+        raise ValueError(f"there are {len(ours)} and {len(baseline)} values, but both must have the same questions")
+    differences = np.asarray(ours, float) - np.asarray(baseline, float)
     values, n = np.concatenate([differences, [1.0, -1.0, 0.0]]), len(ours)
     weights = np.concatenate([np.ones(n), [0.5, 0.5, 1.0]]) / (n + 2)
-    found, places = np.unique(values, return_inverse=True)
+    distinct, places = np.unique(values, return_inverse=True)
     chances = np.bincount(places, weights)
-    drawn = np.random.default_rng(0).multinomial(n, chances / chances.sum(), size=RESAMPLES) @ found / n
+    drawn = np.random.default_rng(0).multinomial(n, chances / chances.sum(), size=RESAMPLES) @ distinct / n
     mean = float(differences.mean())
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Rate(mean, min(float(low), mean), max(float(high), mean))

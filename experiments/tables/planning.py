@@ -1,17 +1,18 @@
-"""The planning table: one agent against planner and executor, prompts against GRPO and AT-GRPO, at equal budgets.
+"""Planning table: one agent or planner and executor, untrained, GRPO or AT-GRPO.
 
     python -m experiments.tables.planning                                       # the embedded model, two CPU cores
     python -m experiments.tables.planning --model=smollm2 --jobs=3              # one GPU
     python -m experiments.tables.planning --only=plan_path/at_grpo,sudoku/grpo --steps=100 --seeds=2
 
-A random model has nothing to improve by playing, so all rows start from a common warm start, a few steps (SFT_STEPS)
-on the solver's moves, one run for each game and form of roles; `--sft_steps=0` leaves it out. Every row that learns
-then has the same sample budget, which is checked; with `--seeds=2` all of it is run twice, warm starts too. Each run is
-a `launch.py` of its own with its folder under --workdir, so the same command continues where it was stopped and
-collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning go to the rows alone.
-A SIGTERM or Ctrl-C is passed on: the runs under way save and end, and the table has what there is.
+A random model cannot improve by playing, so all rows start from a common warm start: a few steps (SFT_STEPS) of
+imitation of the solver, one run for each game and form of roles. `--sft_steps=0` skips it. All rows that learn have the
+same sample budget, which is checked. With `--seeds=2` everything is run twice, including warm starts. Each run is a
+separate `launch.py` with its own folder under --workdir, so the same command continues where it was stopped and
+collects finished runs. `--config.FIELD=VALUE` goes to every run; fields of learning go only to the rows. SIGTERM and
+Ctrl-C are passed on: running runs save and stop, and the table shows the results so far.
 
-Written to --workdir: planning.md, planning.csv and planning.svg. Intervals are those of the evaluation (95 %).
+The table is written to planning.md, planning.csv and planning.svg in --workdir. Intervals are those of the evaluation
+(95 %).
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ GAMES = {"plan_path": "Plan-Path", "sokoban": "Sokoban", "sudoku": "Sudoku"}
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
-    words     what stands in it
-    form      the form of the experiment (`configs/planning.py`); PER_ROLE depends on the model
-    learns    whether it is trained; otherwise it is the model untuned
-    opponent  the line of the evaluation that counts
-    run       whose folder it has; "" is its own
-    twin      the row that learns from the same start, whose evaluation before training says the same
+    Attributes:
+        words: Display name.
+        form: Form of the experiment (`configs/planning.py`); PER_ROLE depends on the model.
+        learns: Whether the row is trained; otherwise it shows the untuned model.
+        opponent: Row of the evaluation that counts.
+        run: Row whose folder is used; "" uses its own.
+        twin: Row that learns from the same start, so that its evaluation before training gives the same result.
     """
 
     words: str
@@ -64,17 +66,24 @@ ROWS = {
     "per_role": Row("planner and executor + AT-GRPO, per role", PER_ROLE),
     "swapped": Row("… the same, roles swapped", PER_ROLE, opponent="swapped", run="per_role"),
 }
-WARM = {"single": "sft", "roles": "roles_sft"}  # the forms of the warm starts
+WARM = {"single": "sft", "roles": "roles_sft"}  # forms of the warm starts
 SFT_STEPS = {"plan_path": 20, "sokoban": 40, "sudoku": 40}
-"""After so many steps of imitation the embedded model solves a tenth to two fifths: enough to go on from, with room."""
+"""Steps of imitation after which the embedded model solves a tenth to two fifths: a start with room to improve."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a row came to with one seed.
+    """Result of a row with one seed.
 
-    answers  for which there was room in training, None where there was none
-    used     how many there were: whole games leave some of the room empty; None where the run did not count them
+    Attributes:
+        game: Name of the game.
+        row: Name of the row.
+        seed: Random seed.
+        before: Success before training.
+        after: Success after training.
+        answers: Maximum number of completions in training, or None without training.
+        used: Number of completions in training, or None if the run did not count them. GRPO leaves some of the room
+            empty.
     """
 
     game: str
@@ -87,7 +96,11 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    """Run what is missing and write the table.
+
+    Returns:
+        Exit status: 1 if a run failed, 130 if the command was stopped.
+    """
     flags, passed = parse(argv)
     wanted = select("planning", flags.only, GAMES, ROWS)
     check_budgets(flags, wanted)
@@ -102,20 +115,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of the table, and those for every run."""
+    """Parse the flags of the table and those for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, "planning")
-    parser.add_argument("--small", action="store_true", help="the small sizes of the embedded model, for any model")
-    parser.add_argument("--only", default="", help="rows as GAME/ROW or GAME, with commas between them")
-    parser.add_argument("--sft_steps", type=at_least(-1), default=-1, help="of imitation; 0: none; -1: each game's")
+    parser.add_argument("--small", action="store_true", help="Use the small sizes of the embedded model for any model")
+    parser.add_argument("--only", default="", help="Rows as GAME/ROW or GAME, separated by commas")
     parser.add_argument(
-        "--games", type=at_least(0), default=0, help="games at once of one agent, a game a row; other forms play fewer"
+        "--sft_steps", type=at_least(-1), default=-1, help="Number of steps of imitation; 0 for none, -1 for the game's"
+    )
+    parser.add_argument(
+        "--games", type=at_least(0), default=0, help="Number of concurrent games of one agent; other forms play fewer"
     )
     parser.add_argument("--eval_games", type=at_least(1), default=512)
-    parser.add_argument("--seeds", type=at_least(1), default=1, help="runs of every row, with the seeds 0, 1, …")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=1, help="Number of runs of every row, with the seeds 0, 1, …"
+    )
     flags, passed = read_flags(parser, "planning", argv)
     if flags.seeds > 1 and any(flag.startswith("--config.seed=") for flag in passed):
-        parser.error("--seeds gives every run its seed; leave out --config.seed")
+        parser.error("--seeds sets the seed of every run; remove --config.seed")
     return flags, passed
 
 
@@ -123,15 +140,15 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def experiment(flags: argparse.Namespace, form: str) -> str:
-    """What stands behind the colon of `--config` for a form."""
-    if form == PER_ROLE:  # adapters on a random base learn little; copies of a large model are large
+    """Return the form for `--config`, the part after the colon."""
+    if form == PER_ROLE:  # adapters on a random base learn little; copies of a large model need much memory
         form = "at_grpo_lora" if flags.model else "at_grpo_apart"
     parts = [form, flags.model, "small" if flags.small and flags.model else ""]
     return "+".join(part for part in parts if part)
 
 
 def config_of(flags: argparse.Namespace, game: str, row: str):
-    """The config of a row as the experiment gives it, with the table's flags."""
+    """Return the config of a row: the experiment's, with the table's flags."""
     form = experiment(flags, ROWS[row].form)
     config = importlib.import_module(f"experiments.{game}").get_config(form)
     if flags.steps:
@@ -142,21 +159,30 @@ def config_of(flags: argparse.Namespace, game: str, row: str):
 
 
 def answers(config: Mapping) -> int:
-    """For how many answers a run has room in training; GRPO, which plays whole episodes only, leaves some empty."""
+    """Return the maximum number of completions in training.
+
+    GRPO plays complete episodes only, so it leaves some of the room empty.
+    """
     candidates = config["algo"]["group_size"] if config["algo"]["name"] == "at_grpo" else 1
     return config["steps"] * config["rollout"]["num_envs"] * config["rollout"]["unroll_length"] * candidates
 
 
 def check_budgets(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> None:
-    """Ends the program unless all rows of a game that learn have the same budget."""
+    """Exit unless all rows of a game that learn have the same budget."""
     for game in GAMES:
-        found = {row: answers(config_of(flags, game, row)) for g, row in wanted if g == game and ROWS[row].learns}
-        if len(set(found.values())) > 1:
-            raise SystemExit(f"planning.py: budgets of {game} differ: {found}; --games must be a multiple of 32")
+        budgets = {row: answers(config_of(flags, game, row)) for g, row in wanted if g == game and ROWS[row].learns}
+        if len(set(budgets.values())) > 1:
+            raise SystemExit(f"planning.py: budgets of {game} differ: {budgets}; --games must be a multiple of 32")
 
 
 def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
-    """Two rounds of runs: warm starts, and the rows, which begin from them; `passed` goes to their commands."""
+    """Return two rounds of runs: warm starts, and the rows that begin from them.
+
+    Args:
+        flags: Flags of the table.
+        wanted: Selected (game, row) pairs.
+        passed: Flags for every run.
+    """
     folder = Path(flags.workdir)
     for_warm = without_learning(passed)
     warm, rows = {}, {}
@@ -177,7 +203,7 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: S
             command += [f"--config.steps={config.steps}", f"--config.rollout.num_envs={config.rollout.num_envs}"]
             command += passed
             rows[name] = (command, is_done(folder / name, config.steps))
-        elif (game, about.twin) not in wanted:  # else it is the twin's evaluation before training
+        elif (game, about.twin) not in wanted:  # otherwise the twin's evaluation before training is used
             twin = folder / name_of(game, about.twin, seed)
             done = (folder / name / "evaluation.json").exists() or evaluation(twin, "self", first=True)
             rows[name] = ([*command, "--mode=eval", *passed], bool(done))
@@ -185,12 +211,12 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: S
 
 
 def name_of(game: str, run: str, seed: int) -> str:
-    """The folder of a run."""
+    """Return the folder of a run."""
     return f"{game}/{run}-{seed}" if seed else f"{game}/{run}"
 
 
 def warm_steps(flags: argparse.Namespace, game: str) -> int:
-    """Steps of imitation before a game's rows."""
+    """Return the number of steps of imitation before a game's rows."""
     return SFT_STEPS[game] if flags.sft_steps < 0 else flags.sft_steps
 
 
@@ -198,7 +224,7 @@ def warm_steps(flags: argparse.Namespace, game: str) -> int:
 
 
 def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> list[Result]:
-    """What there is of the rows asked for; a run that is not finished counts as far as it came."""
+    """Read the results of the selected rows; unfinished runs count as far as they got."""
     folder, results = Path(flags.workdir), []
     for (game, row), seed in itertools.product(wanted, range(flags.seeds)):
         about = ROWS[row]
@@ -214,16 +240,16 @@ def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> lis
             before = evaluation(twin, "self", first=True) or evaluation(here, "self", first=True)
             results.append(Result(game, row, seed, before, None))
     for game in GAMES:
-        found = {name_of(r.game, r.row, r.seed): r.answers for r in results if r.game == game and r.answers}
-        if len(set(found.values())) > 1:
-            raise SystemExit(f"planning.py: the runs of {game} have different budgets: {found}; start anew elsewhere")
+        budgets = {name_of(r.game, r.row, r.seed): r.answers for r in results if r.game == game and r.answers}
+        if len(set(budgets.values())) > 1:
+            raise SystemExit(f"planning.py: the runs of {game} have different budgets: {budgets}; use a new --workdir")
     return results
 
 
 def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
-    """The table for people: success in percent, before and after, with intervals."""
+    """Return the table as Markdown: success in percent before and after, with intervals."""
     games = list(dict.fromkeys(result.game for result in results))
-    found = {(r.game, r.row, r.seed): r for r in results}
+    by_key = {(r.game, r.row, r.seed): r for r in results}
     lines = [f"# Planning with {flags.model or 'the embedded model'}", ""]
     lines += [
         "Success on held-out levels in per cent, greedy answers, with 95 % intervals: before → after training"
@@ -232,14 +258,14 @@ def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
     ]
     lines += ["| | " + " | ".join(GAMES[game] for game in games) + " |", "| --- |" + " --- |" * len(games)]
     for row in dict.fromkeys(result.row for result in results):
-        cells = ["<br>".join(cell(found.get((game, row, seed))) for seed in range(flags.seeds)) for game in games]
+        cells = ["<br>".join(cell(by_key.get((game, row, seed))) for seed in range(flags.seeds)) for game in games]
         lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
     lines += ["", *notes(results, flags)]
     return "\n".join(lines) + "\n"
 
 
 def cell(result: Result | None) -> str:
-    """One place in the table."""
+    """Return the text of one cell."""
     if result is None or not (result.before or result.after):
         return "–"
     if not ROWS[result.row].learns:
@@ -248,7 +274,7 @@ def cell(result: Result | None) -> str:
 
 
 def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]:
-    """What stands below the table."""
+    """Yield the notes below the table."""
     for game in dict.fromkeys(result.game for result in results):
         sampled = next((result.answers for result in results if result.game == game and result.answers), None)
         if sampled:
@@ -270,7 +296,7 @@ def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """The table for programs: one line per game and row, rates between 0 and 1."""
+    """Write the table as CSV, with rates between 0 and 1."""
     ends = ("value", "low", "high")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -282,7 +308,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """The table as bars."""
+    """Draw the table as bars."""
     groups, several = {}, any(r.seed for r in results)
     for r in sorted(results, key=lambda r: (list(GAMES).index(r.game), r.seed)):
         of = lambda rate: None if rate is None else (rate.value, rate.low, rate.high)  # noqa: E731

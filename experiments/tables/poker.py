@@ -1,13 +1,14 @@
-"""The poker table: exploitability by self-play with and without a magnet and role baselines, some seeds of each.
+"""Poker table: exploitability of self-play with and without magnet and seat baselines.
 
     python -m experiments.tables.poker                                   # the embedded model, one run at a time
     python -m experiments.tables.poker --jobs=8                          # on a machine with more cores
     python -m experiments.tables.poker --only=kuhn/magnet,kuhn/ppo --seeds=3
 
-Every run is a `launch.py` of its own with its folder under --workdir, so the same command continues where it was
-stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run.
+Every form is run with several seeds. Each run is a separate `launch.py` with its own folder under --workdir, so the
+same command continues where it was stopped and collects finished runs. `--config.FIELD=VALUE` goes to every run.
 
-Written to --workdir: poker.md and poker.svg. The figures are exact for each policy; what differs is the seed.
+The table is written to poker.md and poker.svg in --workdir. The figures are exact for each policy; only the seeds
+differ.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GOALS = {"Kuhn": 0.05}
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The exploitability of one run at its evaluations, and its last NashConv."""
+    """Exploitability of one run at its evaluations, and its last NashConv."""
 
     game: str
     form: str
@@ -46,11 +47,17 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    """Run what is missing and write the table.
+
+    Returns:
+        Exit status: 1 if a run failed, 130 if the command was stopped.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, "poker")
-    parser.add_argument("--only", default="", help="rows as GAME/FORM or GAME, with commas between them")
-    parser.add_argument("--seeds", type=at_least(1), default=2, help="runs of every row, with the seeds 0, 1, …")
+    parser.add_argument("--only", default="", help="Rows as GAME/FORM or GAME, separated by commas")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=2, help="Number of runs of every row, with the seeds 0, 1, …"
+    )
     flags, passed = read_flags(parser, "poker", argv)
     wanted, folder = select("poker", flags.only, GAMES, WORDS), Path(flags.workdir)
     failed, stopped = ([], False) if flags.collect else run_rounds(plan(flags, wanted, passed), folder, flags.jobs)
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: Sequence[str]) -> Iterator[Runs]:
-    """All runs in one round."""
+    """Yield all runs in one round."""
     runs = {}
     for game, form in wanted:
         steps = flags.steps or config_of(flags, game, form).steps
@@ -74,18 +81,18 @@ def plan(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]], passed: S
 
 
 def config_of(flags: argparse.Namespace, game: str, form: str):
-    """The config of a row."""
+    """Return the config of a row."""
     experiment = importlib.import_module(f"experiments.{game}")
     return experiment.get_config(form + (f"+{flags.model}" if flags.model else ""))
 
 
 def name_of(game: str, form: str, seed: int) -> str:
-    """The folder of a run."""
+    """Return the folder of a run."""
     return f"{game}-{form}-{seed}"
 
 
 def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Iterator[Result]:
-    """What the runs came to, as far as they are."""
+    """Yield the results of the runs so far."""
     for game, form in wanted:
         for seed in range(flags.seeds):
             rows = evaluations(Path(flags.workdir) / name_of(game, form, seed))
@@ -95,7 +102,7 @@ def collect(flags: argparse.Namespace, wanted: Sequence[tuple[str, str]]) -> Ite
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The table: exploitability before, after, and the least on the way, of every seed."""
+    """Return the table: exploitability before and after training, and its minimum, per seed."""
     lines = ["| game | | updates | before | after | NashConv after | least on the way |", "| --- " * 7 + "|"]
     for game, form in dict.fromkeys((result.game, result.form) for result in results):
         own = [result for result in results if (result.game, result.form) == (game, form) and result.steps]
@@ -115,7 +122,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """The curves, a panel for each game."""
+    """Draw the curves, with a panel for each game."""
     panels = {
         GAMES[game]: [Curve(SHORT[r.form], r.steps, r.values) for r in results if r.game == game]
         for game in dict.fromkeys(result.game for result in results)

@@ -1,20 +1,21 @@
-"""The table of language tasks: math, code and NLI, one agent against roles, prompts against GRPO and AT-GRPO.
+"""Table of language tasks: math, code and NLI with one agent or several roles.
 
     MARL_JAX_DATA=../shared/data python -m experiments.tables.reasoning --model=qwen2.5-coder-0.5b        # one GPU
     python -m experiments.tables.reasoning --model=qwen3-1.7b --only=code,math/at_grpo_shared --steps=50
     python -m experiments.tables.reasoning --steps=2                   # the embedded model on the built-in samples
 
-Every row of a task that learns has the same sample budget, which is checked. A run is evaluated on the validation part
-while it learns, and its best checkpoint by that (`--step`) is then evaluated once on each test set: no test set chooses
-anything. Sets of a few dozen problems are sampled SMALL_SAMPLES times with a temperature (avg@k), the others answered
-once and greedily. Intervals are those of the evaluation: 95 %, over problems.
+The rows compare prompts alone with GRPO and AT-GRPO. All rows of a task that learn have the same sample budget, which
+is checked. A run is evaluated on the validation split while it learns, and its best checkpoint by that (`--step`) is
+then evaluated once on each test set; test sets are never used for selection. Test sets of a few dozen problems are
+sampled SMALL_SAMPLES times at a temperature (avg@k), the others once and greedily. Intervals are those of the
+evaluation: 95 %, over problems.
 
-Each run and each evaluation is a `launch.py` of its own with its folder under --workdir, so the same command continues
-where it was stopped and collects what is finished. `--config.FIELD=VALUE` goes to every run; fields of learning
-(`command.LEARNING`) do not go to evaluations. Data files must be there: a table never shows a built-in sample in the
-place of a published set.
+Each run and each evaluation is a separate `launch.py` with its own folder under --workdir, so the same command
+continues where it was stopped and collects finished runs. `--config.FIELD=VALUE` goes to every run; fields of learning
+(`command.LEARNING`) do not go to evaluations. Data files must exist: a table never shows a built-in sample instead of a
+published dataset.
 
-Written to --workdir: reasoning.md, reasoning.csv and reasoning.svg.
+The table is written to reasoning.md, reasoning.csv and reasoning.svg in --workdir.
 """
 
 from __future__ import annotations
@@ -44,14 +45,21 @@ from experiments.tables.runs import Rate, Runs, counted, evaluation, is_done
 
 SMALL_SAMPLES = 16
 TEMPERATURE = 0.7
-"""Of the answers to small sets, which are sampled several times."""
+"""Temperature for small test sets, which are sampled several times."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TestSet:
-    """A column: its heading, the parameters of the task that choose it, its file, and samples of each problem."""
+    """A column of the table.
 
-    __test__ = False  # not a test of pytest's
+    Attributes:
+        words: Display name.
+        params: Parameters of the task that choose the test set.
+        file: Data file.
+        samples: Number of samples per problem.
+    """
+
+    __test__ = False  # not a pytest test
 
     words: str
     params: Mapping[str, str]
@@ -61,7 +69,7 @@ class TestSet:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its experiment, its data files for training, and its test sets."""
+    """A task with its experiment, its data files for training, and its test sets."""
 
     words: str
     experiment: str
@@ -91,12 +99,17 @@ TASKS = {
     "nli": Task("NLI", "nli", ("anli_dev",), {"anli": TestSet("ANLI", {}, "anli_test")}),
 }  # fmt: skip
 SAMPLE = TestSet("built-in sample", {}, "")
-"""The only set of the embedded model."""
+"""The only test set of the embedded model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line: its words, and the untuned row that it starts from; "" for one that is untuned itself."""
+    """A row of the table.
+
+    Attributes:
+        words: Display name.
+        untuned: The untuned row that it starts from; "" if it is untuned itself.
+    """
 
     words: str
     untuned: str = ""
@@ -115,7 +128,7 @@ Wanted = list[tuple[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A place in the table; `answers` and `used` as in the planning table."""
+    """A cell of the table; see `planning.Result` for `answers` and `used`."""
 
     task: str
     set: str
@@ -126,7 +139,11 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table; the status is 1 when a run failed, 130 when it was stopped."""
+    """Run what is missing and write the table.
+
+    Returns:
+        Exit status: 1 if a run failed, 130 if the command was stopped.
+    """
     flags, passed = parse(argv)
     wanted = select("reasoning", flags.only, TASKS, ROWS)
     check_budgets(flags, wanted)
@@ -143,12 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of the table, and those for every run."""
+    """Parse the flags of the table and those for every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, "reasoning")
-    parser.add_argument("--only", default="", help="rows as TASK/ROW or TASK, with commas between them")
-    parser.add_argument("--problems", type=at_least(0), default=0, help="of each test set at most; 0: all")
-    parser.add_argument("--step", choices=("best", "newest"), default="best", help="checkpoint that is tested")
+    parser.add_argument("--only", default="", help="Rows as TASK/ROW or TASK, separated by commas")
+    parser.add_argument(
+        "--problems", type=at_least(0), default=0, help="Maximum number of problems per test set; 0 uses all"
+    )
+    parser.add_argument("--step", choices=("best", "newest"), default="best", help="Checkpoint to test")
     return read_flags(parser, "reasoning", argv)
 
 
@@ -156,12 +175,12 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def sets_of(flags: argparse.Namespace, task: str) -> Mapping[str, TestSet]:
-    """The test sets of a task; the embedded model has the built-in sample."""
+    """Return the test sets of a task; the embedded model has the built-in sample."""
     return TASKS[task].sets if flags.model else {"sample": SAMPLE}
 
 
 def config_of(flags: argparse.Namespace, task: str, row: str):
-    """The config of a row as the experiment gives it, with the table's flags."""
+    """Return the config of a row: the experiment's, with the table's flags."""
     experiment = importlib.import_module(f"experiments.{TASKS[task].experiment}")
     config = experiment.get_config("+".join(part for part in (row, flags.model) if part))
     if flags.steps:
@@ -171,22 +190,22 @@ def config_of(flags: argparse.Namespace, task: str, row: str):
 
 
 def answers(task: str, row: str, config: Mapping) -> int:
-    """For how many answers a run has room in training."""
+    """Return the maximum number of completions of a run in training."""
     experiment = importlib.import_module(f"experiments.{TASKS[task].experiment}")
     return forms.answers_of(config, experiment.ANSWERS, single=row.startswith("single"))
 
 
 def check_budgets(flags: argparse.Namespace, wanted: Wanted) -> None:
-    """Ends the program unless all rows of a task that learn have the same budget."""
+    """Exit unless all rows of a task that learn have the same budget."""
     for task in TASKS:
-        found = {row: answers(task, row, config_of(flags, task, row)) for t, row in wanted if t == task}
-        found = {row: room for row, room in found.items() if ROWS[row].untuned}
-        if len(set(found.values())) > 1:
-            raise SystemExit(f"reasoning.py: budgets of {task} differ: {found}")
+        budgets = {row: answers(task, row, config_of(flags, task, row)) for t, row in wanted if t == task}
+        budgets = {row: room for row, room in budgets.items() if ROWS[row].untuned}
+        if len(set(budgets.values())) > 1:
+            raise SystemExit(f"reasoning.py: budgets of {task} differ: {budgets}")
 
 
 def files_of(flags: argparse.Namespace, wanted: Wanted) -> list[str]:
-    """The published files that rows need; the embedded model needs none."""
+    """Return the published files that the rows need; none for the embedded model."""
     if not flags.model:
         return []
     return [file for task in dict.fromkeys(task for task, _ in wanted)
@@ -194,14 +213,23 @@ def files_of(flags: argparse.Namespace, wanted: Wanted) -> list[str]:
 
 
 def test_folder(flags: argparse.Namespace, task: str, row: str, name: str) -> str:
-    """The folder of an evaluation; of a row that learns it says after how many steps, so that more steps are others."""
+    """Return the folder of an evaluation.
+
+    For a row that learns, it includes the number of steps, so that a longer run gets new evaluations.
+    """
     steps = f"_{config_of(flags, task, row).steps}_{flags.step}" if ROWS[row].untuned else ""
     problems = f"_{flags.problems}" if flags.problems else ""
     return f"{task}/{row}/test{steps}{problems}/{name}"
 
 
 def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) -> tuple[Runs, Runs]:
-    """Two rounds: the rows that learn, and all evaluations; `passed` goes to their commands."""
+    """Return two rounds of runs: training, and all evaluations.
+
+    Args:
+        flags: Flags of the table.
+        wanted: Selected (task, row) pairs.
+        passed: Flags for every run.
+    """
     folder = Path(flags.workdir)
     to_tests = without_learning(passed)
     training, tests = {}, {}
@@ -229,7 +257,7 @@ def plan(flags: argparse.Namespace, wanted: Wanted, passed: Sequence[str] = ()) 
 
 
 def collect(flags: argparse.Namespace, wanted: Wanted) -> list[Result]:
-    """What there is of the rows asked for."""
+    """Read the results of the selected rows."""
     folder, results = Path(flags.workdir), []
     for task, row in wanted:
         room = used = None
@@ -240,44 +268,46 @@ def collect(flags: argparse.Namespace, wanted: Wanted) -> list[Result]:
             rate = evaluation(folder / test_folder(flags, task, row, name), "self")
             results.append(Result(task, name, row, rate, room, used))
     for task in TASKS:
-        found = {result.row: result.answers for result in results if result.task == task and result.answers}
-        if len(set(found.values())) > 1:
-            raise SystemExit(f"reasoning.py: the runs of {task} have different budgets: {found}; start anew elsewhere")
+        budgets = {result.row: result.answers for result in results if result.task == task and result.answers}
+        if len(set(budgets.values())) > 1:
+            raise SystemExit(
+                f"reasoning.py: the runs of {task} have different budgets: {budgets}; start anew elsewhere"
+            )
     return results
 
 
 def heading(flags: argparse.Namespace, task: str, name: str) -> str:
-    """A column's words: task, set, and avg@k where it is sampled several times."""
+    """Return the heading of a column: task, test set, and avg@k if sampled several times."""
     test_set = sets_of(flags, task)[name]
     return f"{TASKS[task].words}: {test_set.words}" + (f", avg@{test_set.samples}" if test_set.samples > 1 else "")
 
 
 def markdown(results: Sequence[Result], flags: argparse.Namespace) -> str:
-    """The table for people: success in percent with intervals, a block for each task."""
+    """Return the table as Markdown: success in percent with intervals, by task."""
     lines = [f"# Reasoning with {flags.model or 'the embedded model'}", ""]
     lines += ["Success on test sets in per cent, with 95 % intervals over problems.", ""]
     for task in dict.fromkeys(result.task for result in results):
         here = [result for result in results if result.task == task]
         sets = list(dict.fromkeys(result.set for result in here))
-        found = {(result.row, result.set): result for result in here}
+        by_cell = {(result.row, result.set): result for result in here}
         lines.append("| | " + " | ".join(heading(flags, task, name) for name in sets) + " |")
         lines.append("| --- |" + " --- |" * len(sets))
         for row in dict.fromkeys(result.row for result in here):
-            cells = [cell(found.get((row, name))) for name in sets]
+            cells = [cell(by_cell.get((row, name))) for name in sets]
             lines.append(f"| {ROWS[row].words} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join([*lines, *notes(results, flags)]) + "\n"
 
 
 def cell(result: Result | None) -> str:
-    """One place in the table; rows that have learnt are bold."""
+    """Return the text of one cell; rows that have learned are bold."""
     if result is None or result.rate is None:
         return "–"
     return f"**{result.rate}**" if ROWS[result.row].untuned else str(result.rate)
 
 
 def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]:
-    """What stands below the table."""
+    """Yield the notes below the table."""
     if any(result.answers for result in results):
         chosen = "best on the validation part" if flags.step == "best" else "last"
         yield f"- Of rows that learn, the checkpoint is tested that was {chosen}; a test set chooses nothing."
@@ -296,7 +326,7 @@ def notes(results: Sequence[Result], flags: argparse.Namespace) -> Iterator[str]
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """The table for programs: one line per task, set and row, rates between 0 and 1."""
+    """Write the table as CSV, with rates between 0 and 1."""
     ends = ("value", "low", "high")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -307,16 +337,16 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 
 
 def drawing(results: Sequence[Result], flags: argparse.Namespace) -> str:
-    """The table as bars: rows that learn beside the untuned row that they start from."""
+    """Draw rows that learn as bars, with the untuned rows that they start from."""
 
     def bar(rate: Rate | None):
         return None if rate is None else (rate.value, rate.low, rate.high)
 
     groups: dict[str, list[Bar]] = {}
-    found = {(r.task, r.set, r.row): r.rate for r in results}
+    rates = {(r.task, r.set, r.row): r.rate for r in results}
     for r in results:
         if ROWS[r.row].untuned:
-            before = found.get((r.task, r.set, ROWS[r.row].untuned))
+            before = rates.get((r.task, r.set, ROWS[r.row].untuned))
             group = groups.setdefault(heading(flags, r.task, r.set), [])
             group.append(Bar(ROWS[r.row].words, bar(before), bar(r.rate)))
     return bar_chart(groups)

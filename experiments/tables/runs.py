@@ -1,4 +1,4 @@
-"""The runs of a table, each a `launch.py` of its own in its folder: started when missing, read when there."""
+"""Runs of a table, each a separate `launch.py` in its own folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 Runs = dict[str, tuple[list[str], bool]]
-"""By name: what follows `launch.py`, and whether it has been done."""
+"""Arguments of `launch.py`, and whether the run is done, by name."""
 
 
 def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
-    """Runs what is not finished, round after round, `jobs` at a time.
+    """Run everything that is not finished, round after round, `jobs` at a time.
 
-    Answers with the names of those that failed; after a failure no further round begins. A signal that ends the program
-    is a KeyboardInterrupt, once all runs have saved.
+    Returns the names of the runs that failed; after a failure no further round begins. Raises KeyboardInterrupt after a
+    signal that ends the program, once all runs have saved.
     """
     with Running() as running:
         for runs in rounds:
@@ -44,7 +44,7 @@ def run_all(rounds: Iterable[Runs], workdir: Path, jobs: int) -> list[str]:
 
 
 def launch(folder: Path, name: str, command: Sequence[str], jobs: int, running: Running) -> int:
-    """One run in a process of its own; its output goes to its folder."""
+    """Run `launch.py` in a new process with its output in the folder of the run."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ)
     if jobs > 1:
@@ -60,7 +60,10 @@ def launch(folder: Path, name: str, command: Sequence[str], jobs: int, running: 
 
 
 class Running:
-    """The runs under way. While it is open, a signal that ends this program ends them: they save and stop."""
+    """The runs in progress.
+
+    While it is open, a signal that ends this program also ends the runs, which save and stop.
+    """
 
     def __init__(self):
         self.stopped = False
@@ -68,7 +71,7 @@ class Running:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Running:
-        hangup = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN  # under nohup it is to be ignored
+        hangup = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN  # nohup ignores it
         for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangup else [])):
             self._before[number] = signal.signal(number, self._stop)
         return self
@@ -83,13 +86,13 @@ class Running:
             process.terminate()
 
     def run(self, command: Sequence[str], **options) -> int:
-        """Runs a command to its end; its status, -1 when it was not begun because the program is to stop."""
+        """Run a command and return its exit status, or -1 if the program is stopping."""
         if self.stopped:
             return -1
-        # A session of its own: Ctrl-C reaches it through `_stop` only, once.
+        # In a new session, Ctrl-C reaches the process only once, through `_stop`.
         process = subprocess.Popen(command, start_new_session=True, **options)
         self._processes.add(process)
-        if self.stopped:  # told so just now
+        if self.stopped:  # since the check above
             process.terminate()
         try:
             return process.wait()
@@ -110,10 +113,9 @@ class Rate:
 
 
 def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
-    """Read the success rate of a run's first or newest evaluation, or of its only one if it was not trained.
+    """Read the success rate of a run's first or newest evaluation.
 
-    Returns:
-        None if there is no such evaluation, or if every episode of it failed.
+    A run without training has only one. Returns None if there is no such evaluation, or if all of its episodes failed.
     """
     rows = evaluations(folder)
     if not rows and (folder / "evaluation.json").exists():
@@ -125,33 +127,36 @@ def evaluation(folder: Path, opponent: str, first: bool = False) -> Rate | None:
 
 
 def episodes(folder: Path) -> list[dict]:
-    """Read the episodes of the newest evaluation on the test split; none if there is none or all of them failed."""
+    """Read the episodes of the newest evaluation on the test split.
+
+    The list is empty if there is no evaluation, or if all episodes failed.
+    """
     files = sorted((folder / "answers").glob("test_*.jsonl"))
-    found = lines_of(files[-1]) if files else []
-    return found if any(not episode["failed"] for episode in found) else []
+    records = lines_of(files[-1]) if files else []
+    return records if any(not episode["failed"] for episode in records) else []
 
 
 def counted(folder: Path) -> int | None:
-    """How many answers a run sampled in training, by its own count; None for one that kept none."""
+    """Return the number of completions in training, or None if it was not counted."""
     rows = lines_of(folder / "metrics.jsonl")
     return int(sum(row["completions"] for row in rows)) if rows and all("completions" in row for row in rows) else None
 
 
 def is_done(folder: Path, steps: int) -> bool:
-    """Whether a run has been evaluated after its last step and its checkpoint is there."""
+    """Return whether a run has its last checkpoint and was evaluated after it."""
     evaluated = any(row["step"] >= steps for row in evaluations(folder))
     return evaluated and any((folder / "checkpoints").glob(f"{steps}/seal.json"))
 
 
 def evaluations(folder: Path) -> list[dict]:
-    """The rows of a run's evaluations."""
+    """Read the rows of a run's evaluations."""
     return lines_of(folder / "eval.jsonl")
 
 
 def lines_of(path: Path) -> list[dict]:
-    """The rows of a file of JSON lines, whole lines only; none where there is no file.
+    """Read the complete lines of a JSONL file; none if there is no file.
 
-    `marl_jax.running.metrics` has the same for runs themselves; experiments import nothing but configs.
+    `marl_jax.running.metrics` does the same for runs, but experiments only import configs.
     """
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

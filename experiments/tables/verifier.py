@@ -1,12 +1,14 @@
-"""The verifier table: label once, train a balanced and an unbalanced verifier, and compare them on the test part.
+"""Verifier table: balanced and unbalanced training, compared on the test split.
 
     python -m experiments.tables.verifier                                                # the embedded model
     python -m experiments.tables.verifier --task=gsm8k --model=qwen2.5-coder-0.5b        # one GPU
 
-Each step is a `launch.py` of its own with its folder under --workdir, so the same command continues where it was
-stopped, and a step whose result is whole is not run again. `--config.FIELD=VALUE` goes to every run.
+Both verifiers are trained on the same labels. Each step is a separate `launch.py` with its own folder under --workdir,
+so the same command continues where it was stopped, and finished steps are not repeated. `--config.FIELD=VALUE` goes to
+every run.
 
-Written to --workdir: verifier.md. The embedded model gives no right answers, so its table shows only that all works.
+The table is written to verifier.md in --workdir. The embedded model gives no right answers, so its table only shows
+that everything works.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ SHOWN = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and writes the table."""
+    """Run what is missing and write the table.
+
+    Returns:
+        Exit status: 1 if a run failed, 130 if the command was stopped.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, TABLE)
     parser.add_argument("--task", default="arithmetic", choices=tuple(verifier.TASKS))
@@ -41,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     (folder / f"{TABLE}.md").write_text(text, encoding="utf-8")
     sys.stdout.write(text)
     for name in failed:
-        sys.stderr.write(f"verifier.py: {name} failed; its last lines are in {folder / name / 'launch.log'}\n")
+        sys.stderr.write(f"verifier.py: {name} failed; see the end of {folder / name / 'launch.log'}\n")
     return 130 if stopped else 1 if failed else 0
 
 
 def rounds(flags: argparse.Namespace, rest: Sequence[str], folder: Path) -> Iterator[Runs]:
-    """Label, then train both arms, then evaluate both."""
+    """Yield three rounds of runs: labelling, training of both arms, evaluation of both."""
     form = f"{flags.task}+{flags.model}" if flags.model else flags.task
     config = [f"--config=experiments/verifier.py:{form}"]
     steps = flags.steps or verifier.verifier(form).steps
@@ -61,7 +67,7 @@ def rounds(flags: argparse.Namespace, rest: Sequence[str], folder: Path) -> Iter
 
 
 def table(folder: Path) -> str:
-    """What there is, as Markdown."""
+    """Return the results so far as Markdown."""
     lines = ["| trained on | evaluated on | answers | questions | " + " | ".join(SHOWN.values()) + " |"]
     lines.append("|" + " --- |" * (4 + len(SHOWN)))
     for name in ARMS:
