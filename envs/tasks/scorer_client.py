@@ -114,7 +114,7 @@ class ScorerClient:
             raise BadScores(f"{self.url} returned {result} for {len(chats)} chats")
         for i, score in enumerate(scores):
             number = isinstance(score, int | float) and not isinstance(score, bool)
-            if not number or not 0 <= score <= 1:  # NaN is neither
+            if not number or not 0 <= score <= 1:  # this also rejects NaN
                 raise BadScores(f"{self.url} returned {str(score)[:80]} as score {i}, but scores must be 0 to 1")
         return [float(score) for score in scores]
 
