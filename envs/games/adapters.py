@@ -23,6 +23,7 @@ from envs.games import text as texts
 from envs.games import view
 from envs.games.game import Bot, Game, Reward, State, check_action, check_choice, check_range
 from envs.games.registry import make_text
+from envs.games.template import Table
 
 try:
     import gymnasium
@@ -32,6 +33,9 @@ try:
     import pettingzoo
 except ImportError:
     pettingzoo = None
+
+_GymBase: Any = gymnasium.Env if gymnasium else object
+_AECBase: Any = pettingzoo.AECEnv if pettingzoo else object
 
 OBSERVATIONS = ("numbers", "text")
 CHARACTERS = "".join(map(chr, [10, *range(32, 127)]))
@@ -86,8 +90,8 @@ class _Table:
     def pay(self, reward: Reward) -> np.ndarray:
         """float[P]: each seat's reward."""
         team, agent, process = self.weights
-        reward = jax.device_get(reward)
-        return team * reward.team + agent * reward.agent + process * reward.process
+        earned: Any = jax.device_get(reward)
+        return team * earned.team + agent * earned.agent + process * earned.process
 
     def out_of_time(self, state: State, turns: int) -> bool:
         """Whether a puzzle ended because its turns ran out."""
@@ -95,13 +99,14 @@ class _Table:
 
     def spaces(self) -> tuple[Any, Any]:
         """The Gymnasium spaces of observations and actions."""
+        assert gymnasium is not None  # both environments check this when they are built
         tables = self.text.observation.tables
         if self.observation == "numbers":
             most = np.array([len(table.variants) - 1 for table in tables], np.int32)
             seen = gymnasium.spaces.Box(np.zeros_like(most), most, dtype=np.int32)
         else:
             longest = sum(
-                max(map(len, getattr(p, "variants", None) or (p.text,))) for p in self.text.observation.pieces
+                max(map(len, p.variants if isinstance(p, Table) else (p.text,))) for p in self.text.observation.pieces
             )
             seen = gymnasium.spaces.Text(longest, min_length=0, charset=CHARACTERS)
         mask = gymnasium.spaces.Box(0, 1, (self.game.n_actions,), np.int8)
@@ -116,7 +121,7 @@ def _key(seed: int | None, rng: np.random.Generator) -> tuple[jax.Array, np.rand
     return jax.random.key(int(rng.integers(2**31))), rng
 
 
-class GymEnv(gymnasium.Env if gymnasium else object):
+class GymEnv(_GymBase):
     """A game as a Gymnasium environment.
 
     With `others` (a bot) the caller has one seat and the bot moves for the rest; without it, the caller moves for every
@@ -187,12 +192,13 @@ class GymEnv(gymnasium.Env if gymnasium else object):
             mover, done, *_ = self._table.look(self._state, self.seat)
             if done or mover == self.seat:
                 break
+            assert self._act is not None
             key, self._rng = _key(None, self._rng)
             pay += self._advance(int(self._act(self._state, key)))
         return pay
 
 
-class PettingZooEnv(pettingzoo.AECEnv if pettingzoo else object):
+class PettingZooEnv(_AECBase):
     """A game as a PettingZoo environment (AEC): agents player_0, player_1, … move in the game's own order."""
 
     def __init__(

@@ -33,4 +33,4 @@ def enumerate_round(n_actions: int, legal: Callable[[Sequence], Sequence]) -> Ro
     following = [[number.get((*sequence, a), -1) for a in range(n_actions)] for sequence in sequences]
     table = np.array(following, np.int32)
     mover = np.array([len(sequence) % 2 for sequence in sequences], np.int32)
-    return Round(tuple(sequences), table, mover, (table < 0).all(1))
+    return Round(tuple(sequences), table, mover, np.all(table < 0, axis=1))

@@ -11,8 +11,8 @@ RENDERINGS = 32  # whole random texts compared at compile time, on top of the ch
 class Tokenizer(Protocol):
     """What a template needs of a tokenizer: `encode` parses special tokens written in the text and adds nothing."""
 
-    pad_id: int | None
-
+    @property
+    def pad_id(self) -> int | None: ...
     def encode(self, text: str) -> list[int]: ...
 
 

@@ -61,7 +61,7 @@ def make_bot(game: Game, name: str) -> Bot:
     """The bot called `name`, for the seats of a game."""
     names = bot_names(game.name)
     if name not in names:
-        raise ValueError(f"{game.name} has no bot {name!r}; accepted: {', '.join(names)}")
+        raise ValueError(f"{game.name} has no bot {name!r}, but must be one of: {', '.join(names)}")
     if name == RANDOM:
         return UniformBot(game)
     own = GAMES.get(game.name).bots

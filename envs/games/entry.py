@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import jax
 
 from envs.games.game import Bot, Game, State
 from envs.games.text import Text
 from registries import Registry
+
+GameT = TypeVar("GameT", bound=Game)
 
 
 class Drawing(Protocol):
@@ -32,7 +34,10 @@ class Drawing(Protocol):
 class Symmetries(Protocol):
     """The symmetries of a game: 0 changes nothing, and stepping commutes with all of them."""
 
-    n_symmetries: int
+    @property
+    def n_symmetries(self) -> int:
+        """Number of symmetries, the identity included."""
+        ...
 
     def apply(self, state: State, i: jax.Array) -> State:
         """The state seen through symmetry `i` (int[])."""
@@ -44,7 +49,7 @@ class Symmetries(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GameEntry:
+class GameEntry(Generic[GameT]):
     """All that belongs to one game.
 
     rules:         its class
@@ -57,11 +62,11 @@ class GameEntry:
     reward_params: parameters that say what is paid, which changes neither the rules nor what is read
     """
 
-    rules: type[Game]
-    text: Callable[[Game, str], Text]
+    rules: type[GameT]
+    text: Callable[[GameT, str], Text]
     draw: Drawing
-    bots: Mapping[str, Callable[[Game], Bot]] = dataclasses.field(default_factory=dict)
-    symmetry: Callable[[Game], Symmetries] | None = None
+    bots: Mapping[str, Callable[[GameT], Bot]] = dataclasses.field(default_factory=dict)
+    symmetry: Callable[[GameT], Symmetries] | None = None
     level_params: frozenset[str] = frozenset()
     reward_params: frozenset[str] = frozenset()
 

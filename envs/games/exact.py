@@ -70,7 +70,7 @@ class GameTree:
 def build(game: Game) -> GameTree:
     """The tree of a game; kept, because it is the same at every call."""
     if not game.n_deals:
-        raise ValueError(f"{game.name} is too large to be looked at whole; accepted: games with a number of deals")
+        raise ValueError(f"{game.name} is too large to be looked at whole, but must be games with a number of deals")
     look = jax.jit(jax.vmap(functools.partial(_look, game)))
     states = _in_chunks(jax.jit(jax.vmap(game.deal)), np.arange(game.n_deals, dtype=np.int32))
     returns = np.zeros((game.n_deals, game.n_players))

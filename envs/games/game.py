@@ -206,7 +206,7 @@ def _done_and_legal(game: Game, state: State) -> tuple[jax.Array, jax.Array]:
     return game.done(state), game.legal(state)
 
 
-def check_action(game: Game, state: State, action: int) -> int:
+def check_action(game: Game, state: State, action: Any) -> int:
     """Return `action` as an int, or raise a ValueError that says why it cannot be taken; host only, unbatched."""
     done, legal = jax.device_get(_done_and_legal(game, state))
     if done:

@@ -34,11 +34,18 @@ from envs.games.template import Compiled, Rendered, join
 class PromptText(Protocol):
     """The members of `envs.games.text.Text` that a prompt reads."""
 
-    names: tuple[str, ...]
-    roles: tuple[str, ...]
-    questions: tuple[str, ...]
-    indices: Callable[[State, jax.Array], jax.Array]
-    event_indices: Callable[[State, jax.Array, State, jax.Array], jax.Array]
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+    @property
+    def questions(self) -> tuple[str, ...]: ...
+    @property
+    def marked(self) -> bool: ...
+    @property
+    def indices(self) -> Callable[[State, jax.Array], jax.Array]: ...
+    @property
+    def event_indices(self) -> Callable[[State, jax.Array, State, jax.Array], jax.Array] | None: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +136,7 @@ class Prompt:
 
     def event(self, before: State, action: jax.Array, after: State, seat: jax.Array) -> Rendered:
         """One move as `seat` reads it: `action`, played in `before`, led to `after`."""
-        return self._history.event.render(self.text.event_indices(before, action, after, seat))
+        return self._history.event.render(self._event_indices(before, action, after, seat))
 
     def ask(self, seat: jax.Array) -> Rendered:
         """What asks for a move and opens the answer."""
@@ -156,10 +163,15 @@ class Prompt:
             raise ValueError(f"events are for the context 'history'; this prompt was compiled for {self.context!r}")
         return self.history
 
+    @property
+    def _event_indices(self) -> Callable[[State, jax.Array, State, jax.Array], jax.Array]:
+        assert self.text.event_indices is not None  # `History` needs a text with events
+        return self.text.event_indices
+
     @functools.cached_property
     def _jitted_opening(self) -> Callable[..., jax.Array]:
         return jax.jit(self.opening_indices)
 
     @functools.cached_property
     def _jitted_event(self) -> Callable[..., jax.Array]:
-        return jax.jit(self.text.event_indices)
+        return jax.jit(self._event_indices)

@@ -114,6 +114,7 @@ class Puzzle(Game):
     @property
     def levels(self) -> Levels:
         """The part of the pool that episodes are drawn from."""
+        assert isinstance(self.pool, Pool)  # `__post_init__` loads or generates it
         return self.pool.part(self.part)
 
     @property

@@ -172,6 +172,7 @@ def _event_indices(game: Puzzle | TwoRole, words: PuzzleWords) -> Callable[..., 
             jnp.where(proposed, 0, 1 + budget - inner.turn)[None],
         ]
         if hides:
+            assert isinstance(game, TwoRole)
             parts.append(_sight_indices(game, words, after, action, proposed & (seat == EXECUTOR)))
         return jnp.concatenate([part.astype(jnp.int32) for part in parts])
 
@@ -201,7 +202,7 @@ def _rules(game: Puzzle | TwoRole, style: str, words: PuzzleWords, notation: Puz
     rules = words.rules + (_roles_rules(game, style) if with_roles else "")
     if notation.between is None:
         actors = ("your move", "the executor's", "your proposal", "the planner's")
-        signs = dict(zip(notation.who[: 4 if with_roles else 1], actors, strict=False))
+        signs: dict[str, str] = dict(zip(notation.who[: 4 if with_roles else 1], actors, strict=False))
         if with_roles and game.view == "local":
             signs[notation.sight] = "what is seen"
         signs[notation.left] = "the moves left"

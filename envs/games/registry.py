@@ -45,7 +45,7 @@ def make(name: str, **params: Any) -> Game:
     for field, value in params.items():
         if field in _fields(cls) | for_roles and not _is(value, hints[field]):
             raise ValueError(f"{name}: {field} is {value!r}; accepted is a value of type {_words(hints[field])}")
-    if not for_roles:
+    if not issubclass(cls, Puzzle):
         return cls(**params)
     roles = params.pop("roles", "one")
     check_choice(name, "roles", roles, _ROLES)
@@ -64,7 +64,7 @@ def symmetry(game: Game) -> Symmetries | None:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type; a whole number is a float too, a switch is no number."""
+    """Whether a value is of a field's type; an integer is a float too, a switch is no number."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in typing.get_args(hint))
     kind = typing.get_origin(hint) or hint

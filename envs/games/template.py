@@ -65,11 +65,11 @@ class Template:
         """The tables in order; an observation has one index for each."""
         return tuple(piece for piece in self.pieces if isinstance(piece, Table))
 
-    def text(self, indices: Sequence[int]) -> str:
+    def text(self, indices: Sequence[int] | np.ndarray) -> str:
         """The text that `indices` (one per table) describe; host only."""
         return "".join(self.strings(indices))
 
-    def strings(self, indices: Sequence[int]) -> list[str]:
+    def strings(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """The string that each piece contributes, in order."""
         indices = [int(i) for i in indices]
         tables = self.tables

@@ -59,12 +59,18 @@ class ChatParts(Protocol):
     begins with `start` in place of all that stands before U when there is no system message.
     """
 
-    system_open: str
-    system_close: str
-    user_open: str
-    user_close_and_reply: str
-    reply_close_and_user: str
-    start: str
+    @property
+    def system_open(self) -> str: ...
+    @property
+    def system_close(self) -> str: ...
+    @property
+    def user_open(self) -> str: ...
+    @property
+    def user_close_and_reply(self) -> str: ...
+    @property
+    def reply_close_and_user(self) -> str: ...
+    @property
+    def start(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +131,9 @@ class Text:
     def reasoned(self) -> "Text":
         """The text with questions that ask for reasoning before the answer: for free answers, in natural language."""
         if self.style != "full":
-            raise ValueError(f"text of {self.game.name}: style {self.style!r} cannot ask for reasoning; accepted: full")
+            raise ValueError(
+                f"text of {self.game.name}: style {self.style!r} cannot ask for reasoning, but must be full"
+            )
         asked = (q if HOW in q else f"{q} {HOW}the name of an action." for q in self.questions)
         return dataclasses.replace(self, questions=tuple(q.replace(HOW, REASONED) for q in asked), marked=True)
 
@@ -157,7 +165,7 @@ class Text:
         return min(prompts, key=lambda prompt: _tokens(prompt.compiled_opening))
 
     def _compile(self, encoder: Encoder, chat: ChatParts | None, context: str, free: bool) -> Prompt:
-        lead, *board = _lead(self.observation)
+        lead, board = _lead(self.observation)
         question = _joined(_by_seat(self.questions), Fixed(self._answer(chat)))
         opening = Template((*self._before_board(chat, lead), *board, question))
         ids, lengths = token_table(encoder, self.names)
@@ -249,8 +257,8 @@ def _joined(piece: Piece, after: Fixed) -> Piece:
     return Table(tuple(text + after.text for text in piece.variants))
 
 
-def _lead(template: Template) -> tuple[Piece, ...]:
-    """The pieces with a fixed one, maybe empty, in front."""
+def _lead(template: Template) -> tuple[Fixed, tuple[Piece, ...]]:
+    """Split off the fixed beginning, which may be empty."""
     if template.pieces and isinstance(template.pieces[0], Fixed):
-        return template.pieces
-    return (Fixed(""), *template.pieces)
+        return template.pieces[0], template.pieces[1:]
+    return Fixed(""), template.pieces

@@ -31,9 +31,12 @@ class TokenBytes(Protocol):
     `strips_space`: a text loses the space that it begins with.
     """
 
-    store: np.ndarray
-    starts: np.ndarray
-    strips_space: bool
+    @property
+    def store(self) -> np.ndarray: ...
+    @property
+    def starts(self) -> np.ndarray: ...
+    @property
+    def strips_space(self) -> bool: ...
 
 
 def token_codes(names: Sequence[str], vocabulary: TokenBytes) -> tuple[np.ndarray, np.ndarray]:

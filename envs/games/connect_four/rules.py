@@ -22,11 +22,15 @@ _DIRECTIONS = (1, 8, 7, 9)
 """Bits from a place to the next one up, across, down-right and up-right."""
 
 
+Word = jax.Array | np.uint32
+"""Half of a board; the constant `PLACES` is NumPy, so that importing this module creates no JAX array."""
+
+
 class Board(NamedTuple):
     """One player's stones: columns 0-3 and columns 4-6, a byte each, both uint32[]."""
 
-    left: jax.Array
-    right: jax.Array
+    left: Word
+    right: Word
 
 
 PLACES = Board(np.uint32(0x3F3F3F3F), np.uint32(0x003F3F3F))

@@ -1,12 +1,11 @@
 """The mirror image of the board, for augmenting self-play."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from envs.games.connect_four.rules import COLUMNS, Board, ConnectFour, ConnectFourState, select
+from envs.games.connect_four.rules import COLUMNS, Board, ConnectFour, ConnectFourState, Word, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +13,11 @@ class ConnectFourSymmetry:
     """0 changes nothing, 1 swaps left and right; `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)`."""
 
     game: ConnectFour
-    n_symmetries: ClassVar[int] = 2
+
+    @property
+    def n_symmetries(self) -> int:
+        """Two: the identity and the mirror image."""
+        return 2
 
     def apply(self, state: ConnectFourState, i: jax.Array) -> ConnectFourState:
         """The position seen through symmetry `i` (int[], 0 or 1)."""
@@ -36,5 +39,5 @@ def _mirror(board: Board) -> Board:
     return Board(right >> 8 | left << 24, left >> 8)
 
 
-def _reverse_bytes(word: jax.Array) -> jax.Array:
+def _reverse_bytes(word: Word) -> Word:
     return word << 24 | (word & 0xFF00) << 8 | word >> 8 & 0xFF00 | word >> 24

@@ -27,6 +27,7 @@ def next_stones(state: ConnectFourState, seat: jax.Array) -> jax.Array:
             has_four(union(other, above)),
             has_four(union(own, above)),
         ]
-        return jnp.select(facts, jnp.asarray([CLOSED, WINS, BLOCKS, GIVES, SPOILS], jnp.int32), PLAIN)
+        numbers = jnp.asarray([CLOSED, WINS, BLOCKS, GIVES, SPOILS], jnp.int32)
+        return jnp.select(facts, numbers, PLAIN)  # pyright: ignore[reportArgumentType] (select unpacks arrays, too)
 
     return jax.vmap(fact)(jnp.arange(COLUMNS))

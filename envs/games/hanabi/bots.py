@@ -32,7 +32,7 @@ class ConventionBot:
     def act(self, state: HanabiState, key: jax.Array) -> jax.Array:
         """A legal action: int32[]; the same for every key."""
         del key
-        game, hand = self.game, self.game.hand_size
+        game, hand = self.game, self.game.cards_per_hand
         table = cards.table(game, state)
         chances = self._own_chances(state)
         held = state.hands[state.seat] >= 0
@@ -66,7 +66,7 @@ class ConventionBot:
         others = jnp.where(jnp.arange(game.players)[:, None] == state.seat, -1, state.hands)
         seen = jnp.sum(others[:, :, None, None] == kinds, axis=(0, 1))
         played = jnp.arange(game.ranks) < state.fireworks[:, None]
-        unseen = np.array(copies(game.ranks)) - state.discards - played - seen
+        unseen = jnp.asarray(copies(game.ranks)) - state.discards - played - seen
         weight = unseen * _possible(state.colors[state.seat], state.ranks[state.seat], game)
         return weight / jnp.maximum(jnp.sum(weight, axis=(1, 2), keepdims=True), 1)
 
@@ -79,7 +79,7 @@ class ConventionBot:
         since = (speakers - seat - 1) % game.players < (state.seat - seat - 1) % game.players
         to_seat = (speakers + move.offset) % game.players == seat
         hint = (state.last.action >= 0) & (move.hint_color | move.hint_rank) & since & to_seat
-        newest = _newest(state.last.touched[:, None] >> jnp.arange(game.hand_size, dtype=jnp.uint8) & 1 == 1)
+        newest = _newest(state.last.touched[:, None] >> jnp.arange(game.cards_per_hand, dtype=jnp.uint8) & 1 == 1)
         return jnp.any(newest & hint[:, None], axis=0)
 
     def _hint_values(self, state: HanabiState, table: CardTable) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

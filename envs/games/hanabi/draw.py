@@ -25,7 +25,7 @@ def board(state: HanabiState, player: int | None = None) -> str:
     ]
     for p in range(len(state.hands)):
         held = [h for h, card in enumerate(state.hands[p]) if card >= 0]
-        shown = ["??" if p == player else _card(state.hands[p, h], n_ranks) for h in held]
+        shown = ["??" if p == player else _card(int(state.hands[p, h]), n_ranks) for h in held]
         known = [_knowledge(state, p, h) for h in held]
         marker = ">" if p == state.seat and not state.over else " "
         lines.append(f"{marker} player {p}  {' '.join(shown)}   knows {' '.join(known)}")

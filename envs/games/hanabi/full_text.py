@@ -1,6 +1,7 @@
 """The full style of Hanabi: sentences, and lists in words."""
 
 import itertools
+from collections.abc import Sequence
 
 from envs.games.hanabi.rules import COLOR_NAMES, Hanabi, copies
 from envs.games.template import Fixed, Piece, Table
@@ -29,7 +30,7 @@ def rules(game: Hanabi) -> str:
 
 def observation(game: Hanabi) -> tuple[Piece, ...]:
     """What a seat sees."""
-    colors, hand = COLOR_NAMES[: game.colors], range(1, game.hand_size + 1)
+    colors, hand = COLOR_NAMES[: game.colors], range(1, game.cards_per_hand + 1)
     names = _names(game)
     known_color, known_rank = _known(game)
     card = Table((" none", *(f" {card}" for card in _cards(game))))
@@ -43,7 +44,7 @@ def observation(game: Hanabi) -> tuple[Piece, ...]:
         Fixed(f" of {game.max_information_tokens}\nLives:"),
         _count(game.max_life_tokens),
         Fixed(f" of {game.max_life_tokens}\nCards in the deck:"),
-        _count(game.n_cards - game.players * game.hand_size),
+        _count(game.n_cards - game.players * game.cards_per_hand),
         Table(("", *(f"\nTurns left: {n}" for n in range(1, game.players + 1)))),
         Fixed("\nDiscarded:"),
     ]
@@ -78,12 +79,12 @@ def events(game: Hanabi) -> tuple[Piece, ...]:
         Table(("", *(f". Copies of it in the discard pile: {n}" for n in range(1, max(copies(game.ranks)) + 1)))),
         _changed(". Information tokens:", game.max_information_tokens),
         _changed(". Lives:", game.max_life_tokens),
-        _changed(". Cards in the deck:", game.n_cards - game.players * game.hand_size),
+        _changed(". Cards in the deck:", game.n_cards - game.players * game.cards_per_hand),
         Table(("", *(f". Turns left: {n}" for n in range(1, game.players + 1)))),
         Table((". What hints tell about this hand:", ". The hand now:")),
     ]
     card = Table(("", " none", *(f" {card}" for card in _cards(game))))
-    for h in range(1, game.hand_size + 1):
+    for h in range(1, game.cards_per_hand + 1):
         pieces += [
             Fixed(f"{';' if h > 1 else ''} {h}:"), card, Fixed(" ("), known_color, Fixed(","), known_rank, Fixed(")")
         ]  # fmt: skip
@@ -133,7 +134,7 @@ def _discarded(game: Hanabi) -> list[str]:
 
 def _actions_seen(game: Hanabi, names: list[str], offset: int) -> list[str]:
     """Every action of the player at `offset`, as the reader (offset 0) would tell it."""
-    words = [f"{verb} card {h + 1}" for verb in ("discarded", "played") for h in range(game.hand_size)]
+    words = [f"{verb} card {h + 1}" for verb in ("discarded", "played") for h in range(game.cards_per_hand)]
     told = [names[(offset + o) % game.players] for o in range(1, game.players)]
     words += [f"told {name} about {color}" for name in told for color in COLOR_NAMES[: game.colors]]
     words += [f"told {name} about rank {r + 1}" for name in told for r in range(game.ranks)]
@@ -143,8 +144,8 @@ def _actions_seen(game: Hanabi, names: list[str], offset: int) -> list[str]:
 def _outcomes(game: Hanabi) -> list[str]:
     """Nothing; a card discarded; a card built; a card that did not fit; the places that a hint named."""
     cards = _cards(game)
-    masks = range(2**game.hand_size)
-    places = [" and".join(f" card {h + 1}" for h in range(game.hand_size) if mask >> h & 1) for mask in masks]
+    masks = range(2**game.cards_per_hand)
+    places = [" and".join(f" card {h + 1}" for h in range(game.cards_per_hand) if mask >> h & 1) for mask in masks]
     return [
         " nothing",
         *(f" {card}" for card in cards),
@@ -154,5 +155,5 @@ def _outcomes(game: Hanabi) -> list[str]:
     ]
 
 
-def _list(words: list[str] | tuple[str, ...]) -> str:
+def _list(words: Sequence[str]) -> str:
     return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), words[-1]])

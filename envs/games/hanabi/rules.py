@@ -126,10 +126,11 @@ class Hanabi(Game):
         check_range("hanabi", "max_life_tokens", self.max_life_tokens, 1, 50)
         if not 0 <= self.consolation <= 1:
             raise ValueError(f"hanabi: consolation must be between 0 and 1, found {self.consolation!r}")
-        if self.players * self.hand_size > self.n_cards:
+        needed = self.players * self.cards_per_hand
+        if needed > self.n_cards:
             raise ValueError(
-                f"hanabi: {self.players} players with hand_size {self.hand_size} need {self.players * self.hand_size} "
-                f"cards, but {self.colors} colors and {self.ranks} ranks make a deck of {self.n_cards}"
+                f"hanabi: {self.players} players with hand_size {self.hand_size} need {needed} cards, but "
+                f"{self.colors} colors and {self.ranks} ranks make a deck of {self.n_cards}"
             )
 
     @classmethod
@@ -145,9 +146,15 @@ class Hanabi(Game):
         return self.players
 
     @property
+    def cards_per_hand(self) -> int:
+        """H: the number of cards in a full hand."""
+        assert self.hand_size is not None  # `__post_init__` fills in the default
+        return self.hand_size
+
+    @property
     def n_actions(self) -> int:
         """A: two actions per card in hand, and a hint per other player and colour or rank."""
-        return 2 * self.hand_size + (self.players - 1) * (self.colors + self.ranks)
+        return 2 * self.cards_per_hand + (self.players - 1) * (self.colors + self.ranks)
 
     @property
     def n_cards(self) -> int:
@@ -157,7 +164,7 @@ class Hanabi(Game):
     @property
     def max_turns(self) -> int:
         """Every card that is drawn allows one play or discard and at most one more hint; then everybody moves once."""
-        drawn = self.n_cards - self.players * self.hand_size
+        drawn = self.n_cards - self.players * self.cards_per_hand
         return self.max_information_tokens + 2 * drawn + self.players
 
     @property
@@ -173,7 +180,7 @@ class Hanabi(Game):
     @functools.cached_property
     def action_texts(self) -> tuple[str, ...]:
         """What every action does, in words; places, ranks and offsets are counted from 1."""
-        texts = [f"{verb} card {h + 1}" for verb in ("discard", "play") for h in range(self.hand_size)]
+        texts = [f"{verb} card {h + 1}" for verb in ("discard", "play") for h in range(self.cards_per_hand)]
         offsets = range(1, self.players)
         texts += [f"tell player +{o} about {COLOR_NAMES[c]}" for o in offsets for c in range(self.colors)]
         texts += [f"tell player +{o} about rank {r + 1}" for o in offsets for r in range(self.ranks)]
@@ -182,8 +189,8 @@ class Hanabi(Game):
     @property
     def action_kinds(self) -> tuple[str, ...]:
         """Discards, plays and hints."""
-        hints = self.n_actions - 2 * self.hand_size
-        return ("discard",) * self.hand_size + ("play",) * self.hand_size + ("hint",) * hints
+        hints = self.n_actions - 2 * self.cards_per_hand
+        return ("discard",) * self.cards_per_hand + ("play",) * self.cards_per_hand + ("hint",) * hints
 
     # Rules
 
@@ -199,7 +206,7 @@ class Hanabi(Game):
         """The game in which cards are dealt in the order of `deck` (int[N]): player 0's whole hand first, and so on."""
         if deck.shape != (self.n_cards,):
             raise ValueError(f"hanabi: deck must have shape ({self.n_cards},), found {deck.shape}")
-        players, hand = self.players, self.hand_size
+        players, hand = self.players, self.cards_per_hand
         deck = jnp.asarray(deck, jnp.int8)
         return HanabiState(
             deck=deck,
@@ -251,16 +258,16 @@ class Hanabi(Game):
     def decode(self, action: jax.Array) -> Action:
         """What the action number (int[...]) means; every field has its shape."""
         action = action.astype(jnp.int32)
-        first_color = 2 * self.hand_size
+        first_color = 2 * self.cards_per_hand
         first_rank = first_color + (self.players - 1) * self.colors
         named_color, named_rank = action - first_color, action - first_rank
         is_rank = action >= first_rank
         return Action(
-            discard=action < self.hand_size,
-            play=(action >= self.hand_size) & (action < first_color),
+            discard=action < self.cards_per_hand,
+            play=(action >= self.cards_per_hand) & (action < first_color),
             hint_color=(action >= first_color) & ~is_rank,
             hint_rank=is_rank,
-            place=jnp.where(action < self.hand_size, action, action - self.hand_size),
+            place=jnp.where(action < self.cards_per_hand, action, action - self.cards_per_hand),
             offset=1 + jnp.where(is_rank, named_rank // self.ranks, named_color // self.colors),
             value=jnp.where(is_rank, named_rank % self.ranks, named_color % self.colors),
         )
@@ -289,7 +296,7 @@ class Hanabi(Game):
 
         # Newer cards move down and the next card of the deck, if there is one, takes the last place.
         drawn = jnp.where(deck_empty, -1, state.deck[jnp.minimum(state.dealt, self.n_cards - 1)])
-        moves_down = me[:, None] & leaves & (jnp.arange(self.hand_size) >= move.place)
+        moves_down = me[:, None] & leaves & (jnp.arange(self.cards_per_hand) >= move.place)
         hands = _remove(state.hands, moves_down, drawn)
         colors = _remove(state.colors, moves_down, jnp.where(deck_empty, 0, 2**self.colors - 1))
         ranks = _remove(state.ranks, moves_down, jnp.where(deck_empty, 0, 2**self.ranks - 1))
@@ -300,7 +307,7 @@ class Hanabi(Game):
         bit = (jnp.uint8(1) << move.value.astype(jnp.uint8)).astype(jnp.uint8)
         colors = jnp.where(told & hint & move.hint_color, jnp.where(named, bit, colors & ~bit), colors)
         ranks = jnp.where(told & hint & move.hint_rank, jnp.where(named, bit, ranks & ~bit), ranks)
-        touched = jnp.sum(jnp.where(told & named & hint, 1 << jnp.arange(self.hand_size), 0))
+        touched = jnp.sum(jnp.where(told & named & hint, 1 << jnp.arange(self.cards_per_hand), 0))
 
         score = jnp.sum(state.fireworks, dtype=jnp.int32)
         turns_left = state.turns_left - (live & deck_empty)

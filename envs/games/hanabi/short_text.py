@@ -139,9 +139,9 @@ def _legend(game: Hanabi, n: ShortNotation) -> Iterator[str]:
         span = letters[0] if count == 1 else f"{letters[0]} to {letters[-1]}"
         return f"{span} {verb} {what}"
 
-    cards = f"1 to {game.hand_size}"
-    yield kind(n.discard, game.hand_size, cards)
-    yield kind(n.play, game.hand_size, cards)
+    cards = f"1 to {game.cards_per_hand}"
+    yield kind(n.discard, game.cards_per_hand, cards)
+    yield kind(n.play, game.cards_per_hand, cards)
     for name in n.players[1 : game.players]:
         yield kind(n.tell, game.colors, f"{name} {' '.join(_letters(game))}")
         yield kind(n.tell, game.ranks, f"{name} {n.anything}1 to {n.anything}{game.ranks}")
@@ -157,7 +157,7 @@ def observation(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
         pieces += [Fixed(n.gap + letter), Table(tuple(map(str, range(game.ranks + 1))))]
     pieces += [Fixed(n.start + n.information), _count(game.max_information_tokens)]
     pieces += [Fixed(n.gap + n.lives), _count(game.max_life_tokens)]
-    pieces += [Fixed(n.gap + n.deck), _count(game.n_cards - game.players * game.hand_size)]
+    pieces += [Fixed(n.gap + n.deck), _count(game.n_cards - game.players * game.cards_per_hand)]
     pieces += [Table(("", *(f"{n.gap}{n.turns}{turns}" for turns in range(1, game.players + 1))))]
     pieces += [Fixed(n.start + n.discards)]
     for letter in letters:
@@ -166,10 +166,10 @@ def observation(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
         moves = (n.gap + n.nothing, *_actions(game, n, offset))
         pieces += [Fixed(n.start + n.players[offset]), Table(moves), Table(tuple(_outcomes(game, n)))]
     for offset in range(1, game.players):
-        pieces += [Fixed(n.start + n.players[offset] + n.gap + n.has), *[card] * game.hand_size]
+        pieces += [Fixed(n.start + n.players[offset] + n.gap + n.has), *[card] * game.cards_per_hand]
         pieces += [Table(tuple(_places(game, n.gap + word))) for word in (n.fits, n.dead)]
-        pieces += [Fixed(n.gap + n.knows), *known * game.hand_size]
-    return *pieces, Fixed(n.start + n.players[0] + n.gap + n.knows), *known * game.hand_size
+        pieces += [Fixed(n.gap + n.knows), *known * game.cards_per_hand]
+    return *pieces, Fixed(n.start + n.players[0] + n.gap + n.knows), *known * game.cards_per_hand
 
 
 def events(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
@@ -184,12 +184,12 @@ def events(game: Hanabi, notation: ShortNotation) -> tuple[Piece, ...]:
         Table(("", *(f"{n.gap}{n.pile}{count}" for count in range(1, max(copies(game.ranks)) + 1)))),
         _changed(n.gap + n.information, game.max_information_tokens),
         _changed(n.gap + n.lives, game.max_life_tokens),
-        _changed(n.gap + n.deck, game.n_cards - game.players * game.hand_size),
+        _changed(n.gap + n.deck, game.n_cards - game.players * game.cards_per_hand),
         Table(("", *(f"{n.gap}{n.turns}{turns}" for turns in range(1, game.players + 1)))),
         Table(("", n.gap + n.has)),
-        *[card] * game.hand_size,
+        *[card] * game.cards_per_hand,
         Fixed(n.gap + n.knows),
-        *_known(game, n) * game.hand_size,
+        *_known(game, n) * game.cards_per_hand,
     )
 
 
@@ -219,7 +219,7 @@ def _actions(game: Hanabi, n: ShortNotation, offset: int) -> list[str]:
     """Every action of the player at `offset` from the reader."""
     told = [n.players[(offset + o) % game.players] for o in range(1, game.players)]
     return [
-        *(f"{n.gap}{verb}{h + 1}" for verb in (n.discard, n.play) for h in range(game.hand_size)),
+        *(f"{n.gap}{verb}{h + 1}" for verb in (n.discard, n.play) for h in range(game.cards_per_hand)),
         *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{letter}" for name in told for letter in _letters(game)),
         *(f"{n.gap}{n.tell}{n.gap}{name}{n.gap}{n.anything}{r + 1}" for name in told for r in range(game.ranks)),
     ]
@@ -239,8 +239,8 @@ def _outcomes(game: Hanabi, n: ShortNotation) -> list[str]:
 
 def _places(game: Hanabi, word: str) -> Iterator[str]:
     """A word with the places in every bit mask behind it; nothing where there are none."""
-    for mask in range(2**game.hand_size):
-        places = "".join(str(h + 1) for h in range(game.hand_size) if mask >> h & 1)
+    for mask in range(2**game.cards_per_hand):
+        places = "".join(str(h + 1) for h in range(game.cards_per_hand) if mask >> h & 1)
         yield word + places if places else ""
 
 
@@ -284,14 +284,14 @@ def brief_observation(game: Hanabi) -> tuple[Piece, ...]:
     piles = itertools.product(*(range(n + 1) for n in reversed(copies(game.ranks))))
     discarded = Table(tuple("".join(map(str, reversed(pile))) for pile in piles))
     pieces: list[Piece] = [Table(tuple(map(str, range(game.ranks + 1))))] * game.colors
-    for most in (game.max_information_tokens, game.max_life_tokens, game.n_cards - game.players * game.hand_size):
+    for most in (game.max_information_tokens, game.max_life_tokens, game.n_cards - game.players * game.cards_per_hand):
         digits = len(str(most))
         pieces.append(Table(tuple(str(n).rjust(digits, "0") for n in range(most + 1))))
     pieces.append(Table(tuple(map(str, range(game.players + 1)))))
     pieces += [discarded] * game.colors
     pieces += [Table(("-", *game.action_names)), Table(tuple(_brief_outcomes(game)))] * game.players
-    pieces += [Table(("--", *_cards(game))), _PROSPECTS, *known] * ((game.players - 1) * game.hand_size)
-    pieces += known * game.hand_size
+    pieces += [Table(("--", *_cards(game))), _PROSPECTS, *known] * ((game.players - 1) * game.cards_per_hand)
+    pieces += known * game.cards_per_hand
     return tuple(pieces)
 
 
@@ -304,12 +304,12 @@ def brief_events(game: Hanabi) -> tuple[Piece, ...]:
         Table(("", *(f"x{count}" for count in range(1, max(copies(game.ranks)) + 1)))),
         _changed("i", game.max_information_tokens),
         _changed("l", game.max_life_tokens),
-        _changed("d", game.n_cards - game.players * game.hand_size),
+        _changed("d", game.n_cards - game.players * game.cards_per_hand),
         Table(("", *(f"t{n}" for n in range(1, game.players + 1)))),
         Table(("", ":")),
-        *[Table(("", "--", *_cards(game)), linked=True)] * game.hand_size,
+        *[Table(("", "--", *_cards(game)), linked=True)] * game.cards_per_hand,
         Fixed("="),
-        *_masks(game) * game.hand_size,
+        *_masks(game) * game.cards_per_hand,
     )
 
 
@@ -317,9 +317,10 @@ def _brief_outcomes(game: Hanabi) -> list[str]:
     """A card in capitals was built, in small letters discarded or lost; a hint shows the mask of places it named."""
     cards = _cards(game)
     lost = [c.lower() for c in cards]
-    return ["--", *lost, *cards, *lost, *(f"*{_DIGITS[mask]}" for mask in range(2**game.hand_size))]
+    return ["--", *lost, *cards, *lost, *(f"*{_DIGITS[mask]}" for mask in range(2**game.cards_per_hand))]
 
 
 def _masks(game: Hanabi) -> tuple[Table, Table]:
     """The colours and the ranks that hints leave possible."""
-    return tuple(Table(tuple(_DIGITS[: 2**n])) for n in (game.colors, game.ranks))
+    colors, ranks = (Table(tuple(_DIGITS[: 2**n])) for n in (game.colors, game.ranks))
+    return colors, ranks

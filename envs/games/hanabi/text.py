@@ -101,7 +101,7 @@ def _partners(game: Hanabi, state: State, hands: jax.Array, known: jax.Array, st
     found = cards.prospects(game, state, hands)
     if style == "brief":
         return _hands(jnp.concatenate([shown, found[..., None]], axis=-1), known, by_card=True)
-    masks = [jnp.sum((found == which) << jnp.arange(game.hand_size), axis=-1, keepdims=True) for which in (2, 1)]
+    masks = [jnp.sum((found == which) << jnp.arange(game.cards_per_hand), axis=-1, keepdims=True) for which in (2, 1)]
     return jnp.concatenate([hands + 1, *masks, known.reshape(*hands.shape[:-1], -1)], axis=-1)
 
 

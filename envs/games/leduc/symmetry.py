@@ -1,7 +1,6 @@
 """Suits of Leduc poker mean nothing: the two cards of any rank can be exchanged."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,11 @@ class LeducSymmetry:
     """Bit r of a symmetry's number says whether the cards of rank r are exchanged; no action changes."""
 
     game: Leduc
-    n_symmetries: ClassVar[int] = 2 ** len(RANKS)
+
+    @property
+    def n_symmetries(self) -> int:
+        """One for each choice of ranks to exchange."""
+        return 2 ** len(RANKS)
 
     def apply(self, state: LeducState, i: jax.Array) -> LeducState:
         """The position with the suits exchanged as `i` (int[]) says."""

@@ -8,10 +8,12 @@ goal the move came by the true distance, scaled so that a whole solved episode c
 """
 
 import dataclasses
+import os
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs.games.game import Reward, legal_or_end
 from envs.games.plan_path import levels as levels_
@@ -84,13 +86,13 @@ class PlanPath(Puzzle):
             size, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
         )
 
-    def load_pool(self, path) -> Pool:
+    def load_pool(self, path: str | os.PathLike) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
 
-    def difficulty(self):
+    def difficulty(self) -> np.ndarray:
         """Steps from start to goal, mostly: float[N]."""
-        return levels_.difficulty(self.levels)
+        return levels_.difficulty(self.levels.arrays)
 
     @property
     def shape(self) -> tuple[int, int]:

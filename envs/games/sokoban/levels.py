@@ -2,8 +2,11 @@
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from envs.games import pools
@@ -20,6 +23,8 @@ from envs.games.sokoban.solver import (
     solve,
 )
 
+ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
+
 SYMBOLS = ("#", " ", ".", "$", "*", "@", "+")
 """The character of every code, as usual in Sokoban files."""
 
@@ -30,19 +35,22 @@ SCHEMA = {"cells": ("uint8", "hw"), "dead": ("bool", "hw"), "moves": ("int32", "
 """cells: codes; dead: a box here can reach no goal; moves: length of the best solution known, or UNKNOWN."""
 
 
-def boxes_of(cells: np.ndarray) -> np.ndarray:
+def boxes_of(cells: ArrayT) -> ArrayT:
     """Where boxes stand: bool, same shape."""
-    return (cells == BOX) | (cells == BOX_ON_GOAL)
+    boxes: Any = (cells == BOX) | (cells == BOX_ON_GOAL)
+    return boxes
 
 
-def goals_of(cells: np.ndarray) -> np.ndarray:
+def goals_of(cells: ArrayT) -> ArrayT:
     """Where goals are: bool, same shape."""
-    return (cells == GOAL) | (cells == BOX_ON_GOAL) | (cells == PLAYER_ON_GOAL)
+    goals: Any = (cells == GOAL) | (cells == BOX_ON_GOAL) | (cells == PLAYER_ON_GOAL)
+    return goals
 
 
-def player_of(cells: np.ndarray) -> np.ndarray:
+def player_of(cells: ArrayT) -> ArrayT:
     """Where the player stands: bool, same shape."""
-    return (cells == PLAYER) | (cells == PLAYER_ON_GOAL)
+    player: Any = (cells == PLAYER) | (cells == PLAYER_ON_GOAL)
+    return player
 
 
 def _shift(boards: np.ndarray, down: int, right: int) -> np.ndarray:
@@ -123,12 +131,12 @@ def difficulty(levels: pools.Arrays) -> np.ndarray:
     return boxes + np.maximum(levels["moves"], 0) / (1.0 + max(levels["moves"].max(initial=0), 0))
 
 
-def check_cells(cells: np.ndarray, where) -> None:
+def check_cells(cells: np.ndarray, where: Callable[[int], str]) -> None:
     """Raise a ValueError for the first level that is none; `where(i)` names level i."""
     if cells.dtype != np.uint8 or cells.ndim != 3:
         raise ValueError(f"{where(0)}: found {cells.dtype}{list(cells.shape)}, expected uint8[N,h,w]")
 
-    def refuse(bad: np.ndarray, words) -> None:
+    def refuse(bad: np.ndarray | np.bool_, words: Callable[[int], str]) -> None:
         if bad.any():
             i = int(np.argmax(bad))
             raise ValueError(f"{where(i)}: {words(i)}")
@@ -257,6 +265,7 @@ def _draw(rng: np.random.Generator, size: int, boxes: int, walls: float, min_mov
             solution = solve(cells, objective, max_nodes=5_000)
         except SearchLimit:
             continue  # too hard to measure
+        assert solution is not None  # playing forwards again solves it
         if min_moves <= len(solution) <= max_moves:
             made.append(cells)
             lengths.append(len(solution))

@@ -11,6 +11,7 @@ walls and boxes in a square), and with `shaping_reward` how much closer a move c
 
 import dataclasses
 import functools
+import os
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -98,13 +99,13 @@ class Sokoban(Puzzle):
             size, self.boxes, self.walls, self.seed, self.n_train, self.n_test, difficulty_levels=self.difficulty_levels
         )
 
-    def load_pool(self, path) -> Pool:
+    def load_pool(self, path: str | os.PathLike) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
 
-    def difficulty(self):
+    def difficulty(self) -> np.ndarray:
         """Boxes, then moves: float[N]."""
-        return levels_.difficulty(self.levels)
+        return levels_.difficulty(self.levels.arrays)
 
     @property
     def shape(self) -> tuple[int, int]:

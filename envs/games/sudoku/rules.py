@@ -12,6 +12,7 @@ or erasing, wrong again), which adds up to `cell_reward` over a solved puzzle.
 
 import dataclasses
 import functools
+import os
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -84,18 +85,23 @@ class Sudoku(Puzzle):
         n_test = self.n_test if self.n_test is not None else 512 if size == 4 else 128
         return levels_.generate(size, self.empties, self.seed, self.n_train, n_test, self.difficulty_levels)
 
-    def load_pool(self, path) -> Pool:
+    def load_pool(self, path: str | os.PathLike) -> Pool:
         """The pool in a file."""
         return levels_.load(path)
 
-    def difficulty(self):
+    def difficulty(self) -> np.ndarray:
         """Empty cells: float[N]."""
-        return levels_.difficulty(self.levels)
+        return levels_.difficulty(self.levels.arrays)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Height and width of the grid."""
         return self.levels["puzzle"].shape[1:]
+
+    @property
+    def n_digits(self) -> int:
+        """n: the number of digits, and of rows and columns."""
+        return self.shape[0]
 
     @functools.cached_property
     def _most_empty(self) -> int:
@@ -109,12 +115,12 @@ class Sudoku(Puzzle):
     @property
     def n_actions(self) -> int:
         """A: a digit for every cell."""
-        return self.size**3
+        return self.n_digits**3
 
     @property
     def action_names(self) -> tuple[str, ...]:
         """r1c1=1, r1c1=2, …"""
-        span = range(1, self.size + 1)
+        span = range(1, self.n_digits + 1)
         return tuple(f"r{row}c{column}={digit}" for row in span for column in span for digit in span)
 
     def reset_from_level(self, level: dict[str, Any], index: jax.Array | int = -1) -> SudokuState:
@@ -131,7 +137,7 @@ class Sudoku(Puzzle):
 
     def _peers(self, cell: jax.Array) -> jax.Array:
         """Cells that share row, column or box with `cell`, itself included: bool[n,n]."""
-        n, side = self.size, box_side(self.size)
+        n, side = self.n_digits, box_side(self.n_digits)
         row, column, span = cell // n, cell % n, np.arange(n)
         in_row, in_column = span == row, span == column
         in_band, in_stack = span // side == row // side, span // side == column // side
@@ -139,7 +145,7 @@ class Sudoku(Puzzle):
 
     def legal(self, state: SudokuState) -> jax.Array:
         """Every digit in every cell that is not given, but for the digit it holds: bool[A]."""
-        n, side = self.size, box_side(self.size)
+        n, side = self.n_digits, box_side(self.n_digits)
         digits = jnp.arange(1, n + 1, dtype=state.grid.dtype)
         open_cells = (state.puzzle == 0)[..., None] & (state.grid[..., None] != digits)
         if self.mask_invalid:
@@ -154,8 +160,8 @@ class Sudoku(Puzzle):
     def step(self, state: SudokuState, action: jax.Array) -> tuple[SudokuState, Reward]:
         """Write a digit, or have it refused."""
         running = ~self.done(state)
-        cell, digit = action // self.size, action % self.size + 1
-        here = jnp.arange(self.size**2).reshape(self.shape) == cell
+        cell, digit = action // self.n_digits, action % self.n_digits + 1
+        here = jnp.arange(self.n_digits**2).reshape(self.shape) == cell
         clash = self._peers(cell) & (state.grid == digit) & ~here
         given = state.puzzle > 0
         refused = running & ((clash | here) & given).any()
@@ -184,7 +190,7 @@ class Sudoku(Puzzle):
 
     def surroundings(self, state: SudokuState, action: jax.Array, radius: int) -> jax.Array:
         """Row, column and box of the cell `action` writes to, whatever the radius; without one, nothing: bool[C]."""
-        return (self._peers(action // self.size) & (action >= 0)).reshape(-1)
+        return (self._peers(action // self.n_digits) & (action >= 0)).reshape(-1)
 
 
 def cells(state: SudokuState) -> jax.Array:

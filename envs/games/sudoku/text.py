@@ -32,7 +32,7 @@ def text(game: Sudoku | TwoRole, style: str) -> Text:
 
 def _words(game: Sudoku | TwoRole, style: str, notation: PuzzleNotation) -> PuzzleWords:
     puzzle = game.game if isinstance(game, TwoRole) else game
-    n, full, signs = puzzle.size, style == "full", notation.between is None
+    n, full, signs = puzzle.shape[0], style == "full", notation.between is None
     digits = tuple(map(str, range(1, n + 1)))
     equals = "=" if full else ""
     cells = [f"{row}{column}" for row in ROWS[:n] for column in digits]

@@ -1,7 +1,6 @@
 """The eight turns and reflections of the board, for augmenting self-play."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,11 @@ class TicTacToeSymmetry:
     """0 changes nothing, and `step(apply(s, i), map_action(a, i)) == apply(step(s, a), i)` for all eight."""
 
     game: TicTacToe
-    n_symmetries: ClassVar[int] = 8
+
+    @property
+    def n_symmetries(self) -> int:
+        """Eight: four rotations, each with and without a reflection."""
+        return 8
 
     def apply(self, state: TicTacToeState, i: jax.Array) -> TicTacToeState:
         """The position seen through symmetry `i` (int[], 0 to 7)."""
