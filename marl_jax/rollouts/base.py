@@ -63,8 +63,6 @@ class Rollout(Protocol):
 class JittedRollout(Rollout, Protocol):
     """A rollout that is one jitted program on a mesh."""
 
-    games_go_on: ClassVar[bool]
-
     def shardings(self, state: Any, rows: Callable[[Any], Any], like_params: Callable[[Any], Any]) -> Any:
         """Return the shardings of a state.
 

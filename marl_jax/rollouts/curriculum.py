@@ -1,4 +1,4 @@
-"""A curriculum of puzzles, whose levels get harder or easier with success.
+"""A curriculum of puzzles that adapts the difficulty to the success of the learner.
 
 The levels of a pool are sorted by difficulty (`Puzzle.difficulty`: distance, boxes, empty cells). At grade g of n,
 episodes start from the easiest g/n of the levels, so that easy ones remain in training; the last grade uses all levels.

@@ -1,8 +1,7 @@
 """Demonstrations: moves of a bot as samples that a policy learns to imitate.
 
-Games, prompts and records are those of a rollout, so that a policy trained on demonstrations starts from what its own
-rollouts will show it. Only the completions come from the bot. Puzzles use the levels of the train split, like all
-training.
+Games, prompts and records are those of a rollout, so that a policy sees the same prompts as later in its own rollouts.
+Only the completions come from the bot. Puzzles use the levels of the train split, like all training.
 
 A bot that plays well never shows how to recover from mistakes. So some moves are played at random, while the sample
 still contains the move of the bot. With a planner and an executor only the executor makes random moves: a proposal is
@@ -122,7 +121,7 @@ class Demonstrations(GameRollout):
         act_keys, other_keys, reset_keys = jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, 3))(keys), 1, 0)
         seen = self._look(games)
         best = jax.vmap(self.bot.act)(seen.view, act_keys)
-        # A bot that has no idea may name an illegal move, from which there is nothing to learn.
+        # A bot without a good move may return an illegal one, which is not learned from.
         known = jnp.take_along_axis(seen.legal, best[:, None], axis=1)[:, 0]
         best = jnp.where(known, best, jnp.argmax(seen.legal, axis=1))
         answers, completion_lengths = self._written(best, seen.policy)

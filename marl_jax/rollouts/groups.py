@@ -59,7 +59,7 @@ class GroupRollout(RefillRollout):
         prepared = self.team.prepare_for_sampling(params)
         start_key = jax.random.fold_in(key, self.turns)
         first = self._begin(start_key, jnp.zeros((self.rows,), jnp.int32))
-        episodes = self.turns + 1  # no row can finish more, and a waiting row needs one number more
+        episodes = self.turns + 1  # upper bound per row, plus one number for rows that wait
 
         def step(carry, turn):
             playing, conversations = carry

@@ -92,7 +92,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[Question]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist; --mode=label writes it") from None
+        raise DataError(f"{path} does not exist; write it with --mode=label") from None
     header, questions = {}, []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines()):
         try:

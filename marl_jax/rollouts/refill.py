@@ -57,7 +57,7 @@ class Units(NamedTuple):
         unit = row // self.rows % self.count
         distance = source[unit] - unit
         moved = jax.tree.map(lambda x: x[row + distance * self.rows], others)
-        # Unused places of a row have group 0.
+        # Unused slots of a row have group 0.
         shift = jnp.where(moved.completion_lengths > 0, distance[:, None] * self.groups, 0)
         moved = moved.replace(group=moved.group - shift)
         return jax.tree.map(lambda new, old: jnp.where(like(taken[unit], old), new, old), moved, samples)

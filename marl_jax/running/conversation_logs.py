@@ -90,7 +90,8 @@ class GameRecord:
         if self.outcome not in ("win", "draw", "end", "incomplete"):
             raise ValueError(f"outcome is {self.outcome!r}, but must be one of: win, draw, end, incomplete")
         if (self.outcome == "win") != (0 <= self.winner < len(self.players)):
-            raise ValueError(f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players")
+            subject = f"winner is {self.winner} with outcome {self.outcome!r} and {len(self.players)} players"
+            raise ValueError(f"{subject}, but must be a seat if the outcome is 'win', and -1 otherwise")
 
     @property
     def result(self) -> str:

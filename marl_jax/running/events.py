@@ -33,7 +33,7 @@ class Events:
 
         Args:
             workdir: Folder of the run.
-            start: Step that the run resumes from; 0 starts the file anew.
+            start: Step that the run resumes from; 0 starts a new file.
             main: Whether this process writes (process 0).
         """
         self._rows = JsonLines(workdir / FILE, start) if main else None

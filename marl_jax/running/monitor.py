@@ -15,25 +15,25 @@ import numpy as np
 from marl_jax.errors import RunError
 
 UNINFORMATIVE = 3
-"""Updates in a row without an informative group that raise an alarm."""
+"""Number of consecutive updates without an informative group that raises an alarm."""
 
 SKIPPED = 5
-"""Updates in a row that were skipped or rejected that raise an alarm."""
+"""Number of consecutive skipped or rejected updates that raises an alarm."""
 
 WINDOW = 5
-"""Updates over which training success is averaged."""
+"""Number of updates over which training success is averaged."""
 
 COLLAPSE = 0.5
 """Share of its best value below which the average success raises an alarm."""
 
 WORTH_WATCHING = 0.1
-"""Best average success below which a fall is taken for noise."""
+"""Best average success below which a drop is considered noise."""
 
 GOOD = 0.8
 """Share of the best average success from which a checkpoint counts as good."""
 
 SOLVED_UPDATES = 3
-"""Updates in a row for which `stop_when` must hold."""
+"""Number of consecutive updates for which `stop_when` must hold."""
 
 ROLLBACKS = 2
 """Maximum number of rollbacks of a run."""

@@ -180,7 +180,7 @@ def _witness() -> subprocess.Popen:
 
 
 def stop_watchdog() -> None:
-    """Tell the witness that this process ends in order."""
+    """Tell the witness that this process ends normally."""
     _end_witness(_witness())
 
 

@@ -18,7 +18,7 @@ TOKENS = jnp.arange(1.0, 13.0).reshape(3, 4)
 
 
 def some(n=6, time=5):
-    """Rows of an answer of one or two tokens, which can be told apart by their numbers."""
+    """Return rows with a completion of one or two tokens, which differ in their numbers."""
     number = jnp.arange(n)
     rows = by_hand([[0, -1], [0, 0]] * (n // 2))
     wide = jnp.broadcast_to(number[:, None], (n, 2)).astype(jnp.float32)
@@ -125,7 +125,7 @@ def there_and_back(completion_at, x, time):
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(range(9)))
 def test_there_and_back_in_time(order):
-    """Six of nine answers, in any arrangement: what is at some time comes back, everything else is zero."""
+    """Six of nine completions in any arrangement: those with a time come back, all others are zero."""
     completion_at, time = np.reshape(order[:6], (3, 2)), np.arange(6).reshape(3, 2)
     x = np.arange(1.0, 10.0).reshape(3, 3)
     back, same, flags = jax.device_get(there_and_back(completion_at, x, time))
@@ -142,7 +142,7 @@ def test_turns_that_look_ahead_are_left_out():
     assert kept.action[:, 0].tolist() == kept.in_time(kept.action).ravel().tolist() == [0, 1, 2, 3]
     still = rows.replace(lookahead=0)
     assert still.without_lookahead() is still
-    # In rows of several answers those of looking ahead stand behind others: nothing can be cut.
+    # In rows of several completions, lookahead turns follow others, so no row can be dropped.
     together = by_hand([[0, 1, 2]], completion_at=jnp.array([[0], [1], [2]]), lookahead=1)
     assert together.without_lookahead() is together
 

@@ -81,7 +81,7 @@ class Context(Protocol):
         ...
 
     def dropped(self, played: Turn, places: Any) -> jax.Array | None:
-        """Count the completions of each turn without room, int32 [V, B]."""
+        """Count the completions per turn that do not fit in their row, int32 [V, B]."""
         ...
 
 
@@ -141,7 +141,7 @@ class TurnContext:
         return turns.to_samples(played, candidates, self.tokens, **more)
 
     def dropped(self, played: Turn, places: None) -> jax.Array | None:
-        """Count the completions of each turn whose prompt was too long, int32 [V, B]."""
+        """Count the completions per turn with too long a prompt, int32 [V, B]."""
         if not self.tokens:
             return None
         assert played.lengths is not None
@@ -254,6 +254,6 @@ class HistoryContext:
         return transcripts.to_samples(carry.script, played, places, candidates, **more)
 
     def dropped(self, played: Turn, places: RowPosition) -> jax.Array:
-        """Count the completions of each turn without room, int32 [V, B]."""
+        """Count the completions per turn that do not fit in their row, int32 [V, B]."""
         counted = jnp.sum(played.counts.reshape(*places.whole.shape, -1) > 0, axis=-1)
         return jnp.where(places.whole, 0, counted)

@@ -121,7 +121,7 @@ class HostRollout:
         self.examples = self.runner.task.examples(self.split)
         if not len(self.examples):
             raise ValueError(f"the task has no examples in the split {self.split!r}")
-        self._failed = 0  # steps in a row
+        self._failed = 0  # consecutive steps with only failed episodes
 
     def init(self, key: Any, params: Any) -> State:
         """Return the state at the beginning of the data; key and params are not used."""

@@ -106,7 +106,7 @@ def round_up(n: int, unit: int) -> int:
 def _with_room(needed: int, spare: float, most: int | None) -> int:
     """Add spare room and round up.
 
-    The result is 1 … 8, 10, 12, 14, 16, 20 … units, or `most` if that is smaller and holds what is needed.
+    The result is 1 … 8, 10, 12, 14, 16, 20 … units, or `most` if that is smaller and large enough.
     """
     units = -(-int(spare * needed) // UNIT)
     step = 1 << max((units - 1).bit_length() - 3, 0)  # a quarter of the power of two below

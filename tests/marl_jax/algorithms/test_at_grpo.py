@@ -189,7 +189,7 @@ def check_d(kind=TreeRollout):
 
 
 def check_e(kind=TreeRollout):
-    """The next prompt is that of the position behind the continued candidate."""
+    """The next prompt is that of the position after the continued candidate."""
     start, samples, _, _ = played(kind)
     for b in range(ROWS):
         for t, group in enumerate(walked(program(), b, start, samples)):
@@ -223,7 +223,7 @@ class TellsNothing(TreeRollout):
 
 
 class TriesTheFirst(TreeRollout):
-    """Breaks (d): the second agent's candidates are all paid what the first of them earns."""
+    """Break (d): all candidates of the second agent get the reward of the first one."""
 
     def _score(self, ready, after, reward, seat, keys):
         paid = super()._score(ready, after, reward, seat, keys)
@@ -367,7 +367,7 @@ def test_a_role_can_be_a_bot(team_term):
     np.testing.assert_array_equal(samples.loss_weights, mine)
     np.testing.assert_array_equal(samples.policy, np.where(mine[..., 0], 0, -1))
     assert finished.ended.any()
-    if team_term == "lookahead":  # the solver does as it is told, so it earns what the proposal was said to be worth
+    if team_term == "lookahead":  # the solver follows the proposal, so it earns the predicted reward
         promised = played(continuation="first", **settings | dict(team_term="immediate"))[1].rewards[0, ..., 0]
         np.testing.assert_allclose(samples.rewards[0, ..., 1], promised, atol=1e-6)
         assert (promised != 0).all()
@@ -390,7 +390,7 @@ def test_a_bot_plays_its_own_move_and_not_the_best_of_several():
     frozen = dict(learns=(True, False))
     jax.tree.map(np.testing.assert_array_equal, then(continuation="first"), then(continuation="best", **frozen))
     first, best = (then(continuation=way).state.inner.position for way in ("first", "best"))
-    assert (first != best).any()  # those who learn go on with the best
+    assert (first != best).any()  # learning policies continue with the best
 
 
 def test_a_frozen_adapter_stays_as_it_was_to_the_last_bit():

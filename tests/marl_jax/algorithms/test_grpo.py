@@ -81,7 +81,7 @@ def learn(samples, algo, change=0.0):
     [
         # Advantages 1 and -1; the first ratio, 1.2461, is clipped at 1.2; means of each answer, then of the two.
         ("grpo", -1.2 / 2 + (MORE + 2 * LESS) / 6, [[0, 0, 0, 0], [MORE / 6, LESS / 6, LESS / 6, 0]]),
-        # Divided by K - 1 the deviation is sqrt(8), not 2. The published forms divide so, and keep other things apart.
+        # Divided by K - 1, the standard deviation is sqrt(8), not 2, as in the published algorithms.
         # The upper clip is 1.28, so the first answer still pulls; a mean over all four tokens.
         ("dapo", ROOT * (-UP + MORE + 2 * LESS), [[-ROOT * UP, 0, 0, 0], [ROOT * MORE, ROOT * LESS, ROOT * LESS, 0]]),
         # Advantages 2 and -2; sums over a constant length of 4.
@@ -120,7 +120,7 @@ def test_dr_mas_by_hand():
     """
     algo = tiny_puzzle.algo(group_size=2, normalize="agent")
     change = jnp.zeros((4, 4)).at[:, 0].set(jnp.array([0.22, 0.1, -0.1, 0.22]))
-    # Agent 0 earned 4 and 0, agent 1 earned 1 and 0; what the other seat was paid is not theirs.
+    # Agent 0 earned 4 and 0, agent 1 earned 1 and 0; the rewards of the other seat do not count.
     samples = four_answers([0, 1], [[[4.0, 9.0], [0.0, 9.0]], [[9.0, 1.0], [9.0, 0.0]]])
     rows, _, loss, gradient = learn(samples, algo, change)
     up, ten, less = float(np.exp(0.22)), float(np.exp(0.1)), float(np.exp(-0.1))
@@ -239,7 +239,7 @@ def test_advantages_are_those_of_the_returns_of_episodes():
     assert int(metrics["groups"]) == groups
 
 
-# ------------------------------------------------------------------------------------- candidates behind one prompt
+# ------------------------------------------------------------------------------------- candidates of one prompt
 
 
 @functools.cache
@@ -257,7 +257,7 @@ def candidates(long_names):
 
 @functools.partial(quick_jit, static_argnames="policy")
 def separate(rows, policy):
-    """Every candidate in a row of its own, the whole prompt before it: K times as many rows."""
+    """Put every candidate in a separate row with its full prompt: K times as many rows."""
     skip = len(policy.prefix)
     room = rows.tokens.shape[1] - rows.n_completions * rows.branch_len
     each = lambda x: jnp.repeat(x, rows.n_completions, axis=0)  # noqa: E731

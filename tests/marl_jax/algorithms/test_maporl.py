@@ -129,14 +129,14 @@ def test_advantages_loss_and_gradients_are_those_of_the_paper(released, monkeypa
 
 
 def test_a_kl_per_token_by_hand(monkeypatch):
-    """Log-probabilities 0.5, -0.2 and 0.1 above the reference, weight 0.1, values 0.2, 0.4 and 0.1, paid 1."""
+    """Log-probabilities 0.5, -0.2 and 0.1 above the reference, weight 0.1, values 0.2, 0.4 and 0.1, reward 1."""
     algo = algorithms.ppo(
         gae="token", gamma=0.0, lam=0.95, kl_coef=0.1, kl_in="reward", kl_kind="k1", whiten="none", tis_clip=0.0
     )
     samples = by_hand([[0, 0, 0, -1]], rewards=jnp.ones((1, 1, 1)), ends=jnp.ones((1, 1), bool),
                       completion_at=jnp.zeros((1, 1), jnp.int32))  # fmt: skip
     rows = prepared(samples, algo, monkeypatch, [[0.2, 0.4, 0.1, 9.0]], [[-0.5, 0.2, -0.1, 9.0]])
-    last = 1 - 0.01 - 0.1  # nothing is worth anything behind the last token
+    last = 1 - 0.01 - 0.1  # the value after the last token is 0
     middle = 0.02 + 0.1 - 0.4 + 0.95 * last
     first = -0.05 + 0.4 - 0.2 + 0.95 * middle
     np.testing.assert_allclose(rows.advantages, [[first, middle, last, 0]], atol=1e-6)
@@ -145,7 +145,7 @@ def test_a_kl_per_token_by_hand(monkeypatch):
 
 @pytest.mark.parametrize("gae", ["token", "turn"])
 def test_an_answer_pays_for_the_kl_of_later_ones_where_turns_are_a_stream(gae, monkeypatch):
-    """Without discounts and with λ 1, what is left to come is a sum: of rewards, and of the KL from this token on."""
+    """Without discounts and with λ 1, the return is the sum of the rewards and of the KL from this token on."""
     debates = Debates(5)
     algo = algorithms.ppo(
         gae=gae, gamma=1.0, lam=1.0, kl_coef=0.1, kl_in="reward", kl_kind="k1", whiten="none", tis_clip=0.0

@@ -38,7 +38,7 @@ def compiled_once(tmp_path_factory):
 
 
 def finished(solved, ended):
-    """What a rollout of one turn says where so many of so many games were solved."""
+    """Return the results of a rollout of one turn in which some games were solved."""
     zeros = jnp.zeros((1, ended))
     team = (jnp.arange(ended) < solved)[None].astype(jnp.float32)
     total = Reward(team, zeros[..., None], zeros[..., None])

@@ -1,4 +1,4 @@
-"""Rollouts: what is played, who plays it, and that sampler and learner agree."""
+"""Rollouts: games, players, and agreement of sampler and learner."""
 
 import dataclasses
 import functools
@@ -229,7 +229,7 @@ def test_sections_have_the_right_opponents():
     assert (weights[:, 8:][~opposite[:, 8:] & first_game[:, 8:]] == 1).all() and (weights[:, :8] == 1).all()
     points, count = results(finished, slice(12, 16))
     assert 0 <= float(points) <= 0.5 * float(count)  # nobody beats minimax
-    # Other rows do not care who the historical opponent is; those of its own section do.
+    # Only the rows of its section depend on the historical opponent.
     same, _, _ = run(roll, params, start, snapshot=roll.team.snapshot(params))
     others = [*range(8), *range(12, 16)]
     np.testing.assert_array_equal(same.tokens[:, others], samples.tokens[:, others])
@@ -265,7 +265,7 @@ def test_a_free_answer_that_names_no_action_is_an_event_with_its_own_reward():
     roll = program(policy=policy, rows=32, turns=4, parse_failure_reward=-0.5)
     samples, finished, _ = run(roll, params_of(roll), roll.fresh_games(jax.random.key(0)))
     failed, mover = samples.action < 0, samples.seat
-    assert failed.mean() > 0.8  # random weights hardly ever write a cell that stands alone
+    assert failed.mean() > 0.8  # random weights hardly ever name just a cell
     paid = np.take_along_axis(samples.rewards, mover[..., None], -1)[..., 0]
     np.testing.assert_array_equal(paid[failed & ~samples.ends], -0.5)
     assert (samples.turn[1:4] == samples.turn[:3] + 1)[~samples.ends[:3]].all()  # the game continues
@@ -314,7 +314,7 @@ def test_metrics_count_games():
     assert metrics["games"] == np.asarray(finished.ended).sum()
     assert 5 <= metrics["game_length"] <= 9
     assert metrics["reward/agent_0"] == pytest.approx(-metrics["reward/agent_1"])
-    # Calling the rollout plays the same games with a key of its own, and counts what was written.
+    # Calling the rollout plays the same games with a separate key, and counts the tokens.
     samples, state, found = jax.device_get(
         jax.jit(program().__call__)(params, GameRolloutState(start), jax.random.key(1))
     )

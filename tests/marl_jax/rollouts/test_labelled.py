@@ -126,7 +126,7 @@ def test_damaged_files_are_refused_by_line(tmp_path, line):
 
 def test_missing_and_unfinished_files_say_what_to_do(tmp_path):
     config = tiny_verifier.get_config()
-    with pytest.raises(DataError, match="--mode=label writes it"):
+    with pytest.raises(DataError, match="write it with --mode=label"):
         verifier.read_split(config, tmp_path, "train")
     (tmp_path / "labelled").mkdir()
     (tmp_path / "labelled" / "train.jsonl").write_text('{"format": 1, "questions": 2}\n')
@@ -211,7 +211,7 @@ def test_labelling_and_resuming(tmp_path, fake):
     for name in ("train", "validation", "test"):
         assert (part / f"{name}.jsonl").read_bytes() == (tmp_path / "whole" / "labelled" / f"{name}.jsonl").read_bytes()
 
-    # What is whole is left alone, more questions continue it, and other settings are refused.
+    # A complete file is kept, more questions continue it, and other settings are rejected.
     asked = fake.asked
     label.main(label_config(), tmp_path / "whole")
     assert fake.asked == asked

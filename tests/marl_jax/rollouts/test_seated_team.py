@@ -62,7 +62,7 @@ def judge():
 
 
 def play(judge, other, moves: int) -> dict[str, float]:
-    """The metrics of the best of so many moves, over 64 games."""
+    """Return the metrics of best-of-K play over 64 games."""
     team, weights = judge
     seated = SeatedTeam(team, tiny_play.seating(0, 0), best_of=BestOf(moves) if moves > 1 else None)
     seating = matches.in_turns(64, 2)
@@ -84,7 +84,7 @@ def test_with_true_values_enough_moves_are_best_play(judge):
 
 
 def test_what_moves_are_worth(judge):
-    """What the game pays counts as the rewards are weighed; what follows, as the critic says, with the other sign."""
+    """Rewards count with their weight, and later rewards as the negative value of the critic."""
     team, weights = judge
     state = GAME.reset(jax.random.key(0))
     for cell in (0, 3, 1, 4):
@@ -96,7 +96,7 @@ def test_what_moves_are_worth(judge):
     def worth(weights):
         return worth_of_moves(GAME, team, team.prepare_for_sampling(weights), rows, seat, actions, policies, 0.5)
 
-    # A win, paid with half; a block, which draws; and a move behind which O wins.
+    # A win with half the reward, a block that draws, and a move after which O wins.
     np.testing.assert_array_equal(worth(weights), [[0.5, 0.0, -1.0]])
 
 

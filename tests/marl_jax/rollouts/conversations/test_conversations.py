@@ -1,4 +1,4 @@
-"""Rows of several answers: log-probabilities, loss and gradients are those of every answer behind its own prompt."""
+"""Rows of several completions: log-probabilities, loss and gradients equal those of separate rows."""
 
 import dataclasses
 import functools
@@ -124,7 +124,7 @@ def test_conversations_share_a_row_and_candidates_branch_off_them(case):
 
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_any_conversations(seed):
-    """Other rows of the same shapes, with adapters behind a prefix; all of them are one program."""
+    """Other rows of the same shapes, with adapters after a prefix; all of them are one program."""
     made = policy(lora=2, prefix=True)
     check(made, tiny.random_rows(np.random.default_rng(seed), N, 2, 2, made.width, 2, policies=2))
 

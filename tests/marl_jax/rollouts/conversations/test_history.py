@@ -1,4 +1,4 @@
-"""Conversations that go on: what is read, what is learned from, and that sampler and learner agree on it."""
+"""Conversations over several turns: inputs, samples, and agreement of sampler and learner."""
 
 import dataclasses
 import functools

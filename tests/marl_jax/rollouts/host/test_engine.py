@@ -87,7 +87,7 @@ def test_log_probs_are_those_of_the_learner():
         expected.append(samples.logps[n, x])
     assert len(contexts) == (samples.completion_lengths > 0).sum() > 20
 
-    # Each answer behind its own context, read on its own.
+    # Each completion after its context, in a separate row.
     tokens = np.zeros((len(contexts), MAX_LENGTH), np.int32)
     for line, (context, targets) in zip(tokens, contexts, strict=True):
         line[: len(context) + len(targets)] = context + targets

@@ -336,7 +336,7 @@ def test_a_task_that_asks_for_no_candidates_is_none_for_algorithms_that_compare_
 
 @pytest.mark.parametrize("file", [workers.__file__, loop_futures.__file__])
 def test_what_carries_answers_into_the_loop_is_not_interrupted(file):
-    """On a machine that stands still for a while, the alarm may find the loop in a callback of ours."""
+    """On a machine that stalls, the alarm may interrupt the loop in a callback of this package."""
     here = {}
     exec(compile("def carry(slow): slow()", file, "exec"), here)
 

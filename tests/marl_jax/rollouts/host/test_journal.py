@@ -84,7 +84,7 @@ def test_notes_are_on_disk_after_a_flush_and_one_that_cannot_be_written_is_repor
         return len((tmp_path / "j.jsonl").read_text().splitlines())
 
     journal = Journal(tmp_path / "j.jsonl", 0)
-    assert asyncio.run(write(journal)) == 6  # behind the header
+    assert asyncio.run(write(journal)) == 6  # after the header
     monkeypatch.setattr(journal._lines, "_append", lambda *_: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.raises(JournalError, match="no space left"):
         asyncio.run(write(journal))

@@ -95,7 +95,7 @@ def test_rewards_are_the_teams_on_the_last_answer_and_a_roles_on_its_own():
 
 
 def test_ppo_sees_answers_in_the_order_in_which_they_were_given():
-    """The solver has no history, so each of its answers is a conversation of its own, and all begin at their start."""
+    """The solver has no history, so each of its completions is a separate conversation, which starts at position 0."""
     samples, _, _ = roll({"do": "fresh", "question": "x", "rounds": 3}, talk(1), time_order=True)
     (fresh,) = [b for b in range(2) if (samples.completion_at[:, b] < samples.completion_lengths.size - 1).sum() >= 4]
     order = samples.completion_at[:4, fresh]

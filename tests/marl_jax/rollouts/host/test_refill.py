@@ -184,7 +184,7 @@ async def of_candidates(ask, example):
 
 
 async def second_differs(ask, example):
-    """Two seats; only what the second is paid depends on the episode."""
+    """Two seats; only the reward of the second depends on the episode."""
     replies = [await ask.chat(seat).say(example) for seat in range(2)]
     replies[0].reward(agent=1)
     replies[1].reward(agent=ask.random.random())

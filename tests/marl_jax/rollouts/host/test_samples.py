@@ -244,7 +244,7 @@ def test_a_run_has_few_sizes_whatever_its_lengths(lengths):
             assert all(size.work <= other.work for other in used if other.holds(needed))
         else:
             used.append(size)
-    assert len(used) <= FEW + 1 + 2 * 5, used  # the fifth holds the others, and behind it a length doubles: 32 = 2**5
+    assert len(used) <= FEW + 1 + 2 * 5, used  # the fifth holds the others, and after it a length doubles: 32 = 2**5
 
 
 def test_sizes_of_earlier_steps_are_taken_again_after_a_restart_too():
@@ -333,9 +333,7 @@ def test_a_run_of_which_every_episode_fails_ends_and_can_be_continued(tmp_path):
         states.append(state)
         samples, state, metrics = rollout({}, state)
         assert metrics["episodes/failed"] == (0 if ready[0] else 2) and bool(samples.active().any()) == ready[0]
-    with pytest.raises(
-        RunError, match="all episodes of 3 consecutive steps failed; .*: .*the server is gone"
-    ):
+    with pytest.raises(RunError, match="all episodes of 3 consecutive steps failed; .*: .*the server is gone"):
         rollout({}, state)
     ready[0] = True
     assert make()({}, states[3])[2]["episodes/failed"] == 0, "what failed is asked for again"
